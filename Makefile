@@ -1,0 +1,87 @@
+# One command each. The first one makes .venv and installs what it needs; after that they start at once.
+#
+#   make run PYTHON=python3.13
+#   make test PYTEST_ARGS="-x tests/policy" COVERAGE_MIN=0
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTEST_ARGS ?=
+COVERAGE_MIN ?= 90
+
+.PHONY: help run test lint types bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.installed-demo  ## a demonstration
+	@$(PY) -m segmentlog demo
+
+test: $(VENV)/.installed-test  ## all tests; they must run COVERAGE_MIN=90 % of the lines
+	$(PY) -m pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-test  ## ruff: mistakes and layout
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: $(VENV)/.installed-test  ## mypy, strict
+	$(PY) -m mypy --strict segmentlog
+
+bench: $(VENV)/.installed-bench  ## how far from the limits of this machine
+	$(PY) -m bench.limits
+
+clean:  ## remove what was built and cached (not .venv)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# A stamp is older than setup.cfg when the dependencies may have changed.
+# It says nothing about an environment whose Python is gone.
+$(shell [ -x $(PY) ] || rm -f $(VENV)/.installed-*)
+
+$(VENV)/.installed-demo: setup.cfg pyproject.toml | $(PY)
+	$(call install,demo)
+
+$(VENV)/.installed-test: setup.cfg pyproject.toml | $(PY)
+	$(call install,test demo)
+
+$(VENV)/.installed-bench: setup.cfg pyproject.toml | $(PY)
+	$(call install,bench)
+
+comma := ,
+space := $(subst ,, )
+define install
+	@echo "installing segmentlog with [$(subst $(space),$(comma),$(1))] into $(VENV); the first time takes a minute"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(subst $(space),$(comma),$(1))]'
+	@touch $(foreach extra,$(1),$(VENV)/.installed-$(extra))
+endef
+
+# --clear: nothing is kept of one that was half made, or whose Python is gone.
+$(PY):
+	@$(find_python); \
+	echo "making $(VENV) with $$python ($$($$python --version))"; \
+	"$$python" -m venv --clear $(VENV)
+
+# The first of these that runs, is new enough and can make a virtual environment. Debian's python3 has venv but
+# not ensurepip, without which it fails half way.
+CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
+define find_python
+	python= bare=; \
+	for candidate in $(CANDIDATES); do \
+	    "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    bare=$${bare:-$$candidate}; \
+	    if "$$candidate" -c 'import ensurepip, venv' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$bare" ]; then \
+	    echo "segmentlog needs Python 3.11 or newer, and none of these is one: $(CANDIDATES)" >&2; \
+	    echo "install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; \
+	elif [ -z "$$python" ]; then \
+	    package=$$("$$bare" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	    echo "$$bare cannot make virtual environments: ensurepip is missing" >&2; \
+	    echo "on Debian and Ubuntu: sudo apt install $$package" >&2; exit 1; \
+	fi
+endef

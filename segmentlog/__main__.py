@@ -1,0 +1,5 @@
+"""``python -m segmentlog``: the command line."""
+
+from segmentlog.cli import main
+
+main()

@@ -1,0 +1,101 @@
+"""The command line. Thin: commands translate options and print; what they do lives below.
+
+Each command is a module that is imported when it is called, so that ``--help`` and
+``tail`` start without what they do not need.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from segmentlog import __version__
+
+_COMMANDS: Final = {
+    "create": ("segmentlog.cli.topics:create", "make a topic"),
+    "topics": ("segmentlog.cli.topics:topics", "list the topics"),
+    "details": ("segmentlog.cli.topics:details", "show a topic's configuration, partitions and segments"),
+    "alter": ("segmentlog.cli.topics:alter", "change a topic's configuration while it is in use"),
+    "rename": ("segmentlog.cli.topics:rename", "give a topic another name"),
+    "delete": ("segmentlog.cli.topics:delete", "delete topics with everything in them"),
+    "produce": ("segmentlog.cli.produce:produce", "append lines of a file or of stdin to a topic"),
+    "consume": ("segmentlog.cli.consume:consume", "print the records of a topic"),
+    "tail": ("segmentlog.cli.tail:tail", "print the last records of topics, and follow them"),
+    "flush": ("segmentlog.cli.maintain:flush", "fsync now"),
+    "trim": ("segmentlog.cli.maintain:trim", "delete records from the front"),
+    "truncate": ("segmentlog.cli.maintain:truncate", "cut the end off"),
+    "verify": ("segmentlog.cli.inspect:verify", "check every checksum, index and invariant"),
+    "repair": ("segmentlog.cli.inspect:repair", "cut damage out, and keep it in quarantine"),
+    "dump": ("segmentlog.cli.inspect:dump", "print the batches of one segment file, even of a broken one"),
+    "import": ("segmentlog.cli.transfer:import_", "records from NDJSON, CSV, Parquet or a kafkaesque Redis"),
+    "export": ("segmentlog.cli.transfer:export", "records to NDJSON, CSV or Parquet"),
+    "bench": ("segmentlog.cli.bench:bench", "measure this disk under each fsync policy"),
+    "demo": ("segmentlog.cli.demo:demo", "watch the log at work on 336,776 real flights"),
+}
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are called; their short help stands above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module_name, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--dir",
+    "directory",
+    envvar="SEGMENTLOG_DIR",
+    default="./segmentlog-data",
+    show_default=True,
+    metavar="PATH",
+    help="Folder of the store; also $SEGMENTLOG_DIR.",
+)
+@click.version_option(__version__, prog_name="segmentlog")
+@click.pass_context
+def cli(ctx: click.Context, directory: str) -> None:
+    """Kafka's log, embedded: append, read and follow topics in a folder, with no server.
+
+    \b
+      segmentlog create words --page-size 4096
+      segmentlog produce --batch-size 1024 words < /usr/share/dict/words
+      segmentlog consume --fetch-size 512 words
+    """
+    ctx.obj = directory
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the process with its exit status (0 done, 1 failed, 2 wrong usage, 3 damage)."""
+    from segmentlog.cli.common import run
+
+    sys.exit(run(cli, args))
+
+

@@ -1,0 +1,477 @@
+"""Every default of the project, once, and the texts in which people write them.
+
+Pure: text and numbers in, frozen values out. The topic config has Kafka's keys with Kafka's meanings
+and a few of ours; a key is written with dots in files and on the command line, with underscores in Python.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
+
+from segmentlog.errors import InvalidConfig
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+UNLIMITED = -1
+"""Kafka's way to write "no limit" for a size or a duration."""
+INT64_MAX = 2**63 - 1
+UNLIMITED_MS = INT64_MAX
+"""Kafka's way to write it for the other durations: longer than any record is old."""
+
+OFFSET_CEILING_STEP = 1_000_000
+"""How many offsets one durable promise covers: one fsync of the checkpoint for so many records."""
+
+
+# --- sizes and durations as people write them ---------------------------------------------------------
+
+# A bare letter is binary (64m is what -Xmx and dd mean by it); kB and MB are decimal, as on a disk's label.
+_SIZE_UNITS = {
+    **dict.fromkeys(("", "b", "byte", "bytes"), 1),
+    **{"k": KIB, "kib": KIB, "kb": 10**3},
+    **{"m": MIB, "mib": MIB, "mb": 10**6},
+    **{"g": GIB, "gib": GIB, "gb": 10**9},
+    **{"t": 1024 * GIB, "tib": 1024 * GIB, "tb": 10**12},
+}
+_DURATION_UNITS_MS = {
+    **{"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000},
+    **{"h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000},
+}
+_UNLIMITED_WORDS = frozenset(("-1", "unlimited", "none", "off"))
+_NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:_[0-9]+)*)(?:\.([0-9]+))?\s*([a-z]*)\s*")
+# Longer than any value that could be in range; keeps int() away from texts of thousands of digits.
+_LONGEST_QUANTITY = 64
+
+
+def parse_size(value: object) -> int:
+    """Bytes for `64MiB`, `64m`, `1.5GiB`, `10MB` (decimal), `1_000` or an int; UNLIMITED (-1) for no limit.
+
+    "No limit" is `-1`, `unlimited`, `none` or `off`. Raises ValueError for anything else.
+    """
+    return _parse_quantity(value, _SIZE_UNITS, "a size such as 64MiB or 65536")
+
+
+def parse_duration_ms(value: object) -> int:
+    """Milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500` or an int; UNLIMITED (-1) for no limit.
+
+    "No limit" is written as for a size. Raises ValueError for anything else.
+    """
+    return _parse_quantity(value, _DURATION_UNITS_MS, "a time such as 7d, 1h30m or 500ms")
+
+
+def _parse_count(value: object) -> int:
+    return _parse_quantity(value, {"": 1}, "a whole number")
+
+
+def _parse_quantity(value: object, units: Mapping[str, int], expected: str) -> int:
+    amount = _sum_of_parts(value, units) if isinstance(value, str) else _as_integer(value)
+    if amount is None or amount < UNLIMITED:
+        raise ValueError(f"{value!r} is not {expected}")
+    return amount
+
+
+def _as_integer(value: object) -> int | None:
+    if isinstance(value, bool):  # True is an int to Python, and a mistake here
+        return None
+    try:
+        return operator.index(cast(Any, value))  # takes numpy's integers too, refuses floats
+    except TypeError:
+        return None
+
+
+def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
+    """The sum of `number unit` parts, in integers throughout so that no digit is rounded away."""
+    text = text.strip().lower()
+    if text in _UNLIMITED_WORDS:
+        return UNLIMITED
+    if not text or len(text) > _LONGEST_QUANTITY:
+        return None
+    total = position = 0
+    while position < len(text):
+        part = _NUMBER_AND_UNIT.match(text, position)
+        if part is None or part[3] not in units:
+            return None
+        if part[3] == "" and part[0] != text:
+            return None  # "1 000" or "1h30": which unit the bare number has is a guess
+        whole, decimals = part[1].replace("_", ""), part[2] or ""
+        amount, fraction = divmod(int(whole + decimals) * units[part[3]], 10 ** len(decimals))
+        if fraction:
+            return None
+        total += amount
+        position = part.end()
+    return total
+
+
+def format_size(size_bytes: int, *, exact: bool = False) -> str:
+    """`64MiB`, `1.3GiB`, `512B`: rounded to one decimal, or, if `exact`, a text that parses back."""
+    if size_bytes == UNLIMITED:
+        return "unlimited"
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    if exact:
+        power = 0
+        while power < len(units) - 1 and size_bytes and size_bytes % 1024 ** (power + 1) == 0:
+            power += 1
+        return f"{size_bytes // 1024**power}{units[power]}"
+    amount, power = float(size_bytes), 0
+    while power < len(units) - 1 and round(amount, 1) >= 1024:
+        amount, power = amount / 1024, power + 1
+    return f"{amount:.1f}".removesuffix(".0") + units[power]
+
+
+def format_duration_ms(duration_ms: int) -> str:
+    """`7d`, `1h30m`, `500ms`: exact, so it parses back."""
+    if duration_ms in (UNLIMITED, UNLIMITED_MS):
+        return "unlimited"
+    text, rest = "", duration_ms
+    for unit in ("d", "h", "m", "s", "ms"):
+        amount, rest = divmod(rest, _DURATION_UNITS_MS[unit])
+        if amount:
+            text += f"{amount}{unit}"
+    return text or "0ms"
+
+
+# --- fsync ----------------------------------------------------------------------------------------------
+
+FsyncKind = Literal["always", "ms", "records", "bytes", "never"]
+_FSYNC_ACCEPTED = (
+    "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size with its unit as in 1MiB"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FsyncPolicy:
+    """When appended records are forced to the disk, which is to say what a power cut may take.
+
+    The death of the process, kill -9 included, takes no acknowledged record under any of them.
+
+    - `always`: an append returns once it is on disk; appends at the same time share one fsync.
+      Loses no acknowledged record.
+    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000).
+      Loses at most what was appended in the last `amount` ms, and during the flush that was under way.
+    - `records`: a flush once `amount` records are unflushed. Loses at most so many, and those appended
+      during the flush; but the last few of a topic that falls silent stay at risk as long as it is silent.
+    - `bytes`: the same, counted in bytes as stored.
+    - `never`: the operating system decides, usually after 5 to 30 seconds, or when a segment is sealed.
+      Loses whatever it had not written yet.
+
+    Whichever it is, a single append may wait for the disk with `ack="durable"`.
+    """
+
+    kind: FsyncKind
+    amount: int = 0
+    """Milliseconds, records or bytes, by `kind`, from 1 to 2**31 - 1; 0 for always and never."""
+
+    def __post_init__(self) -> None:
+        low, high = (0, 0) if self.kind in ("always", "never") else (1, 2**31 - 1)
+        if self.kind not in get_args(FsyncKind) or not low <= self.amount <= high:
+            raise InvalidConfig("fsync", f"{self.amount}{self.kind}", _FSYNC_ACCEPTED)
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """The policy that a text names; a policy is returned as it is. Raises InvalidConfig."""
+        if isinstance(text, cls):
+            return text
+        word = text.strip().lower() if isinstance(text, str) else ""
+        if word in ("always", "never"):
+            return cls(cast(FsyncKind, word))
+        if word == "everysec":
+            return cls("ms", 1000)
+        try:
+            # A bare number is refused, and a bare letter as well: 5m would be minutes or mebibytes.
+            if word.endswith("records"):
+                return cls("records", _parse_count(word.removesuffix("records")))
+            if word.endswith(("b", "bytes")):
+                return cls("bytes", parse_size(word))
+            if word.endswith("s"):
+                return cls("ms", parse_duration_ms(word))
+        except ValueError:  # InvalidConfig too: the caller wrote the whole text, so the message shows it
+            pass
+        raise InvalidConfig("fsync", text, _FSYNC_ACCEPTED)
+
+    def __str__(self) -> str:
+        return f"{self.amount}{self.kind}" if self.amount else self.kind
+
+
+# --- what a key of the topic config accepts ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    parse: Callable[[object], Any]
+    """Idempotent: a parsed value parses to itself. Raises ValueError, TypeError or LookupError."""
+    show: Callable[[Any], str]
+    accepted: str
+
+
+_BOUNDED = object()
+# More is a slip of the unit where "for ever" makes no sense.
+_CENTURY_MS = 36_500 * 86_400_000
+
+
+def _number(
+    read: Callable[[object], int],
+    show: Callable[[int], str],
+    what: str,
+    low: int,
+    high: int,
+    unlimited: object = _BOUNDED,
+) -> _Kind:
+    """A whole number in [low, high]; `unlimited` is the value for no limit, where there may be none."""
+
+    def parse(value: object) -> object:
+        if value is None and unlimited is None:
+            return None
+        amount = read(value)
+        if amount in (UNLIMITED, INT64_MAX) and unlimited is not _BOUNDED:
+            return unlimited
+        if not low <= amount <= high:
+            raise ValueError(f"{amount} is out of range")
+        return amount
+
+    bounds = f"of at least {show(low)}" if high == INT64_MAX else f"from {show(low)} to {show(high)}"
+    no_limit = "" if unlimited is _BOUNDED else ", or unlimited"
+    return _Kind(
+        parse, lambda value: "unlimited" if value is None else show(value), f"{what} {bounds}{no_limit}"
+    )
+
+
+def _size(low: int, high: int, unlimited: object = _BOUNDED) -> _Kind:
+    return _number(parse_size, lambda size: format_size(size, exact=True), "a size", low, high, unlimited)
+
+
+def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
+    high = _CENTURY_MS if unlimited is _BOUNDED else INT64_MAX
+    return _number(parse_duration_ms, format_duration_ms, "a time", low, high, unlimited)
+
+
+def _count(low: int, unlimited: object = _BOUNDED) -> _Kind:
+    return _number(_parse_count, str, "a whole number", low, 2**31 - 1, unlimited)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):  # str(None) would be the name of a compression type
+        raise ValueError(f"{value!r} is not a text")
+    return value.strip().lower()
+
+
+def _choice(*names: str) -> _Kind:
+    spelling = {name.lower(): name for name in names}
+
+    def parse(value: object) -> str:
+        return spelling[_text(value)]
+
+    return _Kind(parse, str, " or ".join(names))
+
+
+def _parse_cleanup_policy(value: object) -> str:
+    words = {word.strip() for word in _text(value).split(",")}
+    if not words <= {"delete", "compact"}:
+        raise ValueError(f"{value!r} is not a cleanup policy")
+    return ",".join(sorted(words, reverse=True))
+
+
+def _parse_ratio(value: object) -> float:
+    if isinstance(value, bool):
+        raise ValueError("a ratio is a number")
+    ratio = float(cast(Any, value))
+    if not 0.0 <= ratio <= 1.0:  # false for NaN as well
+        raise ValueError(f"{ratio} is out of range")
+    return ratio
+
+
+_CLEANUP_POLICY = _Kind(_parse_cleanup_policy, str, "delete, compact or delete,compact")
+_RATIO = _Kind(_parse_ratio, str, "a number from 0 to 1")
+_FSYNC = _Kind(FsyncPolicy.parse, str, _FSYNC_ACCEPTED)
+
+T = TypeVar("T")
+
+
+def _key(default: T, kind: _Kind, meaning: str) -> T:
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
+# --- the topic config ---------------------------------------------------------------------------------------
+
+CleanupPolicy = Literal["delete", "compact", "delete,compact"]
+TimestampType = Literal["CreateTime", "LogAppendTime"]
+CompressionType = Literal["lz4", "none"]
+
+# A segment's positions are u32, and a batch that is larger than a segment gets one to itself.
+_SEGMENT_BYTES_MAX = 2**31 - 1
+# Below a few headers every batch would be a file of its own.
+_SEGMENT_BYTES_MIN = 256
+_MESSAGE_BYTES_MAX = 512 * MIB
+
+
+class ConfigLine(NamedTuple):
+    """One key of a topic config, for people."""
+
+    key: str
+    value: str
+    is_default: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """How one topic rolls, keeps, compacts, compresses and syncs its records. Raises InvalidConfig.
+
+    Units are in the names. No limit is what Kafka writes for it, -1 (`retention_*`) or UNLIMITED_MS, and None
+    for the keys that are ours.
+    The number of partitions is not part of it: it is stored beside it.
+    """
+
+    segment_bytes: int = _key(
+        64 * MIB, _size(_SEGMENT_BYTES_MIN, _SEGMENT_BYTES_MAX), "a segment is sealed before it outgrows this"
+    )
+    segment_ms: int = _key(
+        7 * 86_400_000,
+        _duration(1, UNLIMITED_MS),
+        "a segment is sealed once its first record is so old, however small it is",
+    )
+    segment_records: int | None = _key(
+        None, _count(1, unlimited=None), "a segment is sealed at so many records (kafkaesque's page size)"
+    )
+    index_interval_bytes: int = _key(
+        4096, _size(1, 64 * MIB), "how far apart index entries are: less finds faster, more takes less room"
+    )
+    retention_ms: int = _key(
+        7 * 86_400_000, _duration(0, UNLIMITED), "a sealed segment goes once its newest record is so old"
+    )
+    retention_bytes: int = _key(
+        UNLIMITED,
+        _size(0, INT64_MAX, UNLIMITED),
+        "the oldest segments go while a partition is larger than this",
+    )
+    # Not 0: that means "no limit" to as many people as it means "keep nothing".
+    retention_segments: int | None = _key(
+        None, _count(1, unlimited=None), "how many sealed segments a partition keeps"
+    )
+    retention_closed_ms: int | None = _key(
+        None, _duration(1, unlimited=None), "a segment goes so long after it was sealed"
+    )
+    cleanup_policy: CleanupPolicy = _key(
+        "delete",
+        _CLEANUP_POLICY,
+        "old segments are deleted, or compacted to the last record of each key, or both",
+    )
+    min_cleanable_dirty_ratio: float = _key(
+        0.5, _RATIO, "compaction waits until this part of the log is uncompacted"
+    )
+    delete_retention_ms: int = _key(
+        86_400_000, _duration(0, UNLIMITED_MS), "how long compaction leaves a tombstone for readers to see"
+    )
+    min_compaction_lag_ms: int = _key(0, _duration(0), "a record is not compacted away before it is so old")
+    max_compaction_lag_ms: int = _key(
+        UNLIMITED_MS, _duration(1, UNLIMITED_MS), "a record this old is compacted whatever the dirty ratio"
+    )
+    compaction_keep_last: int = _key(
+        1, _count(1), "how many of the last records of each key compaction keeps"
+    )
+    max_message_bytes: int = _key(
+        1_048_588, _size(1, _MESSAGE_BYTES_MAX), "the largest batch, uncompressed, and so the largest record"
+    )
+    message_timestamp_type: TimestampType = _key(
+        "CreateTime",
+        _choice("CreateTime", "LogAppendTime"),
+        "whose clock stamps a record: the sender's or the log's",
+    )
+    compression_type: CompressionType = _key("lz4", _choice("lz4", "none"), "how a batch is compressed")
+    file_delete_delay_ms: int = _key(
+        60_000, _duration(0), "how long a removed segment's file stays for readers that have it open"
+    )
+    fsync: FsyncPolicy = _key(
+        FsyncPolicy("ms", 1000), _FSYNC, "when records are forced to the disk: what a power cut may take"
+    )
+
+    def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind.parse(value))
+            except (ValueError, TypeError, LookupError):
+                raise InvalidConfig(_dotted(name), value, kind.accepted) from None
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            most = format_duration_ms(self.max_compaction_lag_ms)
+            raise InvalidConfig(
+                "min.compaction.lag.ms",
+                self.min_compaction_lag_ms,
+                f"at most max.compaction.lag.ms, which is {most}",
+            )
+
+    @property
+    def deletes(self) -> bool:
+        """Whether retention removes old segments."""
+        return "delete" in self.cleanup_policy
+
+    @property
+    def compacts(self) -> bool:
+        """Whether only the last records of each key are kept."""
+        return "compact" in self.cleanup_policy
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, object]) -> Self:
+        """A config from keys with dots or underscores and values as numbers or as a person types them.
+
+        Raises InvalidConfig for an unknown key, a value out of range, or a key that is given twice.
+        """
+        return cls(**_by_field_name(settings))
+
+    def replace(self, settings: Mapping[str, object]) -> Self:
+        """A copy with some keys changed. Raises InvalidConfig as `from_mapping` does."""
+        kept = {name: getattr(self, name) for name in _KINDS}
+        return type(self)(**(kept | _by_field_name(settings)))
+
+    def to_mapping(self) -> dict[str, int | float | str]:
+        """The keys that differ from their defaults, dotted, as JSON can hold them, for `from_mapping`."""
+        changed: dict[str, int | float | str] = {}
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                changed[_dotted(name)] = str(value) if isinstance(value, FsyncPolicy) else value
+        return changed
+
+    def describe(self) -> list[ConfigLine]:
+        """Every key with its value and meaning, for people. `from_mapping` takes these values too."""
+        lines = []
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            lines.append(
+                ConfigLine(_dotted(name), kind.show(value), value == _DEFAULTS[name], _MEANINGS[name])
+            )
+        return lines
+
+
+def _dotted(name: str) -> str:
+    return name.replace("_", ".")
+
+
+_KINDS: dict[str, _Kind] = {key.name: key.metadata["kind"] for key in fields(TopicConfig)}
+_DEFAULTS: dict[str, object] = {key.name: key.default for key in fields(TopicConfig)}
+_MEANINGS: dict[str, str] = {key.name: key.metadata["meaning"] for key in fields(TopicConfig)}
+
+TOPIC_CONFIG_KEYS = tuple(map(_dotted, _KINDS))
+"""The dotted keys of a topic config."""
+
+
+def _by_field_name(settings: Mapping[str, object]) -> dict[str, Any]:
+    by_name: dict[str, object] = {}
+    for key, value in settings.items():
+        name = key.strip().lower().replace(".", "_").replace("-", "_")
+        if name not in _KINDS:
+            raise InvalidConfig(key, value, _known_keys(_dotted(name)))
+        if name in by_name:
+            raise InvalidConfig(key, value, f"{_dotted(name)} once, not in two spellings")
+        by_name[name] = value
+    return by_name
+
+
+def _known_keys(unknown: str) -> str:
+    import difflib  # only a mistake needs it, and every command would pay for loading it
+
+    close = difflib.get_close_matches(unknown, TOPIC_CONFIG_KEYS, n=1)
+    hint = f"no such key, did you mean {close[0]}? " if close else "no such key. "
+    return f"{hint}The keys are {', '.join(TOPIC_CONFIG_KEYS)}"

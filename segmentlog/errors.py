@@ -1,0 +1,215 @@
+"""Exceptions that carry evidence.
+
+Every error keeps what it knows as attributes (path, position, expected, found, ...) and
+turns it into one sentence that says what happened, where, and what to do about it.
+Arguments go to ``Exception.__init__`` unchanged, so that every error survives pickling
+(a consumer may live in another process than whoever handles its errors).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from segmentlog.records import LostRange
+
+
+class SegmentlogError(Exception):
+    """The root of everything this library raises on purpose."""
+
+
+class InvalidConfig(SegmentlogError, ValueError):
+    """A configuration key that does not exist, or a value it does not take."""
+
+    def __init__(self, key: str, value: object, accepted: str) -> None:
+        super().__init__(key, value, accepted)
+        self.key, self.value, self.accepted = key, value, accepted
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r} is not valid: {self.accepted}"
+
+
+class InvalidTopicName(SegmentlogError, ValueError):
+    """A topic name outside Kafka's rule, or one that this library keeps for itself."""
+
+    def __init__(self, name: object, rule: str) -> None:
+        super().__init__(name, rule)
+        self.name, self.rule = name, rule
+
+    def __str__(self) -> str:
+        return f"topic name {self.name!r} is not valid: {self.rule}"
+
+
+class InvalidRecord(SegmentlogError, TypeError):
+    """A value, key, header or timestamp of a type that a record cannot hold."""
+
+    def __init__(self, column: str, index: int, found: str, expected: str) -> None:
+        super().__init__(column, index, found, expected)
+        self.column, self.index, self.found, self.expected = column, index, found, expected
+
+    def __str__(self) -> str:
+        return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
+
+
+class UnknownTopic(SegmentlogError, LookupError):
+    """No such topic (or no such partition of it), or it was deleted or renamed while in use."""
+
+    def __init__(self, topic: str, why: str = "it does not exist") -> None:
+        super().__init__(topic, why)
+        self.topic, self.why = topic, why
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}: {self.why}"
+
+
+class TopicExists(SegmentlogError):
+    """A topic of that name is there already; nothing was changed."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} exists already; choose another name, or delete it first"
+
+
+class RecordTooLarge(SegmentlogError, ValueError):
+    """One record alone is larger than a batch may be; nothing of the call was appended."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int, index: int = 0) -> None:
+        super().__init__(size_bytes, limit_bytes, index)
+        self.size_bytes, self.limit_bytes, self.index = size_bytes, limit_bytes, index
+
+    def __str__(self) -> str:
+        return (
+            f"record {self.index} of the call takes {self.size_bytes} bytes, over max.message.bytes"
+            f" = {self.limit_bytes}; nothing was appended; raise max.message.bytes or split the record"
+        )
+
+
+class OffsetOutOfRange(SegmentlogError, LookupError):
+    """An offset below the log start or beyond the log end."""
+
+    def __init__(self, log: str, offset: int, log_start_offset: int, log_end_offset: int) -> None:
+        super().__init__(log, offset, log_start_offset, log_end_offset)
+        self.log, self.offset = log, offset
+        self.log_start_offset, self.log_end_offset = log_start_offset, log_end_offset
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: offset {self.offset} is outside the log, which holds offsets"
+            f" [{self.log_start_offset}, {self.log_end_offset})"
+        )
+
+
+class LogTruncated(SegmentlogError, LookupError):
+    """A position inside a range of offsets that a crash or a truncation took away.
+
+    Offsets are never given to other records, so whoever was at this position has read
+    records (or been told of offsets) that no longer exist. History resumes at
+    ``lost.end_offset``, in epoch ``lost.epoch``.
+    """
+
+    def __init__(self, log: str, offset: int, lost: LostRange) -> None:
+        super().__init__(log, offset, lost)
+        self.log, self.offset, self.lost = log, offset, lost
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: offset {self.offset} lies in the lost range [{self.lost.base_offset},"
+            f" {self.lost.end_offset}) ({self.lost.reason}); history resumes at offset"
+            f" {self.lost.end_offset} in epoch {self.lost.epoch}"
+        )
+
+
+class CorruptBatch(SegmentlogError):
+    """Bytes on disk that are not what was written there.
+
+    ``position`` is a byte position in the file ``path``; ``expected`` and ``found`` say what
+    the check that failed looked for.
+    """
+
+    def __init__(self, path: str, position: int, expected: str, found: str, offset: int = -1) -> None:
+        super().__init__(path, position, expected, found, offset)
+        self.path, self.position, self.expected, self.found = path, position, expected, found
+        self.offset = offset
+
+    def __str__(self) -> str:
+        at_offset = f" (offset {self.offset})" if self.offset >= 0 else ""
+        return (
+            f"{self.path}: damaged at byte {self.position}{at_offset}: expected {self.expected}, found"
+            f" {self.found}; 'segmentlog verify' tells the extent, 'segmentlog repair' cuts it out"
+        )
+
+
+class DiskFull(SegmentlogError, OSError):
+    """No room for an append. The log is as it was before; appending works again once there is room."""
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        super().__init__(path, size_bytes)
+        self.path, self.size_bytes = path, size_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: no room on the disk for {self.size_bytes} more bytes; nothing was appended;"
+            " free some space and try again"
+        )
+
+
+class PartitionFailed(SegmentlogError):
+    """The partition refuses appends: an fsync failed (and is never retried), or a write could not be undone."""
+
+    def __init__(self, log: str, why: str) -> None:
+        super().__init__(log, why)
+        self.log, self.why = log, why
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: refuses appends since {self.why}; records up to the durable offset are safe;"
+            " close the store, look at the disk, and open it again"
+        )
+
+
+class ReadOnlyStore(SegmentlogError):
+    """Something that writes was asked of a store opened with ``read_only=True``."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(path, what)
+        self.path, self.what = path, what
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot {self.what}: the store is open read-only"
+
+
+class StoreClosed(SegmentlogError):
+    """The store, topic, producer or consumer was closed before this call."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is closed"
+
+
+class StoreVersionError(SegmentlogError):
+    """The folder is no store, or was written by a version of the format that this one cannot read."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path, self.why = path, why
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+class ProducerFenced(SegmentlogError):
+    """A newer instance of the same named producer has taken over; this one must stop."""
+
+
+class OutOfOrderSequence(SegmentlogError):
+    """A producer's batch whose sequence does not follow its last one."""
+
+
+class TransactionAborted(SegmentlogError):
+    """The transaction was aborted; nothing of it is visible to ``read_committed`` readers."""

@@ -1,0 +1,1 @@
+"""Bytes <-> values: every byte that segmentlog writes is described and encoded in this folder, purely."""

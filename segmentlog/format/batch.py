@@ -1,0 +1,291 @@
+"""A record batch as it lies on disk, little-endian: the unit of write, compression, checksum and atomicity.
+
+    magic               4s    "SLB" and the format version, 1
+    attributes          u16   bits 0-2 codec (0 none, 3 lz4), 3 timestamp type (1 LogAppendTime),
+                              4 transactional, 5 control
+    producer_epoch      i16   -1 without a producer id
+    base_offset         i64   offset of the first record
+    partition_epoch     u32   epoch of the partition when it was appended
+    last_offset_delta   u32   offset of the last record, relative to base_offset
+    base_timestamp      i64   timestamp of the first record, milliseconds
+    max_timestamp       i64   largest timestamp of the batch
+    producer_id         i64   -1 without one
+    base_sequence       i32   -1 without one
+    record_count        u32
+    payload_size        u32   bytes that follow this header
+    raw_size            u32   bytes of the payload once decompressed
+    timestamps_size     u32   columns, see `segmentlog.format.columns`; the offset deltas
+    keys_size           u32   take what the other four leave of raw_size
+    values_size         u32
+    headers_size        u32
+    payload_checksum    u64   XXH3-64 of the payload as stored
+    header_checksum     u64   XXH3-64 of the 88 bytes above
+    ------------------- 96 bytes, then the payload
+
+Nothing in the payload depends on where the batch lands: encoding, compressing and hashing
+happen before the partition's lock, and under it only ``base_offset`` and
+``partition_epoch`` (and the timestamps, under LogAppendTime) are filled in and the header
+hashed again. The same makes a batch movable into another log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import lz4.block
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from segmentlog.errors import CorruptBatch, RecordTooLarge
+from segmentlog.format.columns import ColumnSizes, Int64Array, Values, encode_columns
+from segmentlog.records import Headers
+
+MAGIC: Final = b"SLB\x01"
+HEADER_SIZE: Final = 4 + 2 + 2 + 8 + 4 + 4 + 8 + 8 + 8 + 4 + 7 * 4 + 8 + 8
+CHECKED_SIZE: Final = HEADER_SIZE - 8
+
+CODEC_NONE: Final = 0
+CODEC_LZ4: Final = 3
+CODEC_MASK: Final = 0b111
+LOG_APPEND_TIME: Final = 1 << 3
+TRANSACTIONAL: Final = 1 << 4
+CONTROL: Final = 1 << 5
+
+MAX_RAW_SIZE: Final = 512 << 20
+"""Largest payload, decompressed, that a header may claim. `max.message.bytes` cannot be set above it."""
+
+_LZ4_MAX_RATIO: Final = 255
+_COMPRESS_FROM_BYTES: Final = 256
+# A smaller payload is stored raw: LZ4 takes 2 us to set up and finds next to nothing to share.
+
+_HEADER = struct.Struct("<4sHhqIIqqqiIIIIIIIQQ")
+_PLACE = struct.Struct("<qI")
+_PLACE_POSITION = 8
+_TIMES = struct.Struct("<qq")
+_TIMES_POSITION = 24
+_CHECKSUM = struct.Struct("<Q")
+assert _HEADER.size == HEADER_SIZE == 96
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a header, as the module's docstring lists them."""
+
+    magic: bytes
+    attributes: int
+    producer_epoch: int
+    base_offset: int
+    partition_epoch: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    base_sequence: int
+    record_count: int
+    payload_size: int
+    raw_size: int
+    timestamps_size: int
+    keys_size: int
+    values_size: int
+    headers_size: int
+    payload_checksum: int
+    header_checksum: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole batch, header included."""
+        return HEADER_SIZE + self.payload_size
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last one of the batch."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def column_sizes(self) -> ColumnSizes:
+        """Sizes of the columns; those of the offset deltas follow from the others."""
+        others = self.timestamps_size + self.keys_size + self.values_size + self.headers_size
+        return ColumnSizes(
+            self.raw_size - others, self.timestamps_size, self.keys_size, self.values_size, self.headers_size
+        )
+
+
+class EncodedBatch:
+    """A finished batch that has no offset yet: encoded, compressed and hashed outside any lock."""
+
+    __slots__ = ("_header", "last_offset_delta", "max_timestamp", "payload", "record_count", "size_bytes")
+
+    def __init__(self, header: bytearray, payload: bytes | bytearray, record_count: int,
+                 last_offset_delta: int, max_timestamp: int) -> None:  # fmt: skip
+        self._header = header
+        self.payload = payload
+        self.record_count = record_count
+        self.last_offset_delta = last_offset_delta
+        self.max_timestamp = max_timestamp
+        self.size_bytes = HEADER_SIZE + len(payload)
+
+    def placed_at(self, base_offset: int, epoch: int, append_time_ms: int | None = None) -> bytearray:
+        """The header for this place in a log; ``append_time_ms`` makes it the timestamp of every record."""
+        header = self._header
+        _PLACE.pack_into(header, _PLACE_POSITION, base_offset, epoch)
+        if append_time_ms is not None:
+            header[4] |= LOG_APPEND_TIME
+            _TIMES.pack_into(header, _TIMES_POSITION, append_time_ms, append_time_ms)
+            self.max_timestamp = append_time_ms
+        _CHECKSUM.pack_into(header, CHECKED_SIZE, _hash(header[:CHECKED_SIZE]))
+        return header
+
+
+def encode_batch(
+    values: Values,
+    keys: Values | None = None,
+    timestamps: Int64Array | None = None,
+    headers: Sequence[Headers] | None = None,
+    *,
+    now_ms: int,
+    codec: int = CODEC_LZ4,
+    limit_bytes: int = MAX_RAW_SIZE,
+    scratch: bytearray | None = None,
+    offset_deltas: npt.NDArray[np.uint32] | None = None,
+    attributes: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> EncodedBatch:
+    """Encode columns that were checked before. Not empty; ``timestamps`` default to ``now_ms`` for all.
+
+    Raises `RecordTooLarge` when the columns take more than ``limit_bytes`` uncompressed, and
+    `InvalidRecord` for a value that cannot be encoded.
+
+    With ``scratch`` the columns are built in that buffer, and an uncompressed batch goes on
+    using it: write the batch before the buffer serves the next one.
+    """
+    if scratch is None:
+        scratch = bytearray()
+    count = len(values)
+    base_timestamp = max_timestamp = now_ms
+    if timestamps is not None:
+        base_timestamp, max_timestamp = int(timestamps[0]), int(timestamps.max())
+        if base_timestamp == max_timestamp == timestamps.min():
+            timestamps = None
+    sizes = encode_columns(scratch, values, keys, timestamps, headers, offset_deltas)
+    raw_size = len(scratch)
+    if raw_size > limit_bytes:
+        raise RecordTooLarge(raw_size, limit_bytes)
+    payload: bytes | bytearray = scratch
+    used_codec = CODEC_NONE
+    if codec == CODEC_LZ4 and raw_size >= _COMPRESS_FROM_BYTES:
+        compressed = lz4.block.compress(scratch, store_size=False)
+        if len(compressed) < raw_size:
+            payload, used_codec = compressed, CODEC_LZ4
+    last_offset_delta = count - 1 if offset_deltas is None else int(offset_deltas[-1])
+    header = bytearray(
+        _HEADER.pack(
+            MAGIC,
+            attributes | used_codec,
+            producer_epoch,
+            0,
+            0,
+            last_offset_delta,
+            base_timestamp,
+            max_timestamp,
+            producer_id,
+            base_sequence,
+            count,
+            len(payload),
+            raw_size,
+            sizes.timestamps,
+            sizes.keys,
+            sizes.values,
+            sizes.headers,
+            _hash(payload),
+            0,
+        )
+    )
+    return EncodedBatch(header, payload, count, last_offset_delta, max_timestamp)
+
+
+def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeader:
+    """The header at ``position``, its checksum and its own claims checked. Raises `CorruptBatch`.
+
+    That the payload lies within ``view`` is checked too: a batch cut short raises.
+    """
+    available = len(view) - position
+    if available < HEADER_SIZE:
+        raise CorruptBatch(path, position, f"a batch header of {HEADER_SIZE} bytes", f"{max(available, 0)} bytes")
+    header = BatchHeader(*_HEADER.unpack_from(view, position))
+    if header.magic != MAGIC:
+        raise CorruptBatch(path, position, f"magic {MAGIC!r}", repr(header.magic))
+    digest = _hash(view[position : position + CHECKED_SIZE])
+    if digest != header.header_checksum:
+        raise CorruptBatch(
+            path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}"
+        )
+    if header.payload_size > available - HEADER_SIZE:
+        raise CorruptBatch(
+            path,
+            position,
+            f"a payload of {header.payload_size} bytes",
+            f"{available - HEADER_SIZE} bytes before the end",
+            header.base_offset,
+        )
+    if flaw := _flaw_of(header):
+        raise CorruptBatch(path, position, "a header that agrees with itself", flaw, header.base_offset)
+    return header
+
+
+def _flaw_of(header: BatchHeader) -> str | None:
+    """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
+    raw, count = header.raw_size, header.record_count
+    deltas = raw - (header.timestamps_size + header.keys_size + header.values_size + header.headers_size)
+    if raw > MAX_RAW_SIZE or raw > header.payload_size * _LZ4_MAX_RATIO:
+        return f"{raw} bytes decompressed from {header.payload_size}"
+    if header.codec not in (CODEC_NONE, CODEC_LZ4) or (header.codec == CODEC_NONE and raw != header.payload_size):
+        return f"codec {header.codec} with {raw} bytes raw and {header.payload_size} stored"
+    if not count or count > header.values_size or deltas not in (0, 4 * count):
+        return f"{count} records in {header.values_size} bytes of values and {deltas} bytes of offset deltas"
+    if header.base_offset < 0 or header.last_offset_delta + 1 < count:
+        return f"{count} records from offset {header.base_offset} on, the last at +{header.last_offset_delta}"
+    return None
+
+
+def check_payload(view: memoryview, position: int, header: BatchHeader, path: str = "") -> memoryview:
+    """The stored payload of the batch at ``position``, its checksum checked. Raises `CorruptBatch`."""
+    start = position + HEADER_SIZE
+    payload = view[start : start + header.payload_size]
+    digest = _hash(payload)
+    if digest != header.payload_checksum:
+        raise CorruptBatch(
+            path,
+            start,
+            f"payload checksum {header.payload_checksum:#018x}",
+            f"{digest:#018x}",
+            header.base_offset,
+        )
+    return payload
+
+
+def decompress(header: BatchHeader, payload: memoryview) -> memoryview:
+    """The columns of a batch whose payload was checked. Raises ValueError for a forged one."""
+    if header.codec == CODEC_NONE:
+        return payload
+    try:
+        raw = lz4.block.decompress(payload, uncompressed_size=header.raw_size)
+    except lz4.block.LZ4BlockError as error:
+        raise ValueError(str(error)) from None
+    if len(raw) != header.raw_size:
+        raise ValueError(f"{len(raw)} bytes decompressed where the header says {header.raw_size}")
+    return memoryview(raw)

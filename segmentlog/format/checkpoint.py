@@ -1,0 +1,112 @@
+"""The checkpoint of a partition: what must be on disk before an offset is handed out.
+
+    magic          4s    "SLC" and the format version, 1
+    body_size      u32
+    sequence       u64   of two slots the valid one with the higher sequence counts
+    checksum       u64   XXH3-64 of the 16 bytes above and the body
+    -------------- 24 bytes, then the body: MessagePack of `Checkpoint`, fields in order
+
+The file holds two such slots, each ``SLOT_SIZE`` bytes or a multiple of it; a write goes
+to the slot that does not hold the newest one, and is fsynced before it counts. A write
+cut short by a crash leaves the other slot.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+import xxhash
+
+from segmentlog.records import EpochStart, LostRange
+
+MAGIC: Final = b"SLC\x01"
+SLOT_SIZE: Final = 4096
+
+_PREFIX = struct.Struct("<4sIQ")
+_CHECKSUM = struct.Struct("<Q")
+_BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """What is durable about a partition.
+
+    recovery_offset      everything below it is fsynced; recovery scans from here
+    recovery_segment     base offset of the segment which that offset lies in, or starts
+    recovery_position    byte in that segment
+    log_start_offset     records below it were deleted
+    offset_ceiling       no offset at or above it was ever handed out
+    clean                nothing was appended since: the log ends at recovery_offset
+    boot_id              of the machine when it was written
+    epochs, lost_ranges  histories, ascending
+    """
+
+    recovery_offset: int = 0
+    recovery_segment: int = 0
+    recovery_position: int = 0
+    log_start_offset: int = 0
+    offset_ceiling: int = 0
+    clean: bool = True
+    boot_id: str = ""
+    epochs: tuple[EpochStart, ...] = (EpochStart(0, 0),)
+    lost_ranges: tuple[LostRange, ...] = ()
+
+    @property
+    def epoch(self) -> int:
+        """The current partition epoch."""
+        return self.epochs[-1].epoch
+
+
+class MalformedCheckpoint(ValueError):
+    """A slot that holds no checkpoint: never written, cut short, or damaged."""
+
+
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
+
+
+def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
+    """The bytes of one slot, without padding."""
+    body = msgspec.msgpack.encode(checkpoint)
+    prefix = _PREFIX.pack(MAGIC, len(body), sequence)
+    return prefix + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + body)) + body
+
+
+def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
+    """(sequence, checkpoint). Raises `MalformedCheckpoint`."""
+    if len(slot) < _BODY_POSITION:
+        raise MalformedCheckpoint(f"{len(slot)} bytes are no slot")
+    magic, body_size, sequence = _PREFIX.unpack_from(slot)
+    if magic != MAGIC:
+        raise MalformedCheckpoint(f"magic {magic!r}")
+    body = slot[_BODY_POSITION : _BODY_POSITION + body_size]
+    (checksum,) = _CHECKSUM.unpack_from(slot, _PREFIX.size)
+    if len(body) != body_size or xxhash.xxh3_64_intdigest(slot[: _PREFIX.size] + body) != checksum:
+        raise MalformedCheckpoint("checksum does not match")
+    try:
+        checkpoint = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise MalformedCheckpoint(str(error)) from None
+    if not checkpoint.epochs:
+        raise MalformedCheckpoint("no epoch")
+    return sequence, checkpoint
+
+
+def decode_checkpoint(data: bytes) -> tuple[int, Checkpoint | None, bool]:
+    """(sequence, checkpoint, damaged) of a checkpoint file's bytes; None when neither slot is valid.
+
+    ``damaged`` says that one slot is neither valid nor blank. Whether that was the newer one
+    cannot be told, so the ceiling of the slot that is left may be too low.
+    """
+    half = len(data) // 2
+    newest: tuple[int, Checkpoint | None] = (0, None)
+    damaged = False
+    for slot in (data[:half], data[half:]):
+        try:
+            sequence, checkpoint = decode_slot(slot)
+        except MalformedCheckpoint:
+            damaged = damaged or any(slot)
+            continue
+        if newest[1] is None or sequence > newest[0]:
+            newest = sequence, checkpoint
+    return (*newest, damaged)

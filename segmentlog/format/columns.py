@@ -1,0 +1,200 @@
+"""The payload of a batch: its records as columns, one after another.
+
+    offset deltas   u32[n]          only after compaction; else record i has delta i
+    timestamps      i32[n] | i64[n] milliseconds relative to the base timestamp; absent when all equal it
+    keys            MessagePack array of n (bin | nil); absent when every key is null
+    values          MessagePack array of n (bin | nil); always there
+    headers         MessagePack array of n arrays of [str, bin | nil]; absent when no record has any
+
+The sizes of the columns stand in the batch header, so that one column is decoded without
+touching the others. MessagePack rather than lengths and one blob because msgspec reads
+and writes it in one C call (23 and 14 ns a value here; slicing a blob in Python took 88).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.errors import InvalidRecord
+from segmentlog.records import Headers
+
+Values = Sequence[bytes | None]
+Int64Array = npt.NDArray[np.int64]
+
+_encoder = msgspec.msgpack.Encoder()
+_blobs_decoder = msgspec.msgpack.Decoder(list[bytes | None])
+_headers_decoder = msgspec.msgpack.Decoder(list[Headers])
+
+_INT32_MAX = 2**31 - 1
+
+
+class ColumnSizes(msgspec.Struct, frozen=True, gc=False):
+    """Size in bytes of each column, in their order in the payload."""
+
+    offset_deltas: int
+    timestamps: int
+    keys: int
+    values: int
+    headers: int
+
+
+# ---------------------------------------------------------------- checking what a caller gave
+
+
+def check_blobs(column: str, blobs: Sequence[Any]) -> None:
+    """Raise `InvalidRecord` unless every item is bytes-like or None.
+
+    msgspec would write a `str` without complaint and refuse it only when it is read back.
+    ``bytes.startswith`` with a tuple looks at the type of every item in C and at nothing
+    else once its start lies behind the end: 7 ns an item, against 15 for ``bytes.join`` or
+    ``msgspec.convert`` and 26 for ``set(map(type, ...))``.
+    """
+    try:
+        b"".startswith(tuple(blobs), 1)
+        return
+    except TypeError:
+        pass
+    for index, blob in enumerate(blobs):
+        if blob is not None and not isinstance(blob, bytes | bytearray | memoryview):
+            hint = " (encode it first: .encode())" if isinstance(blob, str) else ""
+            raise InvalidRecord(column, index, type(blob).__name__, f"bytes or None{hint}")
+
+
+def check_headers(headers: Sequence[Any]) -> list[Headers]:
+    """Normalise one sequence of (name, value) pairs a record; None and () mean no headers."""
+    filled = [() if one is None else one for one in headers]
+    try:
+        return msgspec.convert(filled, list[Headers], builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise InvalidRecord("headers", _index_in(str(error)), str(error), "pairs of (str, bytes or None)") from None
+
+
+def _index_in(message: str) -> int:
+    """The record that a msgspec path such as ``$[3][0]`` speaks of."""
+    _, found, path = message.partition("`$[")
+    return int(path.split("]", 1)[0]) if found else 0
+
+
+def as_timestamps(timestamps: Any, count: int) -> Int64Array:
+    """The caller's timestamps (ints or an integer array, milliseconds) as int64, checked.
+
+    Raises `InvalidRecord` for a wrong type, a wrong number of them, or a negative one.
+    """
+    try:
+        array = np.asarray(timestamps)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRecord("timestamps", 0, str(error), "integers, milliseconds since 1970") from None
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        found = f"{array.ndim}-dimensional {array.dtype}"
+        raise InvalidRecord("timestamps", 0, found, "integers, milliseconds since 1970")
+    if len(array) != count:
+        raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one a value")
+    wide = array.astype(np.int64, copy=False)
+    if count and int(wide.min()) < 0:
+        index = int(wide.argmin())
+        raise InvalidRecord("timestamps", index, str(int(wide[index])), "milliseconds since 1970, not negative")
+    return wide
+
+
+# ---------------------------------------------------------------- encoding
+
+
+def encode_columns(
+    scratch: bytearray,
+    values: Values,
+    keys: Values | None,
+    timestamps: Int64Array | None,
+    headers: Sequence[Headers] | None,
+    offset_deltas: npt.NDArray[np.uint32] | None = None,
+) -> ColumnSizes:
+    """Write the columns into ``scratch``, replacing what it held.
+
+    ``timestamps`` are absolute, or None when all equal the base timestamp. The scratch
+    buffer is reused from batch to batch: fresh memory of this size costs its page faults.
+    """
+    numbers = b""
+    if offset_deltas is not None:
+        numbers = offset_deltas.astype("<u4", copy=False).tobytes()
+    deltas_size = len(numbers)
+    if timestamps is not None:
+        relative = timestamps - timestamps[0]
+        narrow = max(-int(relative.min()), int(relative.max())) <= _INT32_MAX
+        numbers += relative.astype("<i4" if narrow else "<i8", copy=False).tobytes()
+    end = len(numbers)
+    if end:
+        scratch[:end] = numbers
+    timestamps_size = end - deltas_size
+    keys_size = headers_size = 0
+    if keys is not None:
+        _encoder.encode_into(keys, scratch, end)
+        keys_size = len(scratch) - end
+        end += keys_size
+    _encoder.encode_into(values, scratch, end)
+    values_size = len(scratch) - end
+    if headers is not None:
+        end += values_size
+        _encoder.encode_into(headers, scratch, end)
+        headers_size = len(scratch) - end
+    return ColumnSizes(deltas_size, timestamps_size, keys_size, values_size, headers_size)
+
+
+# ---------------------------------------------------------------- decoding
+
+
+class MalformedColumn(ValueError):
+    """A column that its checksum covers and that still does not decode: written wrong, or forged."""
+
+
+def decode_blobs(column: memoryview, count: int) -> list[bytes | None]:
+    """A keys or values column. Raises `MalformedColumn`."""
+    _check_array_length(column, count)
+    try:
+        return _blobs_decoder.decode(column)
+    except msgspec.DecodeError as error:
+        raise MalformedColumn(str(error)) from None
+
+
+def decode_headers(column: memoryview, count: int) -> list[Headers]:
+    """A headers column. Raises `MalformedColumn`."""
+    _check_array_length(column, count)
+    try:
+        return _headers_decoder.decode(column)
+    except (msgspec.DecodeError, UnicodeDecodeError, MemoryError) as error:
+        raise MalformedColumn(str(error)) from None
+
+
+def decode_timestamps(column: memoryview, count: int, base_timestamp: int) -> Int64Array:
+    """Absolute timestamps, int64[count]. Raises `MalformedColumn`."""
+    if not len(column):
+        return np.full(count, base_timestamp, np.int64)
+    if len(column) == 4 * count:
+        return np.frombuffer(column, "<i4").astype(np.int64) + base_timestamp
+    if len(column) == 8 * count:
+        return np.frombuffer(column, "<i8") + np.int64(base_timestamp)
+    raise MalformedColumn(f"{len(column)} bytes of timestamps for {count} records")
+
+
+def decode_offsets(column: memoryview, count: int, base_offset: int) -> Int64Array:
+    """Absolute offsets, int64[count]. Raises `MalformedColumn`."""
+    if not len(column):
+        return np.arange(base_offset, base_offset + count, dtype=np.int64)
+    if len(column) != 4 * count:
+        raise MalformedColumn(f"{len(column)} bytes of offset deltas for {count} records")
+    return np.frombuffer(column, "<u4").astype(np.int64) + base_offset
+
+
+def _check_array_length(column: memoryview, count: int) -> None:
+    """The MessagePack array must announce exactly ``count`` items, before anything is allocated for them."""
+    if count < 16:
+        prefix = bytes((0x90 | count,))
+    elif count < 1 << 16:
+        prefix = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        prefix = b"\xdd" + count.to_bytes(4, "big")
+    if column[: len(prefix)] != prefix:
+        raise MalformedColumn(f"a MessagePack array of {count} items expected, found {bytes(column[:5]).hex()}")

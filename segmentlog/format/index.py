@@ -1,0 +1,87 @@
+"""The sparse indexes of a segment, little-endian; caches, rebuilt from the log when in doubt.
+
+``.index``, 8 bytes an entry::
+
+    relative_offset   u32   base offset of a batch, relative to the segment's
+    position          u32   where that batch starts in the segment
+
+``.timeindex``, 16 bytes an entry, entry i beside entry i of the other file::
+
+    max_timestamp     i64   largest timestamp of all batches of the segment *before* that batch
+    relative_offset   u32   the same
+    check             u32   a hash of the 12 bytes above
+
+One entry is due for the first batch that starts ``index.interval.bytes`` or more after the
+last indexed one (the batch at position 0 needs none). Sealing adds a closing entry:
+(next offset, size of the segment), which tells the segment's largest timestamp and that
+the index is complete. Nothing here is fsynced: an entry that a crash or a bad disk spoiled
+shows in its ``check``, in the two files disagreeing, or in a landing on bytes that are not
+the batch which the entry promised. All zeros is never valid.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+OFFSET_ENTRY: Final = np.dtype([("relative_offset", "<u4"), ("position", "<u4")])
+TIME_ENTRY: Final = np.dtype([("max_timestamp", "<i8"), ("relative_offset", "<u4"), ("check", "<u4")])
+MAX_RELATIVE: Final = 2**32 - 1
+
+_MIX_A = np.uint64(0x9E3779B97F4A7C15)
+_MIX_B = np.uint64(0xC2B2AE3D27D4EB4F)
+_SHIFT = np.uint64(32)
+
+Entries = npt.NDArray[np.void]
+
+
+def entry_due(position: int, last_indexed_position: int, interval_bytes: int) -> bool:
+    """Whether the batch at ``position`` gets an entry: one rule for appending and for rebuilding."""
+    return position - last_indexed_position >= interval_bytes
+
+
+def encode_entries(
+    relative_offsets: npt.NDArray[np.uint32], positions: npt.NDArray[np.uint32], max_timestamps: npt.NDArray[np.int64]
+) -> tuple[bytes, bytes]:
+    """The bytes of both files for these entries."""
+    count = len(positions)
+    offsets = np.empty(count, OFFSET_ENTRY)
+    offsets["relative_offset"], offsets["position"] = relative_offsets, positions
+    times = np.empty(count, TIME_ENTRY)
+    times["max_timestamp"], times["relative_offset"] = max_timestamps, relative_offsets
+    times["check"] = _checks(times)
+    return offsets.tobytes(), times.tobytes()
+
+
+def decode_entries(offset_bytes: memoryview | bytes, time_bytes: memoryview | bytes) -> tuple[Entries, Entries, bool]:
+    """The entries of both files up to the first that is not valid, and whether that was all of them.
+
+    The arrays are views of the bytes. Positions and relative offsets ascend strictly,
+    largest timestamps never fall.
+    """
+    count = min(len(offset_bytes) // OFFSET_ENTRY.itemsize, len(time_bytes) // TIME_ENTRY.itemsize)
+    offsets = np.frombuffer(offset_bytes, OFFSET_ENTRY, count)
+    times = np.frombuffer(time_bytes, TIME_ENTRY, count)
+    relative, positions, stamps = offsets["relative_offset"], offsets["position"], times["max_timestamp"]
+    good = (times["check"] == _checks(times)) & (relative == times["relative_offset"]) & (positions > 0)
+    if count > 1:
+        good[1:] &= (relative[1:] > relative[:-1]) & (positions[1:] > positions[:-1]) & (stamps[1:] >= stamps[:-1])
+    valid = count if bool(good.all()) else int(good.argmin())
+    whole = (
+        valid == count
+        and len(offset_bytes) == count * OFFSET_ENTRY.itemsize
+        and len(time_bytes) == count * TIME_ENTRY.itemsize
+    )
+    return offsets[:valid], times[:valid], whole
+
+
+def _checks(times: Entries) -> npt.NDArray[np.uint32]:
+    """Multiply-xor mix of each entry's 12 bytes, folded to 32 bits; zeros do not map to zero."""
+    stamps = times["max_timestamp"].astype(np.uint64)
+    relative = times["relative_offset"].astype(np.uint64)
+    mixed = ((stamps + _MIX_A) ^ (relative * _MIX_B)) * _MIX_A
+    mixed ^= mixed >> _SHIFT
+    mixed *= _MIX_B
+    return (mixed >> _SHIFT).astype(np.uint32)

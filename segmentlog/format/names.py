@@ -1,0 +1,63 @@
+"""Names of topics, folders and files."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from segmentlog.errors import InvalidTopicName
+
+STORE_FILE: Final = "store.json"
+TOPIC_FILE: Final = "topic.json"
+CHECKPOINT_FILE: Final = "checkpoint"
+STATE_FILE: Final = "state"
+LOCK_FILE: Final = "lock"
+QUARANTINE_FOLDER: Final = "quarantine"
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+DELETED_SUFFIX: Final = ".deleted"
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
+
+MAX_NAME_LENGTH: Final = 249
+_LEGAL: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_OFFSET_DIGITS: Final = 20
+
+HIDDEN: Final = "@"
+"""Marks a folder of the store that is no topic (one being made or deleted): no topic name may hold it."""
+
+
+def check_topic_name(name: object, *, internal: bool = False) -> str:
+    """The name, if Kafka's rule allows it. Raises `InvalidTopicName`.
+
+    1 to 249 of ``[a-zA-Z0-9._-]``, not ``.`` or ``..``. So no name leaves the store's folder.
+    Names that start with two underscores are kept for the store itself (``internal``).
+    """
+    if not isinstance(name, str):
+        raise InvalidTopicName(name, f"a name is a str, not {type(name).__name__}")
+    if not name or len(name) > MAX_NAME_LENGTH:
+        raise InvalidTopicName(name, f"a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+    if name in (".", ".."):
+        raise InvalidTopicName(name, "'.' and '..' are not names")
+    if illegal := sorted(set(name) - _LEGAL):
+        raise InvalidTopicName(name, f"letters, digits, '.', '_' and '-' only; found {''.join(illegal)!r}")
+    if name == STORE_FILE:
+        raise InvalidTopicName(name, "the store keeps a file of that name")
+    if name.startswith("__") and not internal:
+        raise InvalidTopicName(name, "names that start with '__' are internal to the store")
+    return name
+
+
+def segment_name(base_offset: int) -> str:
+    """The stem that the files of a segment share: its base offset in 20 digits."""
+    return f"{base_offset:0{_OFFSET_DIGITS}d}"
+
+
+def parse_segment_name(file_name: str) -> int | None:
+    """The base offset in the name of a ``.log`` file; None for any other file."""
+    stem = file_name[:_OFFSET_DIGITS]
+    if len(file_name) == _OFFSET_DIGITS + len(LOG_SUFFIX) and file_name.endswith(LOG_SUFFIX) and stem.isdecimal():
+        return int(stem) if stem.isascii() else None
+    return None

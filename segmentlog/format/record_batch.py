@@ -1,0 +1,245 @@
+"""A batch as a reader holds it: columns that are decoded when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.batch import HEADER_SIZE, BatchHeader, decompress
+from segmentlog.format.columns import (
+    Int64Array,
+    MalformedColumn,
+    decode_blobs,
+    decode_headers,
+    decode_offsets,
+    decode_timestamps,
+)
+from segmentlog.records import Headers, Record
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+T = TypeVar("T")
+
+
+class RecordBatch:
+    """Records of one batch (or a slice of them) as columns, in offset order.
+
+    ``values``, ``keys`` and ``headers`` are lists of ``len(batch)`` items, ``offsets`` and
+    ``timestamps`` int64 arrays of that length. Each is decoded on first use and kept. The
+    payload's checksum was verified when the batch was read; a column that still does not
+    decode raises `CorruptBatch`. Iterating yields `Record`s. Not thread-safe; the batch may
+    be kept for as long as one likes (it holds its segment's memory map, not its file).
+    """
+
+    __slots__ = (
+        "_columns", "_headers", "_keys", "_offsets", "_path", "_payload", "_position", "_start", "_stop",
+        "_timestamps", "_values", "header", "partition", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        header: BatchHeader,
+        payload: memoryview,
+        *,
+        topic: str = "",
+        partition: int = 0,
+        path: str = "",
+        position: int = 0,
+    ) -> None:
+        self.header = header
+        self.topic = topic
+        self.partition = partition
+        self._payload = payload
+        self._path = path
+        self._position = position
+        self._start, self._stop = 0, header.record_count
+        self._columns: memoryview | None = None
+        self._values: list[bytes | None] | None = None
+        self._keys: list[bytes | None] | None = None
+        self._headers: list[Headers] | None = None
+        self._offsets: Int64Array | None = None
+        self._timestamps: Int64Array | None = None
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __repr__(self) -> str:
+        return f"<RecordBatch {self.topic}/{self.partition} [{self.base_offset}, {self.next_offset}) epoch {self.epoch}>"
+
+    @property
+    def epoch(self) -> int:
+        """The partition epoch the batch was appended in."""
+        return self.header.partition_epoch
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the first record that this batch (or slice) shows."""
+        if self._start == 0 and not self.header.column_sizes.offset_deltas:
+            return self.header.base_offset
+        return int(self.offsets[0])
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last one: where reading goes on."""
+        if self._stop == self.header.record_count:
+            return self.header.next_offset
+        return int(self.offsets[-1]) + 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk of the whole batch, header included."""
+        return self.header.size_bytes
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values; None is a null value (a tombstone where the topic is compacted)."""
+        if self._values is None:
+            sizes = self.header.column_sizes
+            column = self._column(sizes.offset_deltas + sizes.timestamps + sizes.keys, sizes.values)
+            self._values = self._cut(self._blobs(column))
+        return self._values
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        """The keys; None is a null key."""
+        if self._keys is None:
+            sizes = self.header.column_sizes
+            if sizes.keys:
+                column = self._column(sizes.offset_deltas + sizes.timestamps, sizes.keys)
+                self._keys = self._cut(self._blobs(column))
+            else:
+                self._keys = [None] * len(self)
+        return self._keys
+
+    @property
+    def headers(self) -> list[Headers]:
+        """For each record a tuple of (name, value) pairs, empty without headers."""
+        if self._headers is None:
+            size = self.header.headers_size
+            if size:
+                column = self._column(self.header.raw_size - size, size)
+                try:
+                    self._headers = self._cut(decode_headers(column, self.header.record_count))
+                except MalformedColumn as error:
+                    raise self._corrupt(error) from None
+            else:
+                self._headers = [()] * len(self)
+        return self._headers
+
+    @property
+    def offsets(self) -> Int64Array:
+        """The offsets, ascending; with gaps once compaction removed records."""
+        if self._offsets is None:
+            size = self.header.column_sizes.offset_deltas
+            column = self._column(0, size) if size else memoryview(b"")
+            try:
+                offsets = decode_offsets(column, self.header.record_count, self.header.base_offset)
+            except MalformedColumn as error:
+                raise self._corrupt(error) from None
+            self._offsets = offsets[self._start : self._stop]
+        return self._offsets
+
+    @property
+    def timestamps(self) -> Int64Array:
+        """Milliseconds since 1970 UTC."""
+        if self._timestamps is None:
+            header = self.header
+            size = header.timestamps_size
+            if header.attributes & 1 << 3:  # LogAppendTime: one timestamp for all, whatever the column says
+                size = 0
+            column = self._column(header.column_sizes.offset_deltas, size) if size else memoryview(b"")
+            try:
+                timestamps = decode_timestamps(column, header.record_count, header.base_timestamp)
+            except MalformedColumn as error:
+                raise self._corrupt(error) from None
+            self._timestamps = timestamps[self._start : self._stop]
+        return self._timestamps
+
+    def slice(self, start: int, stop: int | None = None) -> RecordBatch:
+        """The records ``[start, stop)`` of this batch as another one that shares what was decoded."""
+        length = len(self)
+        stop = length if stop is None else min(stop, length)
+        if start <= 0 and stop >= length:
+            return self
+        part = RecordBatch(
+            self.header,
+            self._payload,
+            topic=self.topic,
+            partition=self.partition,
+            path=self._path,
+            position=self._position,
+        )
+        part._columns = self._columns
+        part._start, part._stop = self._start + max(start, 0), self._start + stop
+        return part
+
+    def from_offset(self, offset: int) -> RecordBatch:
+        """The records at and after ``offset``; may be empty where compaction left a gap."""
+        if offset <= self.header.base_offset:
+            return self
+        if self.header.column_sizes.offset_deltas:
+            return self.slice(int(np.searchsorted(self.offsets, np.int64(offset))))
+        return self.slice(offset - self.header.base_offset - self._start)
+
+    def records(self) -> Iterator[Record]:
+        """The records one by one; built in C, about 0.1 us each on top of decoding the columns."""
+        headers: Iterator[Headers] = iter(self.headers) if self.header.headers_size else repeat(())
+        return map(
+            Record,
+            repeat(self.topic),
+            repeat(self.partition),
+            self.offsets.tolist(),
+            self.timestamps.tolist() if self.header.timestamps_size else repeat(self.header.base_timestamp),
+            self.keys,
+            self.values,
+            headers,
+            repeat(self.header.partition_epoch),
+        )
+
+    __iter__ = records
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Columns ``offset``, ``timestamp`` (ms, UTC), ``key``, ``value``, ``headers`` as Arrow. Needs pyarrow."""
+        import pyarrow as pa
+
+        pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+        return pa.record_batch(
+            {
+                "offset": pa.array(self.offsets),
+                "timestamp": pa.array(self.timestamps).cast(pa.timestamp("ms", tz="UTC")),
+                "key": pa.array(self.keys, pa.binary()),
+                "value": pa.array(self.values, pa.binary()),
+                "headers": pa.array(
+                    [[{"key": name, "value": value} for name, value in one] for one in self.headers], pa.list_(pair)
+                ),
+            }
+        )
+
+    def _column(self, start: int, size: int) -> memoryview:
+        if self._columns is None:
+            try:
+                self._columns = decompress(self.header, self._payload)
+            except ValueError as error:
+                raise self._corrupt(error) from None
+        return self._columns[start : start + size]
+
+    def _blobs(self, column: memoryview) -> list[bytes | None]:
+        try:
+            return decode_blobs(column, self.header.record_count)
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    def _cut(self, column: list[T]) -> list[T]:
+        if len(self) == len(column):
+            return column
+        return column[self._start : self._stop]
+
+    def _corrupt(self, error: Exception) -> CorruptBatch:
+        position = self._position + HEADER_SIZE
+        return CorruptBatch(self._path, position, "columns that decode", str(error), self.header.base_offset)

@@ -1,0 +1,1 @@
+"""One partition: its lock, its offsets, its recovery, and reading it."""

@@ -1,0 +1,123 @@
+"""From a caller's lists to finished batches: checked, split where they are too large, encoded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidRecord, RecordTooLarge
+from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, EncodedBatch, encode_batch
+from segmentlog.format.columns import Int64Array, as_timestamps, check_blobs, check_headers
+from segmentlog.records import Headers
+
+MAX_BATCH_RECORDS = 1 << 16
+"""Longer lists become several batches: a reader decodes a whole column at a time."""
+
+
+class Columns(msgspec.Struct, frozen=True, gc=False):
+    """What a caller wants appended, checked: lists of one length, timestamps in milliseconds or None for now."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    timestamps: Int64Array | None
+    headers: Sequence[Headers] | None
+
+    def part(self, start: int, stop: int) -> Columns:
+        return Columns(
+            self.values[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            None if self.timestamps is None else self.timestamps[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+        )
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+
+_scratch = _Scratch()
+
+
+def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Columns:
+    """The caller's columns, checked. Raises `InvalidRecord` that names the column and the index."""
+    if values.__class__ is not list:
+        values = _as_list("values", values)
+    check_blobs("values", values)
+    if keys is not None:
+        if keys.__class__ is not list:
+            keys = _as_list("keys", keys)
+        if len(keys) != len(values):
+            raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one a value")
+        check_blobs("keys", keys)
+    if timestamps is not None:
+        timestamps = as_timestamps(timestamps, len(values))
+    if headers is not None:
+        headers = check_headers(headers)
+        if len(headers) != len(values):
+            raise InvalidRecord("headers", len(headers), f"{len(headers)} items", f"{len(values)} items, one a value")
+        if not any(headers):
+            headers = None
+    return Columns(values, keys, timestamps, headers)
+
+
+def _as_list(column: str, items: Any) -> list[Any]:
+    if isinstance(items, str | bytes | bytearray | memoryview | dict) or not hasattr(items, "__iter__"):
+        raise InvalidRecord(column, 0, f"part of one {type(items).__name__}", f"a list of {column}: [b'...', ...]")
+    return list(items)
+
+
+def encode_columns_as_batches(columns: Columns, config: TopicConfig, now_ms: int) -> list[EncodedBatch]:
+    """Finished batches of the columns, in order, none above the topic's limits.
+
+    Raises `RecordTooLarge` when a single record is. The first batch may use a buffer that
+    belongs to this thread: place it before encoding anything else here.
+    """
+    count = len(columns.values)
+    limit = MAX_BATCH_RECORDS if config.segment_records is None else min(MAX_BATCH_RECORDS, config.segment_records)
+    if count <= limit:
+        try:
+            return [_encode(columns, config, now_ms, _scratch.buffer)]
+        except RecordTooLarge:
+            pass
+    batches: list[EncodedBatch] = []
+    for start in range(0, count, limit):
+        _encode_part(columns, start, min(start + limit, count), config, now_ms, batches)
+    return batches
+
+
+def _encode_part(
+    columns: Columns, start: int, stop: int, config: TopicConfig, now_ms: int, batches: list[EncodedBatch]
+) -> None:
+    """Append the batches for records ``[start, stop)``, halving them until they fit."""
+    try:
+        batches.append(_encode(columns.part(start, stop), config, now_ms, bytearray()))
+    except RecordTooLarge as error:
+        if stop - start == 1:
+            raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
+        parts = min(stop - start, -(-error.size_bytes * 9 // (8 * error.limit_bytes)), 1024)
+        parts = max(parts, 2)
+        for part in range(parts):
+            first = start + (stop - start) * part // parts
+            last = start + (stop - start) * (part + 1) // parts
+            _encode_part(columns, first, last, config, now_ms, batches)
+
+
+def _encode(columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray) -> EncodedBatch:
+    try:
+        return encode_batch(
+            columns.values,
+            columns.keys,
+            columns.timestamps,
+            columns.headers,
+            now_ms=now_ms,
+            codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
+            limit_bytes=config.max_message_bytes,
+            scratch=scratch,
+        )
+    except TypeError as error:  # bytes-like, but nothing that MessagePack knows: array.array, mmap, ...
+        raise InvalidRecord("values", 0, str(error), "bytes, bytearray or memoryview") from None

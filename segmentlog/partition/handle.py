@@ -1,0 +1,248 @@
+"""What every part of an open partition shares: its folder, files, locks, state page and configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import PartitionFailed, ReadOnlyStore, UnknownTopic
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.segment import list_segments
+from segmentlog.storage.state import LogState, StatePage
+
+WRITING = 1
+REWRITING = 2
+"""Values of `StatePage.writing`: an append is in progress; segments are being replaced (a truncation)."""
+
+
+class Clock:
+    """The two clocks, in milliseconds. Tests hand in another one."""
+
+    def now_ms(self) -> int:
+        """Wall clock since 1970 UTC: timestamps of records."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """Since boot, the same in every process: ages and deadlines."""
+        return time.monotonic_ns() // 1_000_000
+
+
+class Handle:
+    """Files and locks of one partition in this process.
+
+    Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
+    lock (flock on ``state``). The mutexes keep out this process's threads, the flocks the
+    other processes; the kernel frees the flocks of a process that dies.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        folder: str,
+        topic: str,
+        partition: int,
+        load_config: Callable[[], TopicConfig],
+        clock: Clock,
+        *,
+        read_only: bool = False,
+        on_open: Callable[[Handle], None] | None = None,
+    ) -> None:
+        self.fs = fs
+        self.folder = folder
+        self.topic = topic
+        self.partition = partition
+        self.log_name = f"{topic}/{partition}"
+        self.clock = clock
+        self.read_only = read_only
+        self.config = load_config()
+        self._load_config = load_config
+        self._on_open = on_open
+        self.checkpoint = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}")
+        self.lock_path = f"{folder}/{LOCK_FILE}"
+        self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
+        self.lock_fd = self.state_fd = -1
+        self.page: StatePage = StatePage.private()
+        self.failed: str | None = None
+        self.used = True
+        """Set by whoever uses the files; the descriptor budget clears it and closes what stays unused."""
+        self.config_version = 0
+        self._moved = 0
+        self._segments: tuple[int, list[int]] = (-1, [])
+        self.closers: list[Callable[[], None]] = []
+        """Called with the files: whoever keeps further descriptors closes them here."""
+        self.reset_locks()
+        _live.add(self)
+
+    # ------------------------------------------------------------ files
+
+    def reset_locks(self) -> None:
+        self.append_mutex = threading.Lock()
+        self.sync_mutex = threading.Lock()
+
+    def open_files(self) -> None:
+        """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            self.lock_fd = self.fs.open(self.lock_path, flags, 0o666)
+            self.state_fd = self.fs.open(f"{self.folder}/{STATE_FILE}", flags, 0o666)
+        except FileNotFoundError:
+            self.close_files()
+            raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
+        except BaseException:
+            self.close_files()
+            raise
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def adopt(self, page: StatePage) -> None:
+        """Go on with a page that was judged to be sound."""
+        self.page = page
+        self.config_version = page.config_version
+        self._moved = page.moved
+
+    def ensure_open(self) -> None:
+        """Reopen files that were closed while idle or in another process (after a fork)."""
+        if self.lock_fd < 0:
+            self.check_usable()
+            self.open_files()
+        self.used = True
+
+    def close_files(self) -> None:
+        """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
+        for close in self.closers:
+            close()
+        for fd in (self.lock_fd, self.state_fd):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    self.fs.close(fd)
+        self.lock_fd = self.state_fd = -1
+
+    def release(self) -> bool:
+        """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
+        if not self.append_mutex.acquire(blocking=False):
+            return False
+        try:
+            if not self.sync_mutex.acquire(blocking=False):
+                return False
+            try:
+                self.close_files()
+                return True
+            finally:
+                self.sync_mutex.release()
+        finally:
+            self.append_mutex.release()
+
+    # ------------------------------------------------------------ locks
+
+    @contextlib.contextmanager
+    def append_locked(self) -> Iterator[None]:
+        """Hold the append lock, for everything but the append itself (which does it by hand, for speed)."""
+        self.check_writable()
+        with self.append_mutex:
+            self.ensure_open()
+            self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def sync_locked(self) -> Iterator[None]:
+        """Hold the sync lock: for fsyncs and for every write of the checkpoint."""
+        with self.sync_mutex:
+            self.ensure_open()
+            self.fs.flock(self.state_fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                self.fs.flock(self.state_fd, fcntl.LOCK_UN)
+
+    # ------------------------------------------------------------ what everybody checks
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnlyStore(self.folder, "append or change anything")
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the topic was deleted or renamed under this handle."""
+        return self.page.moved != self._moved
+
+    def check_usable(self) -> None:
+        """Raise `UnknownTopic` when the topic was deleted or renamed under this handle."""
+        if self.page.moved != self._moved:
+            raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
+
+    def check_appendable(self) -> None:
+        """What may keep an append out; refreshes the configuration when it was altered. Under the append lock."""
+        self.check_usable()
+        if self.failed is not None:
+            raise PartitionFailed(self.log_name, self.failed)
+        if self.page.failed:
+            self.fail("an fsync failed")
+        if self.page.config_version != self.config_version:
+            self.config_version = self.page.config_version
+            self.config = self._load_config()
+
+    def fail(self, why: str) -> None:
+        """Refuse appends from now on, in every process. Raises `PartitionFailed`."""
+        self.failed = why
+        self.page.failed = 1
+        raise PartitionFailed(self.log_name, why)
+
+    def update_checkpoint(self, **changes: object) -> Checkpoint:
+        """Replace fields of the checkpoint, durably. The caller holds the sync lock."""
+        current, _ = self.checkpoint.read()
+        updated = msgspec.structs.replace(current or Checkpoint(), boot_id=self.fs.boot_id(), **changes)
+        self.checkpoint.write(updated)
+        return updated
+
+    def segments(self, log: LogState) -> list[int]:
+        """Base offsets of the segments of the log as ``log`` shows it, ascending, the active one last."""
+        generation, bases = self._segments
+        if generation == log.generation:
+            return bases
+        if generation + 1 == log.generation and bases and bases[-1] < log.active_base_offset:
+            bases = [*bases, log.active_base_offset]
+        else:
+            bases = [base for base in list_segments(self.fs, self.folder) if base <= log.active_base_offset]
+        self._segments = (log.generation, bases)
+        return bases
+
+    def announce_waiting(self, for_s: float) -> bool:
+        """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
+        if self.read_only:
+            return False
+        self.page.waiting_until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        return True
+
+    def wake_followers(self) -> None:
+        """Rewrite a byte that followers watch, if any said that they wait."""
+        waiting_until_ms = self.page.waiting_until_ms
+        if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
+            with contextlib.suppress(OSError):
+                self.fs.pwritev(self.lock_fd, [b"\0"], 0)
+
+
+_live: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    """In a forked child: drop the descriptors, since a flock belongs to parent and child alike; open anew on use."""
+    for handle in list(_live):
+        handle.reset_locks()
+        handle.close_files()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,114 @@
+"""Opening a partition: believe the shared state page where it can be believed, else recover the log."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+from segmentlog.format.names import STATE_FILE
+from segmentlog.partition.handle import REWRITING, Handle
+from segmentlog.partition.recovery import quarantine_tail, recover, remove_segment, truncate_file
+from segmentlog.records import RecoveryReport
+from segmentlog.storage.segment import list_segments
+from segmentlog.storage.state import StatePage
+
+
+def open_partition(handle: Handle) -> RecoveryReport:
+    """Make the handle usable: map the state page, recovering the log first if need be.
+
+    Raises OSError for files that cannot be read, DiskFull when recovery has no room.
+    """
+    if handle.read_only:
+        return _open_read_only(handle)
+    handle.open_files()
+    page = StatePage.map(handle.fs, handle.state_fd, writable=True)
+    assert page is not None
+    boot_id = handle.fs.boot_id()
+    if _is_sound(handle, page, boot_id):
+        handle.adopt(page)
+        if not page.writing or not _lock_now(handle):
+            return _live_report(page)
+        try:
+            return cut_torn_tail(handle, page) if page.writing else _live_report(page)
+        finally:
+            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
+    handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
+    try:
+        if _is_sound(handle, page, boot_id):  # somebody else recovered it while this one waited
+            handle.adopt(page)
+            return _live_report(page)
+        with handle.sync_locked():
+            return recover(handle, page)
+    finally:
+        handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
+
+
+def _is_sound(handle: Handle, page: StatePage, boot_id: str) -> bool:
+    return (
+        page.describes(boot_id, handle.fs.stat(handle.folder)) and not page.failed and page.writing != REWRITING
+    )
+
+
+def _lock_now(handle: Handle) -> bool:
+    try:
+        handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False  # an append is in progress after all
+    return True
+
+
+def _live_report(page: StatePage) -> RecoveryReport:
+    log, sync = page.log.read(), page.sync.read()
+    if sync.offset_ceiling == log.log_end_offset == sync.durable_offset:
+        verdict, why = "clean", "it was closed cleanly"
+    else:
+        unsynced = log.log_end_offset - sync.durable_offset
+        verdict, why = "live", f"the page cache is as the last process left it; {unsynced} records are not fsynced yet"
+    return RecoveryReport(verdict, log.log_start_offset, log.log_end_offset, log.epoch, why=why)
+
+
+# ---------------------------------------------------------------- a process died inside an append
+
+
+def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
+    """Cut off what an append that never finished left behind the end. The caller holds the append lock."""
+    log = page.log.read()
+    fs = handle.fs
+    bases = list_segments(fs, handle.folder)
+    truncated, kept = 0, None
+    for base in bases:
+        if base < log.active_base_offset:
+            continue
+        start = log.end_position if base == log.active_base_offset else 0
+        size, path = quarantine_tail(handle, base, start, "torn")
+        truncated += size
+        kept = path or kept
+        if base > log.active_base_offset:
+            remove_segment(handle, base)
+        else:
+            truncate_file(handle, base, start)
+    page.writing = 0
+    return RecoveryReport(
+        "torn write",
+        log.log_start_offset,
+        log.log_end_offset,
+        log.epoch,
+        truncated_bytes=truncated,
+        quarantine_path=kept,
+        why="a process died inside an append that was never acknowledged",
+    )
+
+
+def _open_read_only(handle: Handle) -> RecoveryReport:
+    """Look, and change nothing: the live state page if there is one, else a private one made by scanning."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            page = StatePage.map(handle.fs, fd, writable=False)
+        finally:
+            handle.fs.close(fd)
+        if page is not None and page.describes(handle.fs.boot_id(), handle.fs.stat(handle.folder)):
+            handle.adopt(page)
+            return _live_report(page)
+    return recover(handle, StatePage.private(), write=False)

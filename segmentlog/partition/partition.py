@@ -1,0 +1,368 @@
+"""A partition: the log itself.
+
+Append: check and encode (no lock) -> `Appender.place` (the lock) -> `Syncer.sync` (no lock).
+Read: `Reader.check_position` -> `Reader.read`. Open: `loader`. All of these are short files
+in this folder; this one says what a partition promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig, OffsetOutOfRange, StoreClosed
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.partition.appender import Appender
+from segmentlog.partition.encoding import check_columns, encode_columns_as_batches
+from segmentlog.partition.handle import REWRITING, Clock, Handle
+from segmentlog.partition.loader import open_partition
+from segmentlog.partition.reader import Reader, SkipListener
+from segmentlog.partition.recovery import recover, with_lost_range
+from segmentlog.partition.syncer import Syncer
+from segmentlog.policy.flush import append_must_sync, background_sync_due
+from segmentlog.records import EpochStart, LostRange, RecoveryReport, SegmentInfo
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.segment import segment_stem
+
+Ack = Literal["written", "durable"]
+Isolation = Literal["read_uncommitted", "read_committed"]
+
+
+class Partition:
+    """One partition of a topic: an ordered, append-only sequence of records. Thread-safe.
+
+    Get one from `Topic.partition`. Any number of processes may have the same partition open,
+    to append and to read.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        topic: str,
+        number: int,
+        load_config: Callable[[], TopicConfig],
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        read_only: bool = False,
+        background: bool = False,
+        on_open: Callable[[Handle], None] | None = None,
+    ) -> None:
+        self._handle = Handle(
+            fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
+            read_only=read_only, on_open=on_open,
+        )  # fmt: skip
+        self._background = background
+        self._closed = False
+        self._appender = Appender(self._handle)
+        self._syncer = Syncer(self._handle)
+        self._reader = Reader(self._handle)
+        self.topic = topic
+        self.number = number
+        self.recovery_report: RecoveryReport = open_partition(self._handle)
+        """What opening found and did, as the one who opened the partition first in this process saw it."""
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}/{self.number} [{self.log_start_offset}, {self.log_end_offset})>"
+
+    # ------------------------------------------------------------ appending
+
+    def append(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[int] | Any | None = None,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+        ack: Ack | None = None,
+    ) -> int:
+        """Append records and return the offset of the first; the others follow it without a gap.
+
+        values      a list of bytes or None
+        keys        a list as long, or None when no record has one
+        timestamps  milliseconds since 1970, a list or integer array as long; None: now
+        headers     for each record a sequence of (name, value) pairs, or None
+        ack         "durable" returns once the records are on disk, whatever the topic's fsync
+                    policy; "written" and None once they survive this process, or as the policy says
+
+        All records of the call become visible at once, or none is appended. Raises
+        `InvalidRecord`, `RecordTooLarge` and `DiskFull` (the log is as before, go on),
+        `PartitionFailed` (an fsync failed: records of this call may or may not survive a
+        power cut), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`.
+        """
+        if ack not in _ACKS:
+            raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        handle = self._handle
+        self._check_open()
+        handle.check_writable()
+        columns = check_columns(values, keys, timestamps, headers)
+        if not columns.values:
+            return self.log_end_offset
+        batches = encode_columns_as_batches(columns, handle.config, handle.clock.now_ms())
+        base_offset, after = self._appender.place(batches)
+        policy = handle.config.fsync
+        if ack == "durable" or policy.kind == "always":
+            self._syncer.sync(after.log_end_offset)
+        elif policy.kind != "never" and not (policy.kind == "ms" and self._background):
+            self._sync_if_due()
+        return base_offset
+
+    def _sync_if_due(self) -> None:
+        """What the policy asks of an append: by count, by size, or by age when no background flush does it."""
+        handle = self._handle
+        log, sync = handle.page.log.read(), handle.page.sync.read()
+        unsynced_records = log.log_end_offset - sync.durable_offset
+        unsynced_bytes = log.appended_bytes - sync.synced_bytes
+        policy = handle.config.fsync
+        due = append_must_sync(policy, unsynced_records=unsynced_records, unsynced_bytes=unsynced_bytes)
+        if due or (not self._background and self.sync_due()):
+            self._syncer.sync(log.log_end_offset)
+
+    def flush(self) -> int:
+        """fsync everything appended so far, by whatever process; returns the durable offset."""
+        self._check_open()
+        return self._syncer.sync()
+
+    def sync_upto(self, offset: int) -> int:
+        """fsync unless everything below ``offset`` is on disk already; returns the durable offset."""
+        self._check_open()
+        return self._syncer.sync(offset)
+
+    def sync_due(self, slack_ms: int = 0) -> bool:
+        """Whether the fsync policy wants a background fsync now, or within ``slack_ms``."""
+        page = self._handle.page
+        log, sync = page.log.read(), page.sync.read()
+        return background_sync_due(
+            self._handle.config.fsync,
+            unsynced_records=log.log_end_offset - sync.durable_offset,
+            unsynced_age_ms=self._handle.clock.monotonic_ms() - sync.synced_at_ms,
+            sealed_unsynced=log.active_base_offset != sync.synced_base_offset,
+            slack_ms=slack_ms,
+        )
+
+    # ------------------------------------------------------------ reading
+
+    def read(
+        self,
+        offset: int,
+        max_bytes: int | None = None,
+        *,
+        isolation: Isolation = "read_uncommitted",
+        durable_only: bool = False,
+        on_skip: SkipListener | None = None,
+    ) -> Iterator[RecordBatch]:
+        """Batches from exactly ``offset`` on, to the end the log has now or until ``max_bytes`` were read.
+
+        ``durable_only`` ends at the durable offset, ``isolation="read_committed"`` at the last
+        stable offset. At least one batch comes if there is one, however small ``max_bytes``.
+        Damage raises `CorruptBatch` when it is reached; with ``on_skip`` it is stepped over,
+        and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped.
+
+        Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
+        range.
+        """
+        self._check_open()
+        self._handle.check_usable()
+        bound = self.end_offset(isolation=isolation, durable_only=durable_only)
+        return self._reader.read(self._reader.check_position(offset), bound, max_bytes, on_skip)
+
+    def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
+        """Where a reader of that kind ends now."""
+        if isolation not in ("read_uncommitted", "read_committed"):
+            raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
+        log = self._handle.page.log.read()
+        bound = log.last_stable_offset if isolation == "read_committed" else log.log_end_offset
+        return min(bound, self.durable_offset) if durable_only else bound
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one."""
+        self._check_open()
+        return self._reader.offset_for_timestamp(timestamp_ms, self.log_end_offset)
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def log_start_offset(self) -> int:
+        """Offset of the first record that is still there."""
+        return self._handle.page.log.read().log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets, at least."""
+        return self._handle.page.log.read().log_end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below it is fsynced."""
+        return self._handle.page.sync.read().durable_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Everything below it belongs to no open transaction."""
+        return self._handle.page.log.read().last_stable_offset
+
+    @property
+    def epoch(self) -> int:
+        """The current partition epoch; it grows when a crash or a truncation may have taken records."""
+        return self._handle.page.log.read().epoch
+
+    def epochs(self) -> list[EpochStart]:
+        """The epochs, ascending, with the first offset of each."""
+        return list(self._checkpoint().epochs)
+
+    def lost_ranges(self) -> list[LostRange]:
+        """The ranges of offsets that crashes and truncations took, ascending."""
+        return list(self._reader.lost_ranges())
+
+    @property
+    def config(self) -> TopicConfig:
+        """The topic's configuration as this partition uses it now."""
+        return self._handle.config
+
+    @property
+    def folder(self) -> str:
+        """Path of the partition's folder."""
+        return self._handle.folder
+
+    @property
+    def sync_count(self) -> int:
+        """fsyncs since the partition was last recovered, by all processes."""
+        return self._handle.page.sync.read().sync_count
+
+    def segments(self) -> list[SegmentInfo]:
+        """The segments, oldest first."""
+        return self._reader.describe()
+
+    def _checkpoint(self) -> Checkpoint:
+        checkpoint, _ = self._handle.checkpoint.read()
+        return checkpoint or Checkpoint()
+
+    # ------------------------------------------------------------ changing it
+
+    def trim(self, before_offset: int) -> int:
+        """Delete records below ``before_offset`` from the front; returns the new log start offset.
+
+        Whole segments are deleted; of one that the offset lies in, the front is hidden. A
+        reader in the middle of it is not disturbed. Raises `OffsetOutOfRange` beyond the end.
+        """
+        self._check_open()
+        handle = self._handle
+        with handle.append_locked():
+            handle.check_appendable()
+            log = handle.page.log.read()
+            if not 0 <= before_offset <= log.log_end_offset:
+                raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
+            if before_offset <= log.log_start_offset:
+                return log.log_start_offset
+            with handle.sync_locked():
+                # Durable first: records must not come back after a crash once somebody saw them gone.
+                handle.update_checkpoint(log_start_offset=before_offset)
+            bases = handle.segments(log)
+            gone = [base for base, following in zip(bases, bases[1:], strict=False) if following <= before_offset]
+            handle.page.log.write(
+                msgspec.structs.replace(
+                    log, log_start_offset=before_offset, generation=log.generation + (1 if gone else 0)
+                )
+            )
+            for base in gone:
+                for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
+            return before_offset
+
+    def truncate(self, offset: int) -> LostRange | None:
+        """Cut the end off: delete every record at and after ``offset``; returns the range that is gone.
+
+        The offsets are not given to other records: the log goes on at its old end, in a new
+        epoch, and a consumer inside the range gets `LogTruncated`. Durable when it returns.
+        """
+        self._check_open()
+        handle = self._handle
+        with handle.append_locked(), handle.sync_locked():
+            handle.check_appendable()
+            page = handle.page
+            log = page.log.read()
+            if not log.log_start_offset <= offset <= log.log_end_offset:
+                raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+            if offset == log.log_end_offset:
+                return None
+            reason = "truncated on request"
+            lost = LostRange(offset, log.log_end_offset, log.epoch + 1, reason, handle.clock.now_ms())
+            current = self._checkpoint()
+            base = max(base for base in handle.segments(log) if base <= offset)
+            moved: dict[str, object] = {}
+            if base < current.recovery_segment or current.recovery_offset > offset:
+                moved = {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
+            page.writing = REWRITING
+            handle.update_checkpoint(
+                offset_ceiling=log.log_end_offset,
+                clean=False,
+                lost_ranges=with_lost_range(current.lost_ranges, lost),
+                **moved,
+            )
+            # From here on a crash at any point ends in the same log: a recovery reads the range
+            # from the checkpoint and cuts it off. So does this one.
+            recover(handle, page)
+            return lost
+
+    # ------------------------------------------------------------ closing
+
+    def close(self) -> None:
+        """fsync, and leave the partition so that the next open has nothing to do. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        handle = self._handle
+        try:
+            if self._appender.appended and handle.failed is None and not handle.page.failed:
+                self._close_cleanly()
+        finally:
+            with handle.append_mutex, handle.sync_mutex:
+                handle.close_files()
+
+    def _close_cleanly(self) -> None:
+        handle = self._handle
+        self._syncer.sync()
+        with handle.append_locked():
+            page = handle.page
+            log = page.log.read()
+            self._appender.trim_preallocated(log)
+            with handle.sync_locked():
+                sync = page.sync.read()
+                if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
+                    return  # another process appended meanwhile, and will close after us
+                sync = msgspec.structs.replace(sync, offset_ceiling=log.log_end_offset)
+                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
+
+    @property
+    def handle(self) -> Handle:
+        """For the store's own rooms: the shared page, and what followers watch."""
+        return self._handle
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the topic was deleted or renamed since: the store opens another one in its place."""
+        return self._handle.is_moved
+
+    @property
+    def failed(self) -> str | None:
+        """Why the partition refuses appends; None while it does not."""
+        return self._handle.failed or ("an fsync failed" if self._handle.page.failed else None)
+
+    def abandon(self) -> None:
+        """Close without fsync or checkpoint: the topic was deleted."""
+        self._closed = True
+        with self._handle.append_mutex, self._handle.sync_mutex:
+            self._handle.close_files()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"partition {self._handle.log_name}")
+
+
+_ACKS = (None, "written", "durable")

@@ -1,0 +1,275 @@
+"""Reading: from an offset to the batches that hold it and what follows, up to a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
+from segmentlog.format.batch import check_payload, decode_header
+from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import find_batch
+from segmentlog.partition.handle import Handle
+from segmentlog.records import LostRange, SegmentInfo
+from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.storage.state import LogState
+
+SkipListener = Callable[[int, int, CorruptBatch], None]
+"""Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
+
+_KEPT_SEGMENTS = 64
+
+
+class _Segment:
+    """A mapped segment with its index.
+
+    One that was mapped while active is not used any more once it is sealed: sealing gives
+    the preallocated end of the file back, and touching a mapped page that is gone kills the process.
+    """
+
+    __slots__ = ("index", "mapped", "sealed")
+
+    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool) -> None:
+        self.mapped = mapped
+        self.index = index
+        self.sealed = sealed
+
+
+class Reader:
+    """Reads one partition through memory maps. Thread-safe; takes no lock that an append holds."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._mutex = threading.Lock()
+        self._open: OrderedDict[int, _Segment] = OrderedDict()
+        self._generation = -1
+        self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
+
+    # ------------------------------------------------------------ by offset
+
+    def read(
+        self, offset: int, bound: int, max_bytes: int | None, on_skip: SkipListener | None
+    ) -> Iterator[RecordBatch]:
+        """Batches from exactly ``offset`` up to ``bound`` or until ``max_bytes`` of batches were handed out.
+
+        At least one batch is handed out if there is one. Damage raises `CorruptBatch`, or with
+        ``on_skip`` is stepped over and told.
+        """
+        handed_out = 0
+        while offset < bound:
+            log = self._handle.page.log.read()
+            if offset < log.log_start_offset:
+                raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+            bases = self._handle.segments(log)
+            at = bisect_right(bases, offset) - 1
+            if at < 0 or (at + 1 == len(bases) and offset >= log.log_end_offset):
+                return
+            next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
+            try:
+                segment = self._segment(bases, at, log)
+            except FileNotFoundError:
+                if self._handle.page.log.read() is log:
+                    missing = f"{segment_stem(self._handle.folder, bases[at])}.log"
+                    damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
+                    if on_skip is None:
+                        raise damage from None
+                    on_skip(offset, next_base, damage)
+                    offset = next_base
+                continue  # deleted meanwhile by retention or a truncation: look again
+            for batch in self._read_segment(segment, offset, next_base, log, on_skip):
+                if batch.header.base_offset >= bound:
+                    return
+                part = batch.from_offset(offset)
+                offset = batch.header.next_offset
+                if len(part):
+                    yield part
+                    handed_out += batch.size_bytes
+                    if max_bytes is not None and handed_out >= max_bytes:
+                        return
+            if next_base >= log.log_end_offset:
+                return
+            self._forget(bases[at])
+            offset = max(offset, next_base)
+
+    def _read_segment(
+        self, segment: _Segment, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
+    ) -> Iterator[RecordBatch]:
+        """Batches of one segment that end behind ``offset``, checked."""
+        mapped = segment.mapped
+        active = mapped.base_offset == log.active_base_offset
+        end = log.end_position if active else len(mapped.view)
+        try:
+            view = mapped.upto(end)
+        except CorruptBatch as error:
+            if on_skip is None and not len(mapped.view):
+                raise
+            view, end = mapped.view, len(mapped.view)
+            short: CorruptBatch | None = error
+        else:
+            short = None
+        position, expected = segment.index.position_for_offset(offset)
+        if position and not self._lands(view, position, expected):
+            position, expected = 0, mapped.base_offset  # the index lies: walk from the start of the segment
+        topic, partition = self._handle.topic, self._handle.partition
+        while position < end and expected < next_base:
+            try:
+                header = decode_header(view, position, mapped.path)
+                if header.next_offset > offset:
+                    payload = check_payload(view, position, header, mapped.path)
+                    yield RecordBatch(
+                        header, payload, topic=topic, partition=partition, path=mapped.path, position=position
+                    )
+                position += header.size_bytes
+                expected = header.next_offset
+            except CorruptBatch as damage:
+                if on_skip is None:
+                    raise
+                found = find_batch(view, position + 1, end, expected)
+                position = end if found is None else found
+                following = next_base if found is None else decode_header(view, found).base_offset
+                if following > offset:
+                    on_skip(max(expected, offset), following, damage)
+                expected = following
+        if expected < next_base and (short or not active) and not self._gap_is_known(expected, next_base):
+            damage = short or CorruptBatch(mapped.path, end, f"batches up to offset {next_base}", "the end of the file")
+            if on_skip is None:
+                raise damage
+            on_skip(max(expected, offset), next_base, damage)
+
+    @staticmethod
+    def _lands(view: memoryview, position: int, expected_offset: int) -> bool:
+        try:
+            return decode_header(view, position).base_offset == expected_offset
+        except CorruptBatch:
+            return False
+
+    def _gap_is_known(self, base_offset: int, end_offset: int) -> bool:
+        """Whether a range without records between two segments is a lost range, and not damage."""
+        return any(
+            lost.base_offset <= base_offset and end_offset <= lost.end_offset for lost in self.lost_ranges()
+        )
+
+    # ------------------------------------------------------------ positions
+
+    def check_position(self, offset: int) -> int:
+        """Where reading really begins: ``offset``, or behind the lost range that starts there.
+
+        Raises `OffsetOutOfRange`, or `LogTruncated` for a position *inside* a lost range: who
+        stands there was handed records that are gone. Who stands at its start has read
+        everything that was kept, and goes on where history resumes.
+        """
+        log = self._handle.page.log.read()
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+        for lost in self.lost_ranges():
+            if lost.base_offset < offset < lost.end_offset:
+                raise LogTruncated(self._handle.log_name, offset, lost)
+            if lost.base_offset == offset:
+                return self.check_position(lost.end_offset)
+        return offset
+
+    def lost_ranges(self) -> tuple[LostRange, ...]:
+        """Every range of offsets that was given up, ascending."""
+        epoch = self._handle.page.log.read().epoch
+        if self._lost[0] != epoch:  # a range is only ever added together with an epoch
+            checkpoint, _ = self._handle.checkpoint.read()
+            self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
+        return self._lost[1]
+
+    # ------------------------------------------------------------ by time
+
+    def offset_for_timestamp(self, timestamp: int, bound: int) -> int | None:
+        """Offset of the first record at or after ``timestamp`` below ``bound``; None without one.
+
+        First in offset order: timestamps need not ascend.
+        """
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log)
+        start = bisect_right(bases, log.log_start_offset) - 1
+        for at in range(max(start, 0), len(bases)):
+            try:
+                segment = self._segment(bases, at, log)
+            except FileNotFoundError:
+                continue
+            if segment.index.max_timestamp < timestamp:
+                continue
+            _, offset = segment.index.position_for_timestamp(timestamp)
+            next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
+            for batch in self._read_segment(segment, max(offset, log.log_start_offset), next_base, log, None):
+                if batch.header.base_offset >= bound:
+                    return None
+                if batch.header.max_timestamp < timestamp:
+                    continue
+                part = batch.from_offset(log.log_start_offset)
+                late = (part.timestamps >= timestamp).nonzero()[0]
+                if len(late):
+                    found = int(part.offsets[late[0]])
+                    return found if found < bound else None
+        return None
+
+    # ------------------------------------------------------------ segments
+
+    def _segment(self, bases: list[int], at: int, log: LogState) -> _Segment:
+        """The segment ``bases[at]``, mapped, its index reaching up to its end (or to where the log ends now)."""
+        base, sealed = bases[at], at + 1 < len(bases)
+        next_base = bases[at + 1] if sealed else log.log_end_offset
+        with self._mutex:
+            if log.generation != self._generation:
+                if log.generation != self._generation + 1:  # more than a roll: files may have been replaced
+                    self._open.clear()
+                self._generation = log.generation
+            segment = self._open.get(base)
+            if segment is not None and segment.sealed != sealed:
+                segment = None
+            if segment is not None:
+                self._open.move_to_end(base)
+        handle = self._handle
+        if segment is None:
+            index = SegmentIndex(
+                handle.fs, segment_stem(handle.folder, base), base, handle.config.index_interval_bytes
+            )
+            mapped = MappedSegment(handle.fs, handle.folder, base)
+            index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
+            segment = _Segment(mapped, index, sealed)
+            with self._mutex:
+                self._open[base] = segment
+                while len(self._open) > _KEPT_SEGMENTS:
+                    self._open.popitem(last=False)
+        index, mapped = segment.index, segment.mapped
+        if sealed:
+            if not index.is_complete(len(mapped.view)):
+                index.catch_up(mapped.view, len(mapped.view), mapped.path)
+                index.close(next_base, len(mapped.view), write=not handle.read_only)
+        elif index.scanned_position < log.end_position:
+            with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
+                index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)
+        return segment
+
+    def describe(self) -> list[SegmentInfo]:
+        """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log)
+        infos = []
+        for at, base in enumerate(bases):
+            active = at + 1 == len(bases)
+            path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
+            size_bytes, max_timestamp = 0, -1
+            with contextlib.suppress(FileNotFoundError):
+                segment = self._segment(bases, at, log)
+                size_bytes = log.end_position if active else len(segment.mapped.view)
+                max_timestamp = segment.index.max_timestamp if size_bytes else -1
+                if not active:
+                    self._forget(base)
+            end_offset = log.log_end_offset if active else bases[at + 1]
+            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path))
+        return infos
+
+    def _forget(self, base: int) -> None:
+        """A reader has passed a sealed segment: unmap it once its batches are gone, so that memory stays flat."""
+        with self._mutex:
+            self._open.pop(base, None)

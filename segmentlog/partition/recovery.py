@@ -1,0 +1,336 @@
+"""Recovering a log whose shared state cannot be believed: after a machine's death, on a copy, after a failed fsync.
+
+    checkpoint -> scan from the recovery point -> verdict -> cut -> begin -> checkpoint -> state page
+
+A recovery that is cut short is done again by the next one, with the same outcome: nothing
+that it does before the checkpoint is written changes where the next scan ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import msgspec
+import numpy as np
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, encode_batch
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import walk
+from segmentlog.partition.handle import REWRITING, Handle
+from segmentlog.policy.recovery import RecoveryVerdict, decide
+from segmentlog.records import EpochStart, LostRange, RecoveryReport
+from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
+from segmentlog.storage.state import LogState, StatePage, SyncState
+
+
+class _Tail(msgspec.Struct):
+    """What the scan above the recovery point found."""
+
+    base: int  # the segment in which the log ends
+    position: int  # and where in it
+    end_offset: int
+    last_epoch: int
+    appendable: bool  # the segment is whole up to there
+    torn: str  # why the scan ended, unless at the end of what was written
+    scanned_bytes: int = 0
+    split: RecordBatch | None = None  # a batch that a truncation cuts in two
+
+
+def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryReport:
+    """Find where the log ends, decide where it goes on, and make both durable.
+
+    The caller holds both locks. With ``write=False`` nothing is changed: the page (a private
+    one) then shows the log up to its recovered end. Raises OSError, DiskFull.
+    """
+    started_ns = time.monotonic_ns()
+    checkpoint, slot_damaged = handle.checkpoint.read()
+    bases = list_segments(handle.fs, handle.folder)
+    before = _state_before(handle, page)
+    if before is not None and checkpoint is not None:
+        # Same boot: how far offsets were handed out is known exactly.
+        checkpoint = msgspec.structs.replace(checkpoint, offset_ceiling=before.log_end_offset, clean=False)
+    tail = _scan(handle, checkpoint, bases)
+    verdict = decide(
+        checkpoint,
+        slot_damaged=slot_damaged,
+        has_segments=bool(bases),
+        end_offset=tail.end_offset,
+        last_epoch=tail.last_epoch,
+    )
+    known = checkpoint or Checkpoint(log_start_offset=bases[0] if bases else 0)
+    lost = _lost_range(handle, known, tail, verdict)
+    report = RecoveryReport(
+        verdict=_verdict_name(checkpoint, verdict, new=not bases, failed_fsync=before is not None),
+        log_start_offset=min(known.log_start_offset, verdict.resume_offset),
+        log_end_offset=verdict.resume_offset,
+        epoch=verdict.epoch,
+        scanned_bytes=tail.scanned_bytes,
+        lost=lost,
+        why=verdict.why + (f"; the scan ended at {tail.torn}" if tail.torn else ""),
+    )
+    active_base, position = tail.base, tail.position
+    if write:
+        keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
+        truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
+        active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
+        epochs, ranges = known.epochs, known.lost_ranges
+        if verdict.epoch > known.epoch:
+            epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
+        if lost is not None:
+            ranges = with_lost_range(ranges, lost)
+        handle.checkpoint.write(
+            Checkpoint(
+                recovery_offset=verdict.resume_offset,
+                recovery_segment=active_base,
+                recovery_position=position,
+                log_start_offset=report.log_start_offset,
+                offset_ceiling=verdict.resume_offset,
+                clean=True,
+                boot_id=handle.fs.boot_id(),
+                epochs=epochs,
+                lost_ranges=ranges,
+            )
+        )
+        report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
+    else:
+        report = msgspec.structs.replace(report, log_end_offset=tail.end_offset)
+    _initialise_page(handle, page, report, active_base, position, before)
+    handle.adopt(page)
+    return msgspec.structs.replace(report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
+
+
+def _state_before(handle: Handle, page: StatePage) -> LogState | None:
+    """The state in which this boot's processes left the log, when it is they who call for a recovery."""
+    called_for = page.failed or page.writing == REWRITING
+    if called_for and page.describes(handle.fs.boot_id(), handle.fs.stat(handle.folder)):
+        return page.log.read()
+    return None
+
+
+def _initialise_page(
+    handle: Handle, page: StatePage, report: RecoveryReport, active_base: int, position: int, before: LogState | None
+) -> None:
+    end_offset = report.log_end_offset
+    log = LogState(
+        log_start_offset=report.log_start_offset,
+        log_end_offset=end_offset,
+        last_stable_offset=end_offset,
+        active_base_offset=active_base,
+        end_position=position,
+        epoch=report.epoch,
+        generation=before.generation + 2 if before else 2,  # 2: not mistaken for a roll, see Handle.segments
+        appended_bytes=0,
+        first_append_ms=handle.clock.now_ms() if position else 0,
+    )
+    sync = SyncState(
+        durable_offset=end_offset,
+        offset_ceiling=end_offset,
+        synced_bytes=0,
+        synced_base_offset=active_base,
+        checkpointed_bytes=0,
+        synced_at_ms=handle.clock.monotonic_ms(),
+        sync_count=0,
+    )
+    page.initialise(handle.fs.boot_id(), handle.fs.stat(handle.folder), log, sync)
+
+
+def _verdict_name(checkpoint: Checkpoint | None, verdict: RecoveryVerdict, *, new: bool, failed_fsync: bool) -> str:
+    if failed_fsync:
+        return "failed fsync"
+    if checkpoint is None:
+        return "new" if new and not verdict.epoch else "no checkpoint"
+    return "clean" if verdict.epoch == checkpoint.epoch else "machine death"
+
+
+def _lost_range(handle: Handle, known: Checkpoint, tail: _Tail, verdict: RecoveryVerdict) -> LostRange | None:
+    """The range that is given up; the one that a truncation announced in the checkpoint, if it is that."""
+    if verdict.resume_offset == tail.end_offset:
+        return None
+    for lost in known.lost_ranges:
+        if (lost.base_offset, lost.end_offset) == (tail.end_offset, verdict.resume_offset):
+            return lost
+    return LostRange(tail.end_offset, verdict.resume_offset, verdict.epoch, verdict.why, handle.clock.now_ms())
+
+
+def with_lost_range(ranges: tuple[LostRange, ...], lost: LostRange) -> tuple[LostRange, ...]:
+    """The ranges with one more; those that it covers are absorbed, so that ranges never overlap."""
+    apart = [one for one in ranges if one.base_offset < lost.base_offset or one.end_offset > lost.end_offset]
+    return (*apart, lost)
+
+
+def _scan(handle: Handle, checkpoint: Checkpoint | None, bases: list[int]) -> _Tail:
+    """Walk the batches above the recovery point, checksums and all, to the first that is not whole."""
+    known = checkpoint or Checkpoint()
+    first = known.recovery_segment if checkpoint else (bases[0] if bases else 0)
+    tail = _Tail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
+    tail.position = known.recovery_position
+    lost_starts = {lost.base_offset: lost for lost in known.lost_ranges}
+    for base in bases:
+        if base < first:
+            continue
+        if base > tail.base:
+            if base != tail.end_offset and not (
+                tail.end_offset in lost_starts and base == lost_starts[tail.end_offset].end_offset
+            ):
+                tail.torn = tail.torn or f"offset {tail.end_offset}, where the next segment begins at {base}"
+                break
+            tail.base, tail.position, tail.end_offset, tail.appendable = base, 0, base, True
+        mapped = MappedSegment(handle.fs, handle.folder, base)
+        if len(mapped.view) < tail.position:
+            # Shorter than what was durable: damage, which reading will report. Nothing is appended to it.
+            tail.torn, tail.appendable = f"{mapped.path}, which has lost bytes below the recovery point", False
+            tail.base, tail.position = base, len(mapped.view)
+            break
+        if not _scan_segment(mapped, tail, known):
+            break
+    if bases and first not in bases:
+        tail.torn, tail.appendable = f"segment {segment_name(first)}, which is missing", False
+    return tail
+
+
+def _scan_segment(mapped: MappedSegment, tail: _Tail, known: Checkpoint) -> bool:
+    """Advance ``tail`` through one segment; False when the log ends in it before its written end."""
+    size = len(mapped.view)
+    start = tail.position
+    batches = walk(mapped.view, start, size, mapped.path, expected_offset=tail.end_offset, payloads=True)
+    try:
+        for position, header in batches:
+            if (cut := _truncated_at(header, known)) is not None:
+                tail.torn = f"offset {cut}, where the log was truncated"
+                if cut > header.base_offset:
+                    payload = check_payload(mapped.view, position, header, mapped.path)
+                    batch = RecordBatch(header, payload, path=mapped.path, position=position)
+                    tail.split = batch.slice(0, int(np.searchsorted(batch.offsets, cut)))
+                    tail.end_offset = cut
+                return False
+            tail.position = position + header.size_bytes
+            tail.end_offset = header.next_offset
+            tail.last_epoch = max(tail.last_epoch, header.partition_epoch)
+    except CorruptBatch as error:
+        if _any_after(mapped.view, tail.position):
+            tail.torn = str(error)
+            return False
+    finally:
+        tail.scanned_bytes += tail.position - start
+    return True
+
+
+def _any_after(view: memoryview, position: int) -> bool:
+    """Whether a byte other than zero lies at or after ``position``."""
+    step = 1 << 20
+    return any(np.frombuffer(view[at : at + step], np.uint8).any() for at in range(position, len(view), step))
+
+
+def _truncated_at(header: BatchHeader, known: Checkpoint) -> int | None:
+    """The offset at which a truncation that the checkpoint announces cuts this batch off, if it does."""
+    for lost in known.lost_ranges:
+        overlaps = header.base_offset < lost.end_offset and header.next_offset > lost.base_offset
+        if overlaps and header.partition_epoch < lost.epoch:
+            return max(lost.base_offset, header.base_offset)
+    return None
+
+
+def _cut(handle: Handle, bases: list[int], tail: _Tail, *, copy: bool, keep: bool) -> tuple[int, str | None]:
+    """Leave nothing behind the recovered end; (bytes put into quarantine, the last file of them)."""
+    truncated, kept = 0, None
+    for base in bases:
+        if base < tail.base:
+            continue
+        start = tail.position if base == tail.base else 0
+        if keep:
+            size, path = quarantine_tail(handle, base, start, "cut")
+            truncated, kept = truncated + size, path or kept
+        if base > tail.base:
+            remove_segment(handle, base)
+    if tail.base in bases and tail.appendable:
+        if copy or tail.split is not None:
+            _copy_segment(handle, tail)
+        else:
+            truncate_file(handle, tail.base, tail.position)
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):  # rebuilt from the log when next needed
+                handle.fs.unlink(segment_stem(handle.folder, tail.base) + suffix)
+    return truncated, kept
+
+
+def _copy_segment(handle: Handle, tail: _Tail) -> None:
+    """Put a copy of the segment up to its new end in its place.
+
+    Readers may have the old file mapped: it must not shrink under them. And after a failed
+    fsync only writing the bytes anew makes the kernel try them again.
+    """
+    path = segment_stem(handle.folder, tail.base) + LOG_SUFFIX
+    data = read_file(handle.fs, path)[: tail.position]
+    if tail.split is not None and len(tail.split):
+        part, header = tail.split, tail.split.header
+        batch = encode_batch(
+            part.values,
+            part.keys if header.keys_size else None,
+            part.timestamps,
+            part.headers if header.headers_size else None,
+            now_ms=header.base_timestamp,
+            codec=header.codec,
+            offset_deltas=None if not header.column_sizes.offset_deltas
+            else (part.offsets - header.base_offset).astype(np.uint32),
+            attributes=header.attributes & ~CODEC_MASK,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+        )  # fmt: skip
+        data += bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
+        tail.split = None
+    replace_file(handle.fs, path, data)
+    tail.position = len(data)
+
+
+def _begin(handle: Handle, bases: list[int], tail: _Tail, resume_offset: int) -> tuple[int, int]:
+    """Make the segment that takes the next append, and every name in the folder, durable: (its base, position)."""
+    usable = tail.base in bases and tail.appendable
+    if usable and resume_offset == tail.end_offset:
+        active = (tail.base, tail.position)
+    else:
+        if usable and tail.position == 0:
+            remove_segment(handle, tail.base)  # nothing in it, and the log goes on under another name
+        active = (resume_offset, 0)
+        path = segment_stem(handle.folder, resume_offset) + LOG_SUFFIX
+        handle.fs.close(handle.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    handle.fs.sync_folder(handle.folder)
+    return active
+
+
+# ---------------------------------------------------------------- files
+
+
+def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tuple[int, str | None]:
+    """Keep the bytes from ``position`` on, without the zeros behind them; (how many, the file)."""
+    fs = handle.fs
+    data = read_file(fs, segment_stem(handle.folder, base) + LOG_SUFFIX)[position:].rstrip(b"\0")
+    if not data:
+        return 0, None
+    with contextlib.suppress(FileExistsError):
+        fs.mkdir(handle.quarantine)
+    path = f"{handle.quarantine}/{segment_name(base)}-{position}-{handle.clock.now_ms()}.{reason}"
+    replace_file(fs, path, data)
+    return len(data), path
+
+
+def truncate_file(handle: Handle, base: int, size: int) -> None:
+    fd = handle.fs.open(segment_stem(handle.folder, base) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        handle.fs.ftruncate(fd, size)
+        handle.fs.fsync(fd)
+    finally:
+        handle.fs.close(fd)
+
+
+def remove_segment(handle: Handle, base: int) -> None:
+    stem = segment_stem(handle.folder, base)
+    for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        with contextlib.suppress(FileNotFoundError):
+            handle.fs.unlink(stem + suffix)

@@ -1,0 +1,453 @@
+"""Producing: records gathered into batches, spread over partitions, and told where they went.
+
+`Producer.send` only appends to lists. When a chunk of them is full, or has lingered long
+enough, whoever notices sends it: partitions for all keys at once, one append a partition.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.policy.partitioner import HashPartitioner, Partitioner
+from segmentlog.records import Appended, Headers
+from segmentlog.workers import Worker
+
+if TYPE_CHECKING:
+    from segmentlog.partition.partition import Ack, Partition
+    from segmentlog.store import LogStore
+
+_RECORD_OVERHEAD = 24
+"""Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
+
+
+class _Chunk:
+    """Records of one topic on their way, in the order they were sent; then where they went."""
+
+    __slots__ = (
+        "_partitions", "_ranks", "_sent", "base_offsets", "begun_ms", "begun_ns", "error", "headers", "keys",
+        "logs", "partitions", "producer", "size_bytes", "timestamps", "topic", "values",
+    )  # fmt: skip
+
+    def __init__(self, producer: Producer, topic: str, now_ms: int, now_ns: int) -> None:
+        self.producer = producer
+        self.topic = topic
+        self.begun_ms = now_ms
+        self.begun_ns = now_ns
+        self.size_bytes = 0
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.headers: dict[int, Any] = {}
+        self.timestamps: dict[int, int] = {}
+        self.partitions: dict[int, int] = {}
+        self.error: Exception | None = None
+        self.logs: dict[int, Partition] = {}
+        self.base_offsets: dict[int, int] = {}
+        self._partitions: npt.NDArray[np.int32] | None = None
+        self._ranks: npt.NDArray[np.int64] | None = None
+        self._sent = threading.Event()
+
+    def placed(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64]) -> None:
+        """Note for each record its partition and how many of the chunk come before it there."""
+        self._partitions, self._ranks = partitions, ranks
+
+    def finish(self, error: Exception | None = None) -> None:
+        self.error = error
+        self._sent.set()
+
+    @property
+    def is_sent(self) -> bool:
+        return self._sent.is_set()
+
+    def wait(self, timeout_s: float | None) -> None:
+        if not self._sent.is_set():
+            self.producer.send_if_nobody_else_does(self)
+            if not self._sent.wait(timeout_s):
+                raise TimeoutError(f"the batch was not sent within {timeout_s} s")
+
+    def result(self, index: int) -> Appended:
+        assert self._partitions is not None
+        assert self._ranks is not None
+        partition = int(self._partitions[index])
+        if partition not in self.base_offsets:
+            raise self.error or StoreClosed("producer")
+        offset = self.base_offsets[partition] + int(self._ranks[index])
+        return Appended(self.topic, partition, offset, self.timestamps.get(index, self.begun_ms))
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What became of one record that was sent. Thread-safe."""
+
+    _chunk: _Chunk
+    _index: int
+
+    def done(self) -> bool:
+        """Whether it was appended, or failed."""
+        return self._chunk.is_sent
+
+    def result(self, timeout_s: float | None = None) -> Appended:
+        """(topic, partition, offset, timestamp) once it is appended; raises what kept it from being, TimeoutError."""
+        self._chunk.wait(timeout_s)
+        return self._chunk.result(self._index)
+
+    def exception(self, timeout_s: float | None = None) -> Exception | None:
+        """What kept it from being appended, or None."""
+        try:
+            self.result(timeout_s)
+        except (SegmentlogError, OSError) as error:
+            return error
+        return None
+
+    def durable(self, timeout_s: float | None = None) -> Appended:
+        """The result, once the record is on disk; makes the fsync happen if nobody else does."""
+        result = self.result(timeout_s)
+        self._chunk.logs[result.partition].sync_upto(result.offset + 1)
+        return result
+
+
+class Deliveries:
+    """What became of the records of one `Producer.send_many`, in their order."""
+
+    __slots__ = ("_chunk",)
+
+    def __init__(self, chunk: _Chunk) -> None:
+        self._chunk = chunk
+
+    def __len__(self) -> int:
+        return len(self._chunk.values)
+
+    def __getitem__(self, index: int) -> Delivery:
+        return Delivery(self._chunk, range(len(self))[index])
+
+    def result(self) -> list[Appended]:
+        """Where each record went."""
+        return [self._chunk.result(index) for index in range(len(self))]
+
+    def durable(self) -> list[Appended]:
+        """Where each record went, once all are on disk."""
+        for partition, log in self._chunk.logs.items():
+            if partition in self._chunk.base_offsets:
+                log.flush()
+        return self.result()
+
+
+class Producer:
+    """Sends records to topics. Thread-safe: one lock for the lists, one a topic for sending.
+
+    linger_ms    how long a record may wait for others to share its batch
+    batch_size   bytes of records after which a chunk is sent at once
+    partitioner  where a record goes that names no partition: by its key (murmur2, as Kafka's
+                 clients do), without a key to one partition a chunk, in turn
+    ack          "durable": a record counts as delivered once it is on disk
+
+    Records of one thread keep their order in each partition. A record that is not given a
+    timestamp gets the time at which its chunk was begun, at most ``linger_ms`` before it is
+    sent. What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so
+    that nothing is lost in silence.
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        *,
+        linger_ms: float = 5,
+        batch_size: int = 512 * 1024,
+        partitioner: Partitioner | None = None,
+        ack: Ack | None = None,
+        background: bool = True,
+    ) -> None:
+        if not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
+            raise InvalidConfig("linger_ms", linger_ms, "milliseconds from 0 to 3,600,000")
+        if not isinstance(batch_size, int) or not 1 <= batch_size <= 1 << 30:
+            raise InvalidConfig("batch_size", batch_size, "bytes from 1 to 1 GiB")
+        if ack not in (None, "written", "durable"):
+            raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        self._store = store
+        self._linger_ns = int(linger_ms * 1e6)
+        self._batch_size = batch_size
+        self._partitioner = partitioner or HashPartitioner()
+        self._ack: Ack | None = ack
+        self._mutex = threading.Lock()
+        self._chunks: dict[str, _Chunk] = {}
+        self._full: dict[str, deque[_Chunk]] = {}
+        self._senders: dict[str, threading.Lock] = {}
+        self._sticky: dict[str, int] = {}
+        self._failure: Exception | None = None
+        self._closed = False
+        self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Send one record; returns at once, unless it is the one that fills a chunk.
+
+        Raises `InvalidRecord` for wrong types and `UnknownTopic`; what fails later is in the
+        `Delivery`.
+        """
+        if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
+            value, key = _as_bytes("values", value), _as_bytes("keys", key)
+        full = None
+        with self._mutex:
+            chunk = self._chunks.get(topic)
+            if chunk is None:
+                chunk = self._begin(topic)
+            values = chunk.values
+            index = len(values)
+            if headers is not None or timestamp is not None or partition is not None:
+                self._note_options(chunk, index, headers, timestamp, partition)
+            values.append(value)
+            chunk.keys.append(key)
+            size_bytes = chunk.size_bytes + _RECORD_OVERHEAD
+            if value is not None:
+                size_bytes += len(value)
+            chunk.size_bytes = size_bytes
+            if size_bytes >= self._batch_size or not self._linger_ns:
+                full = chunk
+                del self._chunks[topic]
+                self._full[topic].append(chunk)
+        if full is not None:
+            self._send_full(topic)
+        return Delivery(chunk, index)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        *,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+        timestamps: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        partition: int | None = None,
+    ) -> Deliveries:
+        """Send a list of records at once, after what was sent before them; returns when they are appended.
+
+        The fast path: no work in Python for each record. Raises what `Partition.append` raises.
+        """
+        from segmentlog.partition.encoding import check_columns
+
+        columns = check_columns(values, keys, timestamps, headers)
+        with self._mutex:
+            self._begin(topic)
+            earlier = self._chunks.pop(topic)
+            if earlier.values:
+                self._full[topic].append(earlier)
+            chunk = _Chunk(self, topic, earlier.begun_ms, earlier.begun_ns)
+            chunk.values = list(columns.values)
+            chunk.keys = [] if columns.keys is None else list(columns.keys)
+            if columns.headers is not None:
+                chunk.headers = dict(enumerate(columns.headers))
+            if columns.timestamps is not None:
+                chunk.timestamps = dict(enumerate(columns.timestamps.tolist()))
+            if partition is not None:
+                _check_partition(partition)
+                chunk.partitions = dict.fromkeys(range(len(chunk.values)), partition)
+            self._full[topic].append(chunk)
+        self._send_full(topic)
+        chunk.wait(None)
+        if chunk.error is not None:
+            self._failure = None
+            raise chunk.error
+        return Deliveries(chunk)
+
+    def _begin(self, topic: str) -> _Chunk:
+        """The chunk that takes records of a topic now. The caller holds the mutex."""
+        if self._closed:
+            raise StoreClosed("producer")
+        if topic not in self._full:
+            self._store.topic(topic)  # raises for one that does not exist
+            self._full[topic] = deque()
+            self._senders[topic] = threading.Lock()
+        chunk = self._chunks.get(topic)
+        if chunk is None:
+            chunk = self._chunks[topic] = _Chunk(self, topic, time.time_ns() // 1_000_000, time.monotonic_ns())
+            if self._lingerer is not None:
+                self._lingerer.ensure_running()
+                if len(self._chunks) == 1:
+                    self._lingerer.wake()
+        return chunk
+
+    @staticmethod
+    def _note_options(
+        chunk: _Chunk, index: int, headers: Any, timestamp: int | None, partition: int | None
+    ) -> None:
+        from segmentlog.format.columns import as_timestamps, check_headers
+
+        if headers is not None:
+            chunk.headers[index] = check_headers([headers])[0]
+        if timestamp is not None:
+            chunk.timestamps[index] = int(as_timestamps([timestamp], 1)[0])
+        if partition is not None:
+            chunk.partitions[index] = _check_partition(partition)
+
+    def _send_full(self, topic: str) -> None:
+        """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
+        waiting = self._full[topic]
+        while waiting:
+            with self._senders[topic]:
+                try:
+                    chunk = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    self._send(chunk)
+                    chunk.finish()
+                except Exception as error:
+                    chunk.finish(error)
+                    self._failure = error
+                    if not isinstance(error, SegmentlogError | OSError):
+                        raise
+
+    # ------------------------------------------------------------ where records go
+
+    def _send(self, chunk: _Chunk) -> None:
+        """Append a chunk's records to their partitions."""
+        topic = self._store.topic(chunk.topic)
+        count = topic.partition_count
+        partitions = self._partitions_of(chunk, count)
+        order = np.argsort(partitions, kind="stable")
+        counts = np.bincount(partitions, minlength=count)
+        starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        ranks = np.empty(len(partitions), np.int64)
+        ranks[order] = np.arange(len(partitions)) - np.repeat(starts, counts)
+        chunk.placed(partitions, ranks)
+        first: Exception | None = None
+        for number in counts.nonzero()[0].tolist():
+            try:
+                log = chunk.logs[number] = topic.partition(number)
+                if counts[number] == len(partitions):
+                    rows = None
+                else:
+                    rows = order[starts[number] : starts[number] + counts[number]].tolist()
+                chunk.base_offsets[number] = self._append(log, chunk, rows)
+            except (SegmentlogError, OSError) as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _append(self, log: Partition, chunk: _Chunk, rows: list[int] | None) -> int:
+        values, keys = chunk.values, chunk.keys
+        timestamps = headers = None
+        if chunk.timestamps:
+            stamps = chunk.timestamps
+            picked = range(len(values)) if rows is None else rows
+            timestamps = np.fromiter((stamps.get(row, chunk.begun_ms) for row in picked), np.int64, len(picked))
+        if chunk.headers:
+            picked = range(len(values)) if rows is None else rows
+            none: Headers = ()
+            headers = [chunk.headers.get(row, none) for row in picked]
+        if rows is not None:
+            values = list(map(values.__getitem__, rows))
+            keys = list(map(keys.__getitem__, rows)) if keys else keys
+        if timestamps is None:
+            timestamps = np.full(len(values), chunk.begun_ms, np.int64)
+        return log.append(values, keys or None, timestamps, headers, self._ack)
+
+    def _partitions_of(self, chunk: _Chunk, count: int) -> npt.NDArray[np.int32]:
+        """The partition of each record: as it says, else by its key, else the one whose turn it is."""
+        sticky = self._sticky.get(chunk.topic, -1) + 1
+        if sticky >= count:
+            sticky = 0
+        self._sticky[chunk.topic] = sticky
+        if count == 1 or not chunk.keys:
+            partitions = np.full(len(chunk.values), sticky, np.int32)
+        else:
+            partitions = self._partitioner.partitions(chunk.keys, count, sticky)
+        for row, number in chunk.partitions.items():
+            if number >= count:
+                raise UnknownTopic(chunk.topic, f"it has no partition {number}, only 0 to {count - 1}")
+            partitions[row] = number
+        return partitions
+
+    # ------------------------------------------------------------ lingering, flushing, closing
+
+    def linger_tick(self) -> float:
+        """Send the chunks that have waited long enough; returns the seconds until the next one will have."""
+        now_ns = time.monotonic_ns()
+        due: list[str] = []
+        pause_ns = 3600 * 10**9
+        with self._mutex:
+            for topic, chunk in list(self._chunks.items()):
+                rest_ns = chunk.begun_ns + self._linger_ns - now_ns
+                if rest_ns <= 0:
+                    due.append(topic)
+                    self._full[topic].append(self._chunks.pop(topic))
+                else:
+                    pause_ns = min(pause_ns, rest_ns)
+        for topic in due:
+            self._send_full(topic)
+        return pause_ns / 1e9
+
+    def send_if_nobody_else_does(self, chunk: _Chunk) -> None:
+        """Somebody waits for this chunk, and no thread watches how long it lingers: send it now."""
+        if self._lingerer is None:
+            with self._mutex:
+                if self._chunks.get(chunk.topic) is chunk:
+                    self._full[chunk.topic].append(self._chunks.pop(chunk.topic))
+            self._send_full(chunk.topic)
+
+    def flush(self) -> None:
+        """Append everything that was sent so far. Raises the first failure that nobody was told of yet.
+
+        With ``ack="durable"`` it is on disk when this returns.
+        """
+        with self._mutex:
+            topics = list(self._full)
+            for topic in topics:
+                if topic in self._chunks:
+                    self._full[topic].append(self._chunks.pop(topic))
+        for topic in topics:
+            self._send_full(topic)
+            with self._senders[topic]:
+                pass  # another thread may still be sending what it took
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Flush, and take no more records. Idempotent."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._closed = True
+            if self._lingerer is not None:
+                self._lingerer.stop()
+
+
+def _as_bytes(column: str, blob: Any) -> bytes | None:
+    if blob is None or isinstance(blob, bytes):
+        return blob
+    if isinstance(blob, bytearray | memoryview):
+        return bytes(blob)
+    hint = " (encode it first: .encode())" if isinstance(blob, str) else ""
+    raise InvalidRecord(column, 0, type(blob).__name__, f"bytes or None{hint}")
+
+
+def _check_partition(partition: Any) -> int:
+    if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
+        raise InvalidConfig("partition", partition, "a partition's number, from 0 on")
+    return partition

@@ -1,0 +1,108 @@
+"""The words of the log: a record, and the small frozen values that the floors hand to each other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Headers of one record, in order; a name may occur more than once, a value may be null."""
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as a reader gets it.
+
+    ``timestamp`` is in milliseconds since 1970 UTC; ``epoch`` is the partition epoch it was
+    appended in. A null ``value`` is a tombstone in a compacted topic. (A msgspec struct:
+    built in C, 64 ns each through ``map``, against 270 ns for a named tuple.)
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    epoch: int
+
+
+class TopicPartition(NamedTuple):
+    """The name of one partition."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+class EpochStart(msgspec.Struct, frozen=True, gc=False):
+    """A partition epoch and the first offset that may have been appended in it."""
+
+    epoch: int
+    start_offset: int
+
+
+class LostRange(msgspec.Struct, frozen=True, gc=False):
+    """Offsets ``[base_offset, end_offset)`` that hold no record and never will.
+
+    Records that were handed those numbers before a crash (or a truncation) are gone; most
+    of a range was usually never handed out at all. ``epoch`` is the epoch in which history
+    resumes at ``end_offset``.
+    """
+
+    base_offset: int
+    end_offset: int
+    epoch: int
+    reason: str
+    at_ms: int = 0
+
+
+class RecoveryReport(msgspec.Struct, frozen=True):
+    """What opening a partition found and did.
+
+    verdict          ``new``            an empty partition was made
+                     ``live``           the page cache is as the last process left it: nothing to do
+                     ``clean``          closed cleanly under another boot: nothing to do
+                     ``torn write``     a process died inside an append; its bytes were cut off
+                     ``machine death``  scanned from the recovery point, resumed at the ceiling
+                     ``failed fsync``   the unsynced tail was written anew and synced
+                     ``no checkpoint``  scanned whole; resumed far beyond what may have been handed out
+    scanned_bytes    how much of the log was read and checked
+    truncated_bytes  how much was cut off its end, kept in ``quarantine_path``
+    lost             the range of offsets that this recovery gave up, or None
+    why              the evidence, as a sentence
+    """
+
+    verdict: str
+    log_start_offset: int
+    log_end_offset: int
+    epoch: int
+    scanned_bytes: int = 0
+    truncated_bytes: int = 0
+    quarantine_path: str | None = None
+    lost: LostRange | None = None
+    why: str = ""
+    duration_ms: float = 0.0
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """One segment: offsets ``[base_offset, end_offset)``, its bytes, its largest timestamp (-1 while empty)."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    max_timestamp: int
+    active: bool
+    path: str
+
+
+class Appended(NamedTuple):
+    """Where a produced record lies."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int

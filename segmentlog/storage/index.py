@@ -1,0 +1,203 @@
+"""The index of one segment in memory, and its two files: loaded, caught up from the log, flushed, sealed.
+
+Whoever looks, the entries are a function of the batch headers alone. So a process that
+follows another one's appends computes the same entries, and writing them to the files is
+harmless however many do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import numpy as np
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.index import (
+    MAX_RELATIVE,
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    Entries,
+    decode_entries,
+    encode_entries,
+    entry_due,
+)
+from segmentlog.format.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.format.scan import find_batch, walk
+from segmentlog.storage.fs import FileSystem, write_all
+
+_FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
+
+
+class SegmentIndex:
+    """Sparse offset and time index of one segment. Thread-safe.
+
+    ``scanned_position`` is how far into the segment the entries reach; lookups behind it
+    answer with the last entry before it, and whoever asked walks on from there.
+    """
+
+    def __init__(self, fs: FileSystem, stem: str, base_offset: int, interval_bytes: int) -> None:
+        self._fs = fs
+        self._stem = stem
+        self.base_offset = base_offset
+        self._interval = interval_bytes
+        self._lock = threading.Lock()
+        self._offsets: Entries = np.empty(0, OFFSET_ENTRY)
+        self._times: Entries = np.empty(0, TIME_ENTRY)
+        self.count = 0
+        self._flushed = 0
+        self.max_timestamp = 0
+        self.scanned_position = 0
+        self._last_indexed_position = 0
+        self._next_offset = base_offset
+
+    # ------------------------------------------------------------ files
+
+    def load(self, *, limit: int = MAX_RELATIVE, sealed: bool = False) -> None:
+        """Take over what the files hold, what checks, and what lies below position ``limit``; it may be nothing."""
+        offset_bytes, time_bytes = self._read(INDEX_SUFFIX, sealed), self._read(TIME_INDEX_SUFFIX, sealed)
+        offsets, times, _ = decode_entries(offset_bytes, time_bytes)
+        kept = int(np.searchsorted(offsets["position"], np.uint32(limit), "right" if sealed else "left"))
+        offsets, times = offsets[:kept], times[:kept]
+        with self._lock:
+            self._offsets, self._times = offsets, times
+            self.count = self._flushed = len(offsets)
+            if self.count:
+                self.scanned_position = self._last_indexed_position = int(offsets["position"][-1])
+                self.max_timestamp = int(times["max_timestamp"][-1])
+                self._next_offset = self.base_offset + int(offsets["relative_offset"][-1])
+
+    def _read(self, suffix: str, sealed: bool) -> memoryview:
+        """The file's bytes: a sealed one mapped, so that ten thousand loaded indexes are page cache, not memory."""
+        try:
+            fd = self._fs.open(self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return memoryview(b"")
+        try:
+            size = self._fs.fstat(fd).st_size
+            if not size:
+                return memoryview(b"")
+            if sealed:
+                return memoryview(self._fs.map_file(fd, size))
+            return memoryview(self._fs.pread(fd, size, 0))
+        finally:
+            self._fs.close(fd)
+
+    def flush(self) -> None:
+        """Write the entries that the files lack. A cache: failing to write it is no failure, not even a full disk."""
+        with self._lock:
+            count = self.count
+            if count == self._flushed:
+                return
+            fresh = slice(self._flushed, count)
+            encoded = encode_entries(
+                self._offsets["relative_offset"][fresh],
+                self._offsets["position"][fresh],
+                self._times["max_timestamp"][fresh],
+            )
+            with contextlib.suppress(OSError):
+                self._write(INDEX_SUFFIX, encoded[0], self._flushed * OFFSET_ENTRY.itemsize)
+                self._write(TIME_INDEX_SUFFIX, encoded[1], self._flushed * TIME_ENTRY.itemsize)
+                self._flushed = count
+
+    def _write(self, suffix: str, data: bytes, position: int) -> None:
+        fd = self._fs.open(self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(self._fs, fd, [data], position)
+            if self._fs.fstat(fd).st_size > position + len(data):
+                self._fs.ftruncate(fd, position + len(data))  # entries that did not check
+        finally:
+            self._fs.close(fd)
+
+    # ------------------------------------------------------------ entries
+
+    def observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
+        """Take note of the batch at ``position``, which must be where the last one ended."""
+        with self._lock:
+            self._observe(position, base_offset, next_offset, max_timestamp, size_bytes)
+        if self.count - self._flushed >= _FLUSH_EVERY:
+            self.flush()
+
+    def _observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
+        if entry_due(position, self._last_indexed_position, self._interval):
+            self._add(base_offset, position)
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        self.scanned_position = position + size_bytes
+        self._next_offset = next_offset
+
+    def _add(self, offset: int, position: int) -> None:
+        relative = offset - self.base_offset
+        if relative > MAX_RELATIVE or position > MAX_RELATIVE:
+            return
+        count = self.count
+        if count == len(self._offsets):
+            grown = max(64, 2 * count)
+            offsets, times = np.zeros(grown, OFFSET_ENTRY), np.zeros(grown, TIME_ENTRY)
+            offsets[:count], times[:count] = self._offsets[:count], self._times[:count]
+            self._offsets, self._times = offsets, times
+        self._offsets[count] = (relative, position)
+        self._times[count] = (self.max_timestamp, relative, 0)
+        self.count = count + 1
+        self._last_indexed_position = position
+
+    def catch_up(self, view: memoryview, end_position: int, path: str) -> None:
+        """Observe the batches up to ``end_position`` that were not yet; damaged ones are stepped over."""
+        with self._lock:
+            while self.scanned_position < end_position:
+                try:
+                    for position, header in walk(view, self.scanned_position, end_position, path):
+                        self._observe(
+                            position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes
+                        )
+                except CorruptBatch as damage:
+                    start = max(damage.position, self.scanned_position) + 1
+                    found = find_batch(view, start, end_position, self._next_offset)
+                    self.scanned_position = end_position if found is None else found
+
+    def close(self, next_offset: int, size_bytes: int, *, write: bool = True) -> None:
+        """Add the closing entry of a sealed segment, and write everything."""
+        with self._lock:
+            if self._last_indexed_position < size_bytes:
+                self._add(next_offset, size_bytes)
+            self.scanned_position = size_bytes
+        if write:
+            self.flush()
+
+    def is_complete(self, size_bytes: int) -> bool:
+        """Whether the closing entry for a segment of this size is there."""
+        return self._last_indexed_position == size_bytes > 0
+
+    # ------------------------------------------------------------ lookups
+
+    def position_for_offset(self, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the last indexed batch that starts at or below ``offset``."""
+        with self._lock:
+            # Same dtype, or numpy converts the haystack: 3.9 ms instead of 5 us on 2 M entries.
+            needle = np.uint32(min(max(offset - self.base_offset, 0), MAX_RELATIVE))
+            index = int(np.searchsorted(self._offsets["relative_offset"][: self.count], needle, "right")) - 1
+            return self._entry(index)
+
+    def position_for_timestamp(self, timestamp: int) -> tuple[int, int]:
+        """(position, base offset) of an indexed batch before which every timestamp is below ``timestamp``."""
+        with self._lock:
+            stamps = self._times["max_timestamp"][: self.count]
+            index = int(np.searchsorted(stamps, np.int64(timestamp), "left")) - 1
+            return self._entry(index)
+
+    def _entry(self, index: int) -> tuple[int, int]:
+        if index < 0:
+            return 0, self.base_offset
+        entry = self._offsets[index]
+        return int(entry["position"]), self.base_offset + int(entry["relative_offset"])
+
+    def entries(self) -> tuple[Entries, Entries]:
+        """Copies of the entries, their checks filled in; for `verify` and for tests."""
+        with self._lock:
+            encoded = encode_entries(
+                self._offsets["relative_offset"][: self.count],
+                self._offsets["position"][: self.count],
+                self._times["max_timestamp"][: self.count],
+            )
+        return np.frombuffer(encoded[0], OFFSET_ENTRY), np.frombuffer(encoded[1], TIME_ENTRY)

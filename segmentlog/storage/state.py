@@ -1,0 +1,243 @@
+"""The page that all processes share about one partition: where its log starts, ends and is durable.
+
+The file ``state``, 4096 bytes of native u64 words, mapped by every process::
+
+    word 0    magic and version
+         1-2  boot id (128 bits)
+         3-4  device and inode of the partition's folder
+         5    XXH3-64 of words 0-4
+         8    writing     an append is in progress: bytes beyond the end may be torn
+         9    failed      an fsync failed: no appends until the partition is reopened
+         10   config      counts changes of the topic's configuration
+         11   moved       counts deletions and renamings of the topic: open handles are stale
+         12   waiting     monotonic milliseconds until which somebody waits to be woken
+         16   `LogState`  (written under the append lock)
+         64   `SyncState` (written under the sync lock)
+
+A block is a sequence number and two copies of its fields, each with a checksum seeded with
+the sequence number. A writer fills the copy that is not current, then stores the sequence
+number, one aligned word: a reader never waits, a writer killed at any instruction leaves
+the old copy current, and a block that was damaged does not pass for one.
+
+The page is no more than a cache of the page cache's state: it says nothing once the machine
+has restarted, and nothing about a folder that was copied. Both show in words 1-4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import uuid
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import xxhash
+from msgspec.structs import astuple
+
+from segmentlog.storage.fs import FileSystem
+
+PAGE_SIZE: Final = 4096
+_MAGIC: Final = int.from_bytes(b"SLSTATE\x01", "little")
+_WORD: Final = 8
+_READ_ATTEMPTS: Final = 10_000
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+class LogState(msgspec.Struct, frozen=True, gc=False):
+    """What appends change. Offsets, and positions in bytes."""
+
+    log_start_offset: int
+    log_end_offset: int
+    last_stable_offset: int
+    active_base_offset: int
+    end_position: int
+    epoch: int
+    generation: int
+    """Counts changes of the list of segments."""
+    appended_bytes: int
+    """Grows by the size of every batch; the distance to `SyncState.synced_bytes` is un-fsynced."""
+    first_append_ms: int
+    """Wall clock at the first append to the active segment; 0 while it is empty."""
+
+
+class SyncState(msgspec.Struct, frozen=True, gc=False):
+    """What fsyncs and checkpoints change."""
+
+    durable_offset: int
+    offset_ceiling: int
+    synced_bytes: int
+    synced_base_offset: int
+    """Base offset of the newest segment whose name is durable."""
+    checkpointed_bytes: int
+    """`synced_bytes` when the recovery point last moved."""
+    synced_at_ms: int
+    """Monotonic clock at the last fsync."""
+    sync_count: int
+
+
+Fields = TypeVar("Fields", LogState, SyncState)
+
+
+class StateDamaged(Exception):
+    """Neither this block's checksum nor its sequence number make sense: the page cannot be trusted."""
+
+
+class Block(Generic[Fields]):
+    """One block of the page: lock-free for readers; one writer at a time, who holds the block's lock."""
+
+    __slots__ = ("_buffer", "_cached", "_kind", "_packer", "_positions", "_word", "_words")
+
+    def __init__(self, buffer: Any, words: memoryview, word: int, kind: type[Fields]) -> None:
+        count = len(kind.__struct_fields__)
+        self._buffer = buffer
+        self._words = words
+        self._word = word
+        self._kind = kind
+        self._packer = struct.Struct(f"={count}Q")
+        self._positions = ((word + 1) * _WORD, (word + 2 + count) * _WORD)
+        # One attribute, so that threads never pair a sequence number with another one's fields.
+        self._cached: tuple[int, Fields] | None = None
+
+    def read(self) -> Fields:
+        """The fields as one of the writers left them. Raises `StateDamaged`."""
+        size = self._packer.size
+        for _ in range(_READ_ATTEMPTS):
+            sequence = self._words[self._word]
+            cached = self._cached
+            if cached is not None and cached[0] == sequence:
+                return cached[1]
+            position = self._positions[sequence & 1]
+            data = self._buffer[position : position + size]
+            check = self._words[(position + size) // _WORD]
+            if self._words[self._word] != sequence:
+                continue  # a writer went on meanwhile: what was read may be half of its next copy
+            if _hash(data, sequence) != check:
+                break
+            fields = self._kind(*self._packer.unpack(data))
+            self._cached = (sequence, fields)
+            return fields
+        raise StateDamaged
+
+    def write(self, fields: Fields) -> None:
+        """Publish new fields. The caller holds the block's lock."""
+        sequence = self._words[self._word] + 1
+        position = self._positions[sequence & 1]
+        data = self._packer.pack(*astuple(fields))
+        self._buffer[position : position + len(data)] = data
+        self._words[(position + len(data)) // _WORD] = _hash(data, sequence)
+        self._words[self._word] = sequence
+        self._cached = (sequence, fields)
+
+
+class StatePage:
+    """The mapped page of one partition. Flags are plain words; see the module for who writes what."""
+
+    __slots__ = ("_map", "_words", "log", "sync")
+
+    def __init__(self, buffer: mmap.mmap | bytearray) -> None:
+        self._map = buffer
+        self._words = memoryview(buffer).cast("Q")
+        self.log: Block[LogState] = Block(buffer, self._words, 16, LogState)
+        self.sync: Block[SyncState] = Block(buffer, self._words, 64, SyncState)
+
+    @classmethod
+    def private(cls) -> StatePage:
+        """A page of this process alone, for reading a store that must not be written to."""
+        return cls(bytearray(PAGE_SIZE))
+
+    @classmethod
+    def map(cls, fs: FileSystem, fd: int, *, writable: bool) -> StatePage | None:
+        """Map the file; None when it is not a page long and may not be made so.
+
+        The page is written in full before it is mapped: a store into an mmap'd hole of a full
+        disk would be a SIGBUS, and not an error.
+        """
+        size = fs.fstat(fd).st_size
+        if size < PAGE_SIZE:
+            if not writable:
+                return None
+            fs.pwritev(fd, [bytes(PAGE_SIZE - size)], size)
+        return cls(fs.map_file(fd, PAGE_SIZE, writable=writable))
+
+    def close(self) -> None:
+        """Unmap; readers that hold the page keep it alive."""
+        self._words.release()
+        if isinstance(self._map, mmap.mmap):
+            with contextlib.suppress(BufferError):
+                self._map.close()
+
+    def describes(self, boot_id: str, folder: os.stat_result) -> bool:
+        """Whether the page is about this folder (not a copy of it) in this boot, and its blocks are sound."""
+        words = list(self._words[:6])
+        if words != _header_words(boot_id, folder):
+            return False
+        try:
+            self.log.read()
+            self.sync.read()
+        except StateDamaged:
+            return False
+        return True
+
+    def initialise(self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState) -> None:
+        """Make the page valid; the header last. The caller holds both locks."""
+        self._words[0] = 0
+        self.log.write(log)
+        self.sync.write(sync)
+        self.writing = self.failed = 0
+        for index, word in reversed(list(enumerate(_header_words(boot_id, folder)))):
+            self._words[index] = word
+
+    @property
+    def writing(self) -> int:
+        """Non-zero while an append is in progress, or after its process died in it."""
+        return self._words[8]
+
+    @writing.setter
+    def writing(self, value: int) -> None:
+        self._words[8] = value
+
+    @property
+    def failed(self) -> int:
+        """Non-zero after a failed fsync, until somebody opens the partition anew."""
+        return self._words[9]
+
+    @failed.setter
+    def failed(self, value: int) -> None:
+        self._words[9] = value
+
+    @property
+    def config_version(self) -> int:
+        return self._words[10]
+
+    @property
+    def moved(self) -> int:
+        return self._words[11]
+
+    def count_config_change(self) -> None:
+        self._words[10] += 1
+
+    def count_move(self) -> None:
+        self._words[11] += 1
+
+    @property
+    def waiting_until_ms(self) -> int:
+        """Monotonic clock; appenders wake followers while it lies ahead."""
+        return self._words[12]
+
+    @waiting_until_ms.setter
+    def waiting_until_ms(self, value: int) -> None:
+        self._words[12] = value
+
+
+def _header_words(boot_id: str, folder: os.stat_result) -> list[int]:
+    try:
+        boot = uuid.UUID(boot_id).int
+    except ValueError:
+        boot = xxhash.xxh3_128_intdigest(boot_id)
+    mask = (1 << 64) - 1
+    words = [_MAGIC, boot & mask, boot >> 64, folder.st_dev, folder.st_ino]
+    packed = struct.pack("=5Q", *words)
+    return [*words, _hash(packed)]

@@ -1,0 +1,505 @@
+"""The store: a folder of topics, each a folder of partitions."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import json
+import os
+import resource
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import (
+    DiskFull,
+    InvalidConfig,
+    ReadOnlyStore,
+    SegmentlogError,
+    StoreClosed,
+    StoreVersionError,
+    TopicExists,
+    UnknownTopic,
+)
+from segmentlog.format.names import HIDDEN, INTERNAL_TOPICS, STATE_FILE, STORE_FILE, TOPIC_FILE, check_topic_name
+from segmentlog.partition.handle import Clock, Handle
+from segmentlog.partition.partition import Partition
+from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
+from segmentlog.storage.state import PAGE_SIZE, StatePage
+from segmentlog.workers import Worker, logger
+
+if TYPE_CHECKING:
+    from segmentlog.consumer import Consumer, Start
+    from segmentlog.partition.partition import Ack, Isolation
+    from segmentlog.policy.partitioner import Partitioner
+    from segmentlog.producer import Producer
+
+FORMAT_VERSION = 1
+MAX_PARTITIONS = 100_000
+
+_FILES_PER_PARTITION = 5
+_FLUSH_TICK_MAX_S = 0.25
+_FLUSH_TICK_MIN_S = 0.001
+
+
+class Topic:
+    """A topic of an open store. Thread-safe; get one from `LogStore.topic`."""
+
+    def __init__(self, store: LogStore, name: str) -> None:
+        self._store = store
+        self.name = name
+        self.folder = f"{store.path}/{name}"
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}, {self.partition_count} partitions>"
+
+    @property
+    def config(self) -> TopicConfig:
+        """The configuration as it is on disk now."""
+        return self._store.read_topic_file(self.name)[1]
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions there are now."""
+        return self._store.read_topic_file(self.name)[0]
+
+    def partition(self, number: int) -> Partition:
+        """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
+        return self._store.open_partition(self.name, number)
+
+    def partitions(self) -> list[Partition]:
+        """All of them, opened."""
+        return [self.partition(number) for number in range(self.partition_count)]
+
+
+class LogStore:
+    """A store: open one with `segmentlog.open`, close it or use it in a ``with``. Thread-safe.
+
+    Any number of processes may have it open. After a fork the child may go on using it: it
+    opens its files anew.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        read_only: bool = False,
+        background: bool = True,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self.read_only = read_only
+        self._fs = fs or FileSystem()
+        self._clock = clock or Clock()
+        self._mutex = threading.RLock()
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._closed = False
+        self._budget = _DescriptorBudget()
+        self._flusher = Worker("flush", self.flush_tick) if background and not read_only else None
+        self.store_id = self._open(create and not read_only)
+        _open_stores.add(self)
+
+    def _open(self, create: bool) -> str:
+        """Read the store's own file, making the store if that is wanted; its id."""
+        store_file = f"{self.path}/{STORE_FILE}"
+        try:
+            text = read_file(self._fs, store_file)
+        except NotADirectoryError:
+            raise StoreVersionError(self.path, "it is not a folder; a store is one") from None
+        except FileNotFoundError:
+            if not create:
+                why = f"there is no store here (no {STORE_FILE}); check the path, or create one"
+                raise StoreVersionError(self.path, why) from None
+            return self._create(store_file)
+        return self._check_store_file(store_file, text)
+
+    def _create(self, store_file: str) -> str:
+        if os.path.isdir(self.path) and any(name != "lost+found" for name in self._fs.listdir(self.path)):
+            why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
+            raise StoreVersionError(self.path, why)
+        os.makedirs(self.path, exist_ok=True)
+        store_id = uuid.uuid4().hex
+        document = {"format": FORMAT_VERSION, "store_id": store_id, "created_ms": self._clock.now_ms()}
+        replace_file(self._fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
+        self._fs.sync_folder(os.path.dirname(self.path))
+        return self._check_store_file(store_file, read_file(self._fs, store_file))
+
+    @staticmethod
+    def _check_store_file(path: str, text: bytes) -> str:
+        try:
+            document = json.loads(text)
+            version, store_id = document["format"], document["store_id"]
+        except (ValueError, KeyError, TypeError):
+            raise StoreVersionError(path, "damaged: it should be JSON with 'format' and 'store_id'") from None
+        if version != FORMAT_VERSION:
+            why = f"the store has format {version!r}, and this version of segmentlog reads format {FORMAT_VERSION}"
+            raise StoreVersionError(path, f"{why}; use the version that wrote it")
+        return str(store_id)
+
+    def __enter__(self) -> LogStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LogStore {self.path}>"
+
+    # ------------------------------------------------------------ topics
+
+    def topics(self, *, internal: bool = False) -> list[str]:
+        """Names of the topics, sorted; those of the store itself only with ``internal``."""
+        self._check_open()
+        names = []
+        for name in self._fs.listdir(self.path):
+            if HIDDEN in name or (name in INTERNAL_TOPICS and not internal):
+                continue
+            if os.path.exists(f"{self.path}/{name}/{TOPIC_FILE}"):
+                names.append(name)
+        return sorted(names)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name. Raises `UnknownTopic`."""
+        self._check_open()
+        check_topic_name(name, internal=True)
+        self.read_topic_file(name)
+        return Topic(self, name)
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None, **options: object
+    ) -> Topic:
+        """Make a topic. ``options`` are keys of the topic config with underscores, ``config`` also takes dots.
+
+        Durable when it returns. Raises `TopicExists`, `InvalidTopicName`, `InvalidConfig`.
+        """
+        self._check_writable("create a topic")
+        check_topic_name(name)
+        settings = TopicConfig.from_mapping({**(config or {}), **options})
+        _check_partition_count(partitions)
+        folder = f"{self.path}/{name}"
+        with self._mutex:
+            if os.path.lexists(folder):
+                raise TopicExists(name)
+            # Made aside and renamed: nobody ever sees half a topic.
+            making = f"{self.path}/{name}{HIDDEN}making-{uuid.uuid4().hex[:8]}"
+            try:
+                self._fs.mkdir(making)
+                for number in range(partitions):
+                    self._fs.mkdir(f"{making}/{number}")
+                self._write_topic_file(making, partitions, settings)
+                self._fs.rename(making, folder)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    self._fs.remove_tree(making)
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise TopicExists(name) from None
+                if error.errno in NO_ROOM:
+                    raise DiskFull(folder, 0) from error
+                raise
+            self._fs.sync_folder(self.path)
+        return Topic(self, name)
+
+    def alter_topic(
+        self,
+        name: str,
+        config: Mapping[str, object] | None = None,
+        *,
+        partitions: int | None = None,
+        **options: object,
+    ) -> Topic:
+        """Change keys of a topic's configuration, or add partitions, while it is in use, by whatever process.
+
+        Keys with more partitions may go elsewhere from now on. There cannot be fewer. Durable
+        when it returns; appends that come after it see it.
+        """
+        self._check_writable("alter a topic")
+        check_topic_name(name)
+        with self._mutex:
+            count, current = self.read_topic_file(name)
+            settings = current.replace({**(config or {}), **options})
+            wanted = count if partitions is None else partitions
+            _check_partition_count(wanted)
+            if wanted < count:
+                raise InvalidConfig("partitions", wanted, f"{count} or more: records of a partition cannot be moved")
+            folder = f"{self.path}/{name}"
+            for number in range(count, wanted):
+                with contextlib.suppress(FileExistsError):
+                    self._fs.mkdir(f"{folder}/{number}")
+            self._fs.sync_folder(folder)
+            self._write_topic_file(folder, wanted, settings)
+            self._for_each_page(name, StatePage.count_config_change)
+        return Topic(self, name)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with everything in it. Whoever still uses it gets `UnknownTopic`."""
+        self._check_writable("delete a topic")
+        check_topic_name(name)
+        with self._mutex:
+            self.read_topic_file(name)
+            gone = f"{self.path}/{name}{HIDDEN}deleted-{uuid.uuid4().hex[:8]}"
+            self._for_each_page(name, StatePage.count_move)
+            self._fs.rename(f"{self.path}/{name}", gone)
+            self._fs.sync_folder(self.path)
+            self._drop_partitions(name)
+            self._fs.remove_tree(gone)
+
+    def rename_topic(self, name: str, new_name: str) -> Topic:
+        """Give a topic another name. Whoever uses it under the old one gets `UnknownTopic`."""
+        self._check_writable("rename a topic")
+        check_topic_name(name)
+        check_topic_name(new_name)
+        with self._mutex:
+            self.read_topic_file(name)
+            if os.path.lexists(f"{self.path}/{new_name}"):
+                raise TopicExists(new_name)
+            self._close_partitions(name)
+            self._for_each_page(name, StatePage.count_move)
+            self._fs.rename(f"{self.path}/{name}", f"{self.path}/{new_name}")
+            self._fs.sync_folder(self.path)
+        return Topic(self, new_name)
+
+    def read_topic_file(self, name: str) -> tuple[int, TopicConfig]:
+        """(number of partitions, configuration) of a topic as they are on disk. Raises `UnknownTopic`."""
+        path = f"{self.path}/{name}/{TOPIC_FILE}"
+        try:
+            document = json.loads(read_file(self._fs, path))
+            if document["format"] != FORMAT_VERSION:
+                raise StoreVersionError(path, f"the topic has format {document['format']!r}, not {FORMAT_VERSION}")
+            return int(document["partitions"]), TopicConfig.from_mapping(document["config"])
+        except (FileNotFoundError, NotADirectoryError):
+            raise UnknownTopic(name) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreVersionError(path, f"damaged ({error}); restore it from a backup or write it anew") from None
+
+    def _write_topic_file(self, folder: str, partitions: int, config: TopicConfig) -> None:
+        document = {"format": FORMAT_VERSION, "partitions": partitions, "config": config.to_mapping()}
+        replace_file(self._fs, f"{folder}/{TOPIC_FILE}", json.dumps(document, indent=2).encode() + b"\n")
+
+    def _for_each_page(self, name: str, change: Any) -> None:
+        """Change a word of every partition's state page that there is, for all processes to see."""
+        for number in range(self.read_topic_file(name)[0]):
+            with contextlib.suppress(FileNotFoundError):
+                fd = self._fs.open(f"{self.path}/{name}/{number}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    if self._fs.fstat(fd).st_size >= PAGE_SIZE:
+                        page = StatePage.map(self._fs, fd, writable=True)
+                        if page is not None:
+                            change(page)
+                            page.close()
+                finally:
+                    self._fs.close(fd)
+
+    # ------------------------------------------------------------ partitions
+
+    def open_partition(self, name: str, number: int) -> Partition:
+        """A partition of this store, the same object every time. Raises `UnknownTopic`."""
+        self._check_open()
+        partition = self._partitions.get((name, number))
+        if partition is not None and not partition.is_stale:
+            return partition
+        with self._mutex:
+            self._check_open()
+            partition = self._partitions.get((name, number))
+            if partition is not None and not partition.is_stale:
+                return partition
+            count, _ = self.read_topic_file(name)
+            if not isinstance(number, int) or not 0 <= number < count:
+                raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {count - 1}")
+            partition = Partition(
+                f"{self.path}/{name}/{number}",
+                name,
+                number,
+                lambda: self.read_topic_file(name)[1],
+                fs=self._fs,
+                clock=self._clock,
+                read_only=self.read_only,
+                background=self._flusher is not None,
+                on_open=self._opened,
+            )
+            self._partitions[name, number] = partition
+            report = partition.recovery_report
+            if report.verdict not in ("new", "clean", "live"):
+                logger.warning("%s/%d: %s: %s", name, number, report.verdict, report.why)
+            return partition
+
+    def _opened(self, handle: Handle) -> None:
+        self._budget.opened(handle)
+        if self._flusher is not None:
+            self._flusher.ensure_running()
+
+    def recovery_reports(self) -> dict[tuple[str, int], Any]:
+        """What opening found, for each partition that was opened so far."""
+        return {key: partition.recovery_report for key, partition in list(self._partitions.items())}
+
+    def _drop_partitions(self, name: str) -> None:
+        for key in [key for key in self._partitions if key[0] == name]:
+            self._partitions.pop(key).abandon()
+
+    def _close_partitions(self, name: str) -> None:
+        for key in [key for key in self._partitions if key[0] == name]:
+            self._partitions.pop(key).close()
+
+    # ------------------------------------------------------------ producing and consuming
+
+    def producer(
+        self,
+        *,
+        linger_ms: float = 5,
+        batch_size: int = 512 * 1024,
+        partitioner: Partitioner | None = None,
+        ack: Ack | None = None,
+    ) -> Producer:
+        """A producer that gathers records into batches; see `Producer`."""
+        from segmentlog.producer import Producer
+
+        self._check_writable("produce")
+        return Producer(
+            self,
+            linger_ms=linger_ms,
+            batch_size=batch_size,
+            partitioner=partitioner,
+            ack=ack,
+            background=self._flusher is not None,
+        )
+
+    def consumer(
+        self,
+        *topics: str | tuple[str, int],
+        start: Start = "earliest",
+        follow: bool = False,
+        isolation: Isolation = "read_uncommitted",
+        durable_only: bool = False,
+        fetch_bytes: int = 1 << 20,
+        skip_damaged: bool = False,
+    ) -> Consumer:
+        """A consumer of topics, partitions or patterns; see `Consumer`."""
+        from segmentlog.consumer import Consumer
+
+        self._check_open()
+        return Consumer(
+            self,
+            topics,
+            start=start,
+            follow=follow,
+            isolation=isolation,
+            durable_only=durable_only,
+            fetch_bytes=fetch_bytes,
+            skip_damaged=skip_damaged,
+        )
+
+    # ------------------------------------------------------------ background, closing
+
+    def flush_tick(self) -> float:
+        """fsync what the topics' policies want fsynced by now; returns the seconds until it should be asked again."""
+        pause_s = _FLUSH_TICK_MAX_S
+        for partition in list(self._partitions.values()):
+            policy = partition.config.fsync
+            if policy.kind == "ms":
+                # Four looks an interval, so that nothing stays un-fsynced for longer than one.
+                pause_s = min(pause_s, max(policy.amount / 4000, _FLUSH_TICK_MIN_S))
+        for partition in list(self._partitions.values()):
+            if partition.sync_due(slack_ms=int(pause_s * 1000) + 1):
+                with contextlib.suppress(StoreClosed, UnknownTopic):
+                    partition.flush()
+        return pause_s
+
+    def health(self) -> dict[str, str]:
+        """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
+        problems = {}
+        if self._flusher is not None and self._flusher.error is not None:
+            problems[self._flusher.name] = str(self._flusher.error)
+        for (name, number), partition in list(self._partitions.items()):
+            if partition.failed is not None:
+                problems[f"{name}/{number}"] = partition.failed
+        return problems
+
+    def close(self) -> None:
+        """fsync everything appended here and leave a clean store. Idempotent.
+
+        Every partition is closed even if one fails; the first error is raised at the end.
+        """
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            if self._flusher is not None:
+                self._flusher.stop()
+            first: Exception | None = None
+            for partition in self._partitions.values():
+                try:
+                    partition.close()
+                except (SegmentlogError, OSError) as error:
+                    first = first or error
+            self._partitions.clear()
+            _open_stores.discard(self)
+        if first is not None:
+            raise first
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"store {self.path}")
+
+    def _check_writable(self, what: str) -> None:
+        self._check_open()
+        if self.read_only:
+            raise ReadOnlyStore(self.path, what)
+
+
+def _check_partition_count(count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidConfig("partitions", count, f"a whole number from 1 to {MAX_PARTITIONS}")
+
+
+class _DescriptorBudget:
+    """Keeps the number of partitions with open descriptors within the process's limit.
+
+    Second chance: a partition that was used since the last look stays, the others are
+    closed, and open themselves again when they are used.
+    """
+
+    def __init__(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
+        self._limit = max(8, (available // 2) // _FILES_PER_PARTITION)
+        self._mutex = threading.Lock()
+        self._handles: dict[Handle, None] = {}
+
+    def opened(self, handle: Handle) -> None:
+        with self._mutex:
+            self._handles.pop(handle, None)
+            self._handles[handle] = None
+            excess = len(self._handles) - self._limit
+            for candidate in self._in_turn() if excess > 0 else ():
+                if candidate is not handle and candidate.release():
+                    del self._handles[candidate]
+                    excess -= 1
+                    if not excess:
+                        break
+
+    def _in_turn(self) -> Iterator[Handle]:
+        """Handles by age, those in use at the end of the line."""
+        for candidate in list(self._handles):
+            if candidate.used:
+                candidate.used = False
+                del self._handles[candidate]
+                self._handles[candidate] = None
+            else:
+                yield candidate
+        yield from list(self._handles)
+
+
+_open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_stores() -> None:
+    """A program that ends without closing its store still leaves it clean."""
+    for store in list(_open_stores):
+        with contextlib.suppress(Exception):
+            store.close()
