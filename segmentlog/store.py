@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import threading
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -124,7 +123,7 @@ class LogStore:
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
         os.makedirs(self.path, exist_ok=True)
-        store_id = uuid.uuid4().hex
+        store_id = os.urandom(16).hex()
         document = {"format": FORMAT_VERSION, "store_id": store_id, "created_ms": self._clock.now_ms()}
         replace_file(self._fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
         self._fs.sync_folder(os.path.dirname(self.path))
@@ -187,7 +186,7 @@ class LogStore:
             if os.path.lexists(folder):
                 raise TopicExists(name)
             # Made aside and renamed: nobody ever sees half a topic.
-            making = f"{self.path}/{name}{HIDDEN}making-{uuid.uuid4().hex[:8]}"
+            making = f"{self.path}/{name}{HIDDEN}making-{os.urandom(4).hex()}"
             try:
                 self._fs.mkdir(making)
                 for number in range(partitions):
@@ -242,7 +241,7 @@ class LogStore:
         check_topic_name(name)
         with self._mutex:
             self.read_topic_file(name)
-            gone = f"{self.path}/{name}{HIDDEN}deleted-{uuid.uuid4().hex[:8]}"
+            gone = f"{self.path}/{name}{HIDDEN}deleted-{os.urandom(4).hex()}"
             self._for_each_page(name, StatePage.count_move)
             self._fs.rename(f"{self.path}/{name}", gone)
             self._fs.sync_folder(self.path)

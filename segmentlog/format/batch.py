@@ -59,6 +59,8 @@ MAX_RAW_SIZE: Final = 512 << 20
 """Largest payload, decompressed, that a header may claim. `max.message.bytes` cannot be set above it."""
 
 _LZ4_MAX_RATIO: Final = 255
+_MAX_OFFSET: Final = 2**63 - 2
+# So that the offset after it is an i64 as well.
 _COMPRESS_FROM_BYTES: Final = 256
 # A smaller payload is stored raw: LZ4 takes 2 us to set up and finds next to nothing to share.
 
@@ -231,9 +233,7 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
         raise CorruptBatch(path, position, f"magic {MAGIC!r}", repr(header.magic))
     digest = _hash(view[position : position + CHECKED_SIZE])
     if digest != header.header_checksum:
-        raise CorruptBatch(
-            path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}"
-        )
+        raise CorruptBatch(path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}")
     if header.payload_size > available - HEADER_SIZE:
         raise CorruptBatch(
             path,
@@ -257,7 +257,7 @@ def _flaw_of(header: BatchHeader) -> str | None:
         return f"codec {header.codec} with {raw} bytes raw and {header.payload_size} stored"
     if not count or count > header.values_size or deltas not in (0, 4 * count):
         return f"{count} records in {header.values_size} bytes of values and {deltas} bytes of offset deltas"
-    if header.base_offset < 0 or header.last_offset_delta + 1 < count:
+    if not 0 <= header.base_offset <= _MAX_OFFSET - header.last_offset_delta or header.last_offset_delta + 1 < count:
         return f"{count} records from offset {header.base_offset} on, the last at +{header.last_offset_delta}"
     return None
 

@@ -85,7 +85,7 @@ def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
         raise MalformedCheckpoint("checksum does not match")
     try:
         checkpoint = _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedCheckpoint(str(error)) from None
     if not checkpoint.epochs:
         raise MalformedCheckpoint("no epoch")
@@ -95,8 +95,9 @@ def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
 def decode_checkpoint(data: bytes) -> tuple[int, Checkpoint | None, bool]:
     """(sequence, checkpoint, damaged) of a checkpoint file's bytes; None when neither slot is valid.
 
-    ``damaged`` says that one slot is neither valid nor blank. Whether that was the newer one
-    cannot be told, so the ceiling of the slot that is left may be too low.
+    ``damaged`` says that one slot is not valid. Whether that was the newer one cannot be
+    told, so the ceiling of the slot that is left may be too low. A blank slot is damaged
+    too: the file is made with both slots filled, so zeros are a write that was lost.
     """
     half = len(data) // 2
     newest: tuple[int, Checkpoint | None] = (0, None)
@@ -105,7 +106,7 @@ def decode_checkpoint(data: bytes) -> tuple[int, Checkpoint | None, bool]:
         try:
             sequence, checkpoint = decode_slot(slot)
         except MalformedCheckpoint:
-            damaged = damaged or any(slot)
+            damaged = True
             continue
         if newest[1] is None or sequence > newest[0]:
             newest = sequence, checkpoint

@@ -69,9 +69,22 @@ def check_headers(headers: Sequence[Any]) -> list[Headers]:
     """Normalise one sequence of (name, value) pairs a record; None and () mean no headers."""
     filled = [() if one is None else one for one in headers]
     try:
-        return msgspec.convert(filled, list[Headers], builtin_types=(bytes,))
+        checked = msgspec.convert(filled, list[Headers], builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise InvalidRecord("headers", _index_in(str(error)), str(error), "pairs of (str, bytes or None)") from None
+    for index, one in enumerate(checked):
+        for name, _ in one:
+            if not name.isascii() and not _is_utf8(name):  # a lone surrogate, as the command line makes of bad bytes
+                raise InvalidRecord("headers", index, ascii(name), "names that UTF-8 can encode")
+    return checked
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+        return True
+    except UnicodeEncodeError:
+        return False
 
 
 def _index_in(message: str) -> int:
@@ -89,6 +102,8 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
         array = np.asarray(timestamps)
     except (ValueError, OverflowError) as error:
         raise InvalidRecord("timestamps", 0, str(error), "integers, milliseconds since 1970") from None
+    if array.ndim == 1 and not len(array):
+        array = array.astype(np.int64)  # numpy takes an empty list for floats
     if array.dtype.kind not in "iu" or array.ndim != 1:
         found = f"{array.ndim}-dimensional {array.dtype}"
         raise InvalidRecord("timestamps", 0, found, "integers, milliseconds since 1970")

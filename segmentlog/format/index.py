@@ -9,14 +9,19 @@
 
     max_timestamp     i64   largest timestamp of all batches of the segment *before* that batch
     relative_offset   u32   the same
-    check             u32   a hash of the 12 bytes above
+    check             u32   a hash of the 12 bytes above and of the position in the other file
 
 One entry is due for the first batch that starts ``index.interval.bytes`` or more after the
 last indexed one (the batch at position 0 needs none). Sealing adds a closing entry:
 (next offset, size of the segment), which tells the segment's largest timestamp and that
 the index is complete. Nothing here is fsynced: an entry that a crash or a bad disk spoiled
-shows in its ``check``, in the two files disagreeing, or in a landing on bytes that are not
-the batch which the entry promised. All zeros is never valid.
+shows in its ``check``, and it ends the entries that are believed. All zeros is never valid.
+
+The hash, modulo 2^64 but for the last step::
+
+    x     = max_timestamp + 0x9E3779B97F4A7C15
+    x     = (x ^ ((position << 32 | relative_offset) * 0xC2B2AE3D27D4EB4F)) * 0x9E3779B97F4A7C15
+    check = ((x ^ x >> 32) * 0xC2B2AE3D27D4EB4F) >> 32
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ def encode_entries(
     offsets["relative_offset"], offsets["position"] = relative_offsets, positions
     times = np.empty(count, TIME_ENTRY)
     times["max_timestamp"], times["relative_offset"] = max_timestamps, relative_offsets
-    times["check"] = _checks(times)
+    times["check"] = _checks(times, offsets["position"])
     return offsets.tobytes(), times.tobytes()
 
 
@@ -65,7 +70,7 @@ def decode_entries(offset_bytes: memoryview | bytes, time_bytes: memoryview | by
     offsets = np.frombuffer(offset_bytes, OFFSET_ENTRY, count)
     times = np.frombuffer(time_bytes, TIME_ENTRY, count)
     relative, positions, stamps = offsets["relative_offset"], offsets["position"], times["max_timestamp"]
-    good = (times["check"] == _checks(times)) & (relative == times["relative_offset"]) & (positions > 0)
+    good = (times["check"] == _checks(times, positions)) & (relative == times["relative_offset"]) & (positions > 0)
     if count > 1:
         good[1:] &= (relative[1:] > relative[:-1]) & (positions[1:] > positions[:-1]) & (stamps[1:] >= stamps[:-1])
     valid = count if bool(good.all()) else int(good.argmin())
@@ -77,11 +82,11 @@ def decode_entries(offset_bytes: memoryview | bytes, time_bytes: memoryview | by
     return offsets[:valid], times[:valid], whole
 
 
-def _checks(times: Entries) -> npt.NDArray[np.uint32]:
-    """Multiply-xor mix of each entry's 12 bytes, folded to 32 bits; zeros do not map to zero."""
+def _checks(times: Entries, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Multiply-xor mix of each entry's three numbers, folded to 32 bits; zeros do not map to zero."""
     stamps = times["max_timestamp"].astype(np.uint64)
-    relative = times["relative_offset"].astype(np.uint64)
-    mixed = ((stamps + _MIX_A) ^ (relative * _MIX_B)) * _MIX_A
+    place = positions.astype(np.uint64) << _SHIFT | times["relative_offset"].astype(np.uint64)
+    mixed = ((stamps + _MIX_A) ^ (place * _MIX_B)) * _MIX_A
     mixed ^= mixed >> _SHIFT
     mixed *= _MIX_B
     return (mixed >> _SHIFT).astype(np.uint32)

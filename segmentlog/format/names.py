@@ -24,6 +24,7 @@ INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"}
 MAX_NAME_LENGTH: Final = 249
 _LEGAL: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _OFFSET_DIGITS: Final = 20
+_OFFSET_END: Final = 2**63
 
 HIDDEN: Final = "@"
 """Marks a folder of the store that is no topic (one being made or deleted): no topic name may hold it."""
@@ -59,5 +60,5 @@ def parse_segment_name(file_name: str) -> int | None:
     """The base offset in the name of a ``.log`` file; None for any other file."""
     stem = file_name[:_OFFSET_DIGITS]
     if len(file_name) == _OFFSET_DIGITS + len(LOG_SUFFIX) and file_name.endswith(LOG_SUFFIX) and stem.isdecimal():
-        return int(stem) if stem.isascii() else None
+        return base_offset if stem.isascii() and (base_offset := int(stem)) < _OFFSET_END else None
     return None

@@ -70,7 +70,9 @@ class RecordBatch:
         return self._stop - self._start
 
     def __repr__(self) -> str:
-        return f"<RecordBatch {self.topic}/{self.partition} [{self.base_offset}, {self.next_offset}) epoch {self.epoch}>"
+        return (
+            f"<RecordBatch {self.topic}/{self.partition} [{self.base_offset}, {self.next_offset}) epoch {self.epoch}>"
+        )
 
     @property
     def epoch(self) -> int:
@@ -80,16 +82,18 @@ class RecordBatch:
     @property
     def base_offset(self) -> int:
         """Offset of the first record that this batch (or slice) shows."""
-        if self._start == 0 and not self.header.column_sizes.offset_deltas:
-            return self.header.base_offset
-        return int(self.offsets[0])
+        if not self.header.column_sizes.offset_deltas:
+            return self.header.base_offset + self._start
+        return int(self.offsets[0]) if len(self) else self.next_offset
 
     @property
     def next_offset(self) -> int:
         """The offset after the last one: where reading goes on."""
         if self._stop == self.header.record_count:
             return self.header.next_offset
-        return int(self.offsets[-1]) + 1
+        if not self.header.column_sizes.offset_deltas:
+            return self.header.base_offset + self._stop
+        return int(self._all_offsets()[self._stop])
 
     @property
     def size_bytes(self) -> int:
@@ -136,14 +140,17 @@ class RecordBatch:
     def offsets(self) -> Int64Array:
         """The offsets, ascending; with gaps once compaction removed records."""
         if self._offsets is None:
-            size = self.header.column_sizes.offset_deltas
-            column = self._column(0, size) if size else memoryview(b"")
-            try:
-                offsets = decode_offsets(column, self.header.record_count, self.header.base_offset)
-            except MalformedColumn as error:
-                raise self._corrupt(error) from None
-            self._offsets = offsets[self._start : self._stop]
+            self._offsets = self._all_offsets()[self._start : self._stop]
         return self._offsets
+
+    def _all_offsets(self) -> Int64Array:
+        """Those of the whole batch, whatever part of it this is."""
+        size = self.header.column_sizes.offset_deltas
+        column = self._column(0, size) if size else memoryview(b"")
+        try:
+            return decode_offsets(column, self.header.record_count, self.header.base_offset)
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
 
     @property
     def timestamps(self) -> Int64Array:
@@ -162,10 +169,11 @@ class RecordBatch:
         return self._timestamps
 
     def slice(self, start: int, stop: int | None = None) -> RecordBatch:
-        """The records ``[start, stop)`` of this batch as another one that shares what was decoded."""
+        """The records ``[start, stop)`` of this batch as another one that shares what was decompressed."""
         length = len(self)
-        stop = length if stop is None else min(stop, length)
-        if start <= 0 and stop >= length:
+        start = min(max(start, 0), length)
+        stop = length if stop is None else max(min(stop, length), start)
+        if stop - start == length:
             return self
         part = RecordBatch(
             self.header,
@@ -176,7 +184,7 @@ class RecordBatch:
             position=self._position,
         )
         part._columns = self._columns
-        part._start, part._stop = self._start + max(start, 0), self._start + stop
+        part._start, part._stop = self._start + start, self._start + stop
         return part
 
     def from_offset(self, offset: int) -> RecordBatch:

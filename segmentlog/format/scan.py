@@ -55,21 +55,17 @@ def find_batch(source: memoryview, start: int, end: int, expected_offset: int) -
     record which look like a batch are only taken for one if they are one, offsets included.
     """
     step = 1 << 20
-    position = start
     window = source[:end]
-    while position < end:
+    for position in range(start, end, step):
         chunk = bytes(window[position : position + step + len(MAGIC) - 1])
         found = chunk.find(MAGIC)
-        if found < 0:
-            position += step
-            continue
-        position += found
-        try:
-            header = decode_header(window, position)
-            if header.base_offset >= expected_offset:
-                check_payload(window, position, header)
-                return position
-        except CorruptBatch:
-            pass
-        position += 1
+        while found >= 0:
+            try:
+                header = decode_header(window, position + found)
+                if header.base_offset >= expected_offset:
+                    check_payload(window, position + found, header)
+                    return position + found
+            except CorruptBatch:
+                pass
+            found = chunk.find(MAGIC, found + 1)
     return None

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
 from segmentlog.errors import DiskFull
@@ -20,11 +19,19 @@ from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.partition.handle import WRITING, Handle
 from segmentlog.partition.loader import cut_torn_tail
 from segmentlog.policy.roll import should_roll
-from segmentlog.storage.fs import NO_ROOM
+from segmentlog.storage.fs import NO_ROOM, Buffer
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import ActiveSegment, MappedSegment, segment_stem
-from segmentlog.storage.state import LogState
+from segmentlog.storage.state import (
+    CONFIG_WORD,
+    FAILED_WORD,
+    MOVED_WORD,
+    WAITING_WORD,
+    WRITING_WORD,
+    LogState,
+)
 
+_Run = tuple[int, list[EncodedBatch]]
 _Observed = tuple[SegmentIndex, int, int, int, int, int]
 """A batch that was written: its index, position, base offset, next offset, largest timestamp, size in bytes."""
 
@@ -35,7 +42,7 @@ class Appender:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._active: ActiveSegment | None = None
-        self._active_key = (-1, -1)
+        self._key = (-1, -1)
         self._index: SegmentIndex | None = None
         self._mapped: MappedSegment | None = None
         self._seen: LogState | None = None
@@ -44,82 +51,86 @@ class Appender:
         """Whether this process appended since it opened the partition: it then owes a clean close."""
         handle.closers.append(self._close_active)
 
-    def place(self, batches: Sequence[EncodedBatch]) -> tuple[int, LogState]:
-        """Append the batches, all or none: (offset of the first record, the state just published).
+    def place(self, batches: Sequence[EncodedBatch], now_ms: int) -> tuple[int, int]:
+        """Append the batches, all or none: (offset of the first record, offset after the last).
 
         Their offsets are consecutive, across batches and segments. Raises `DiskFull`,
         `PartitionFailed`, `UnknownTopic`.
         """
         handle = self._handle
         with handle.append_mutex:
-            handle.ensure_open()
+            if handle.lock_fd < 0:
+                handle.ensure_open()
+            handle.used = True
             flock, fd = handle.fs.flock, handle.lock_fd
             flock(fd, fcntl.LOCK_EX)
             try:
-                return self._place_locked(batches)
+                return self._place_locked(batches, now_ms)
             finally:
                 flock(fd, fcntl.LOCK_UN)
 
-    def _place_locked(self, batches: Sequence[EncodedBatch]) -> tuple[int, LogState]:
+    def _place_locked(self, batches: Sequence[EncodedBatch], now_ms: int) -> tuple[int, int]:
         handle = self._handle
         page = handle.page
-        handle.check_appendable()
-        if page.writing:
+        words = page.words
+        if (
+            handle.failed is not None
+            or words[FAILED_WORD]
+            or words[CONFIG_WORD] != handle.config_version
+            or words[MOVED_WORD] != handle.moved
+        ):
+            handle.check_appendable()
+        if words[WRITING_WORD]:
             cut_torn_tail(handle, page)
         log = page.log.read()
-        active = self._catch_up(log)
-        base_offset = log.log_end_offset
-        record_count = 0
+        if self._seen is not log:
+            self._catch_up(log)
+        size_bytes = record_count = 0
         for batch in batches:
+            size_bytes += batch.size_bytes
             record_count += batch.last_offset_delta + 1
-        if base_offset + record_count > page.sync.read().offset_ceiling:
-            self._raise_ceiling(base_offset + record_count)
-        runs = self._plan(log, batches)
-        page.writing = WRITING
+        next_offset = log.log_end_offset + record_count
+        if next_offset > log.offset_ceiling:
+            log = self._raise_ceiling(log, next_offset)
+        words[WRITING_WORD] = WRITING
         observed: list[_Observed] = []
-        if len(runs) == 1 and runs[0][0] == log.active_base_offset:
-            after = self._write_run(active, log, runs[0][1], observed)
+        if not self._must_roll(log, size_bytes, record_count, now_ms) and (log.end_position or len(batches) == 1):
+            after = self._write_run(log, batches, now_ms, observed)
         else:
-            after = self._write_runs(active, log, runs, observed)
+            after = self._write_runs(log, batches, now_ms, observed)
         page.log.write(after)
-        page.writing = 0
-        if page.waiting_until_ms:
+        words[WRITING_WORD] = 0
+        if words[WAITING_WORD]:
             handle.wake_followers()
         # Only now: an index must not know of batches that were never published.
         for index, position, first, following, max_timestamp, size_bytes in observed:
             index.observe(position, first, following, max_timestamp, size_bytes)
         if self._sealing:
-            self._seal()
+            self._close_indexes()
         self._seen = after
         self.appended = True
-        return base_offset, after
+        return log.log_end_offset, next_offset
 
-    def _catch_up(self, log: LogState) -> ActiveSegment:
-        """The active segment and its index as they are now, whoever appended meanwhile."""
-        key = (log.active_base_offset, log.epoch)
-        active, index = self._active, self._index
-        if active is None or index is None or self._active_key != key:
+    def _catch_up(self, log: LogState) -> None:
+        """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
+        handle = self._handle
+        base = log.active_base_offset
+        key = (base, log.epoch)
+        index = self._index
+        if self._active is None or index is None or self._key != key:
             self._close_active()
-            handle = self._handle
-            base = log.active_base_offset
-            active = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=False)
-            index = SegmentIndex(
-                handle.fs, segment_stem(handle.folder, base), base, handle.config.index_interval_bytes
-            )
+            self._active = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=False)
+            stem = segment_stem(handle.folder, base)
+            index = self._index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
             index.load(limit=log.end_position)
-            self._active, self._index, self._active_key, self._seen = active, index, key, None
-        if self._seen is not log and index.scanned_position != log.end_position:
+            self._key = key
+        if index.scanned_position != log.end_position:
             mapped = self._mapped
             if mapped is None:
-                mapped = self._mapped = MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
+                mapped = self._mapped = MappedSegment(handle.fs, handle.folder, base)
             index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)
-        return active
 
-    def _require_index(self) -> SegmentIndex:
-        assert self._index is not None, "the index is opened with the active segment"
-        return self._index
-
-    def _raise_ceiling(self, next_offset: int) -> None:
+    def _raise_ceiling(self, log: LogState, next_offset: int) -> LogState:
         """Reserve offsets durably before any of them is handed out: one fsync for a million records."""
         handle = self._handle
         ceiling = next_offset + OFFSET_CEILING_STEP
@@ -130,98 +141,100 @@ class Appender:
                 raise
             except OSError as error:
                 handle.fail(f"writing the checkpoint failed ({error})")
-            handle.page.sync.write(msgspec.structs.replace(handle.page.sync.read(), offset_ceiling=ceiling))
+        log = replace(log, offset_ceiling=ceiling)
+        handle.page.log.write(log)
+        return log
 
-    def _plan(self, log: LogState, batches: Sequence[EncodedBatch]) -> list[tuple[int, list[EncodedBatch]]]:
+    def _must_roll(self, log: LogState, size_bytes: int, record_count: int, now_ms: int) -> bool:
+        """Whether so much more does not go to the segment in which ``log`` ends."""
+        return should_roll(
+            self._handle.config,
+            log.end_position,
+            log.log_end_offset - log.active_base_offset,
+            now_ms - log.first_append_ms if log.first_append_ms else 0,
+            size_bytes,
+            record_count,
+        )
+
+    def _plan(self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int) -> list[_Run]:
         """(base offset of the segment, its batches) in order: where the log rolls, and where not."""
-        config = self._handle.config
-        base, position, offset = log.active_base_offset, log.end_position, log.log_end_offset
-        now_ms = self._handle.clock.now_ms()
-        age_ms = now_ms - log.first_append_ms if log.first_append_ms else 0
-        runs: list[tuple[int, list[EncodedBatch]]] = [(base, [])]
+        runs: list[_Run] = [(log.active_base_offset, [])]
         for batch in batches:
             count = batch.last_offset_delta + 1
-            if should_roll(
-                config,
-                size_bytes=position,
-                record_count=offset - base,
-                next_relative_offset=offset - base,
-                age_ms=age_ms,
-                batch_bytes=batch.size_bytes,
-                batch_records=count,
-            ):
-                base, position, age_ms = offset, 0, 0
-                runs.append((base, []))
+            first_ms = log.first_append_ms or now_ms
+            if self._must_roll(log, batch.size_bytes, count, now_ms):
+                log = replace(log, active_base_offset=log.log_end_offset, end_position=0)
+                runs.append((log.active_base_offset, []))
+                first_ms = now_ms
             runs[-1][1].append(batch)
-            position += batch.size_bytes
-            offset += count
+            log = replace(
+                log,
+                log_end_offset=log.log_end_offset + count,
+                end_position=log.end_position + batch.size_bytes,
+                first_append_ms=first_ms,
+            )
         return runs if runs[0][1] else runs[1:]
 
     def _write_run(
-        self, active: ActiveSegment, log: LogState, batches: Sequence[EncodedBatch], observed: list[_Observed]
+        self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[_Observed]
     ) -> LogState:
-        """Write batches that go to one segment; the state as it is after them, not yet published."""
+        """Write batches to the active segment; the state as it is after them, not yet published."""
         handle = self._handle
-        config, epoch = handle.config, log.epoch
-        now_ms = handle.clock.now_ms()
-        append_time_ms = now_ms if config.message_timestamp_type == "LogAppendTime" else None
-        position, offset = log.end_position, log.log_end_offset
-        buffers: list[Any] = []
-        size_bytes = 0
+        active, index = self._active, self._index
+        assert active is not None
+        assert index is not None
+        epoch = log.epoch
+        append_time_ms = now_ms if handle.config.message_timestamp_type == "LogAppendTime" else None
+        at, offset = log.end_position, log.log_end_offset
+        buffers: list[Buffer] = []
         for batch in batches:
             buffers.append(batch.placed_at(offset, epoch, append_time_ms))
             buffers.append(batch.payload)
-            size_bytes += batch.size_bytes
-            offset += batch.last_offset_delta + 1
+            following = offset + batch.last_offset_delta + 1
+            observed.append((index, at, offset, following, batch.max_timestamp, batch.size_bytes))
+            offset = following
+            at += batch.size_bytes
+        size_bytes = at - log.end_position
         try:
-            active.write(buffers, size_bytes, position)
+            active.write(buffers, size_bytes, log.end_position)
         except DiskFull:
             handle.page.writing = 0
             raise
         except OSError as error:
             handle.fail(f"a write failed ({error})")
-        index = self._require_index()
-        at, next_offset = position, log.log_end_offset
-        for batch in batches:
-            base_offset, next_offset = next_offset, next_offset + batch.last_offset_delta + 1
-            observed.append((index, at, base_offset, next_offset, batch.max_timestamp, batch.size_bytes))
-            at += batch.size_bytes
         return LogState(
             log.log_start_offset,
             offset,
             offset,
-            active.base_offset,
+            log.active_base_offset,
             at,
             epoch,
             log.generation,
             log.appended_bytes + size_bytes,
             log.first_append_ms or now_ms,
+            log.offset_ceiling,
         )
 
     def _write_runs(
-        self,
-        active: ActiveSegment,
-        log: LogState,
-        runs: Sequence[tuple[int, list[EncodedBatch]]],
-        observed: list[_Observed],
+        self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[_Observed]
     ) -> LogState:
         """Write batches over one or more rolls. Readers see all of it at once: nothing is published in between."""
         before = log
         made: list[int] = []
         try:
-            for base, batches in runs:
+            for base, run in self._plan(log, batches, now_ms):
                 if base != log.active_base_offset:
-                    self._sealing.append((self._require_index(), log.log_end_offset, log.end_position))
+                    assert self._index is not None
+                    self._sealing.append((self._index, log.log_end_offset, log.end_position))
                     made.append(base)
-                    active = self._begin_segment(base)
-                    log = msgspec.structs.replace(
+                    self._begin_segment(base, log.epoch)
+                    log = replace(
                         log,
                         active_base_offset=base,
                         end_position=0,
-                        generation=log.generation + 1,
                         first_append_ms=0,
                     )
-                log = self._write_run(active, log, batches, observed)
+                log = self._write_run(log, run, now_ms, observed)
             for index, _, size_bytes in self._sealing:
                 # Before readers see it as sealed: from then on they map all of the file.
                 self._cut_file(index.base_offset, size_bytes)
@@ -230,13 +243,13 @@ class Appender:
             raise
         return log
 
-    def _seal(self) -> None:
+    def _close_indexes(self) -> None:
         """Complete the indexes of the segments that the rolls left behind."""
         sealing, self._sealing = self._sealing, []
         for index, next_offset, size_bytes in sealing:
             index.close(next_offset, size_bytes)
 
-    def _begin_segment(self, base: int) -> ActiveSegment:
+    def _begin_segment(self, base: int, epoch: int) -> None:
         handle = self._handle
         try:
             segment = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=True)
@@ -246,10 +259,9 @@ class Appender:
             raise
         self._close_active(flush=False)
         self._active = segment
-        self._active_key = (base, handle.page.log.read().epoch)
+        self._key = (base, epoch)
         stem = segment_stem(handle.folder, base)
         self._index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
-        return segment
 
     def _undo(self, before: LogState, made: Sequence[int]) -> None:
         """Take back what was written but not published."""
@@ -279,7 +291,7 @@ class Appender:
         if self._index is not None and flush:
             self._index.flush()
         self._active, self._index, self._mapped, self._seen = None, None, None, None
-        self._active_key = (-1, -1)
+        self._key = (-1, -1)
 
     def trim_preallocated(self, log: LogState) -> None:
         """Give back the space ahead of the end, at a clean close. The caller holds the append lock."""

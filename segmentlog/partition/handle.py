@@ -80,7 +80,9 @@ class Handle:
         self._moved = 0
         self._segments: tuple[int, list[int]] = (-1, [])
         self.closers: list[Callable[[], None]] = []
-        """Called with the files: whoever keeps further descriptors closes them here."""
+        """Called when the files are closed: whoever keeps further descriptors closes them here."""
+        self.after_fork: list[Callable[[], None]] = []
+        """Called in a forked child, where the parent's other threads and their locks are gone."""
         self.reset_locks()
         _live.add(self)
 
@@ -184,6 +186,11 @@ class Handle:
         if self.page.moved != self._moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
+    @property
+    def moved(self) -> int:
+        """`StatePage.moved` when this handle was opened."""
+        return self._moved
+
     def check_appendable(self) -> None:
         """What may keep an append out; refreshes the configuration when it was altered. Under the append lock."""
         self.check_usable()
@@ -208,15 +215,19 @@ class Handle:
         self.checkpoint.write(updated)
         return updated
 
-    def segments(self, log: LogState) -> list[int]:
-        """Base offsets of the segments of the log as ``log`` shows it, ascending, the active one last."""
+    def segments(self, log: LogState, offset: int | None = None) -> list[int]:
+        """Base offsets of the segments as ``log`` shows them, ascending.
+
+        With ``offset`` the list need only be right up to the segment behind the one that the
+        offset lies in: whoever reads through sealed segments does not list the folder anew for
+        each roll at the other end.
+        """
         generation, bases = self._segments
-        if generation == log.generation:
-            return bases
-        if generation + 1 == log.generation and bases and bases[-1] < log.active_base_offset:
-            bases = [*bases, log.active_base_offset]
-        else:
-            bases = [base for base in list_segments(self.fs, self.folder) if base <= log.active_base_offset]
+        if generation == log.generation and bases:
+            known_up_to = bases[-1]
+            if known_up_to == log.active_base_offset or (offset is not None and offset < known_up_to):
+                return bases
+        bases = [base for base in list_segments(self.fs, self.folder) if base <= log.active_base_offset]
         self._segments = (log.generation, bases)
         return bases
 
@@ -242,6 +253,8 @@ def _forget_parent() -> None:
     """In a forked child: drop the descriptors, since a flock belongs to parent and child alike; open anew on use."""
     for handle in list(_live):
         handle.reset_locks()
+        for reset in handle.after_fork:
+            reset()
         handle.close_files()
 
 

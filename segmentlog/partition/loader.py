@@ -60,7 +60,7 @@ def _lock_now(handle: Handle) -> bool:
 
 def _live_report(page: StatePage) -> RecoveryReport:
     log, sync = page.log.read(), page.sync.read()
-    if sync.offset_ceiling == log.log_end_offset == sync.durable_offset:
+    if log.offset_ceiling == log.log_end_offset == sync.durable_offset:
         verdict, why = "clean", "it was closed cleanly"
     else:
         unsynced = log.log_end_offset - sync.durable_offset

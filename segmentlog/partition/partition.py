@@ -20,6 +20,7 @@ from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.appender import Appender
 from segmentlog.partition.encoding import check_columns, encode_columns_as_batches
+from segmentlog.partition.group import GroupCommit
 from segmentlog.partition.handle import REWRITING, Clock, Handle
 from segmentlog.partition.loader import open_partition
 from segmentlog.partition.reader import Reader, SkipListener
@@ -62,6 +63,7 @@ class Partition:
         self._closed = False
         self._appender = Appender(self._handle)
         self._syncer = Syncer(self._handle)
+        self._group = GroupCommit(self._handle, self._appender, self._syncer)
         self._reader = Reader(self._handle)
         self.topic = topic
         self.number = number
@@ -98,17 +100,19 @@ class Partition:
         if ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
         handle = self._handle
-        self._check_open()
-        handle.check_writable()
+        if self._closed or handle.read_only:
+            self._check_open()
+            handle.check_writable()
+        config = handle.config
         columns = check_columns(values, keys, timestamps, headers)
         if not columns.values:
             return self.log_end_offset
-        batches = encode_columns_as_batches(columns, handle.config, handle.clock.now_ms())
-        base_offset, after = self._appender.place(batches)
-        policy = handle.config.fsync
-        if ack == "durable" or policy.kind == "always":
-            self._syncer.sync(after.log_end_offset)
-        elif policy.kind != "never" and not (policy.kind == "ms" and self._background):
+        now_ms = handle.clock.now_ms()
+        kind = config.fsync.kind
+        if ack == "durable" or kind == "always":
+            return self._group.append(columns, config, now_ms)
+        base_offset, _ = self._appender.place(encode_columns_as_batches(columns, config, now_ms), now_ms)
+        if kind != "never" and not (kind == "ms" and self._background):
             self._sync_if_due()
         return base_offset
 
@@ -259,11 +263,16 @@ class Partition:
                 raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
             if before_offset <= log.log_start_offset:
                 return log.log_start_offset
-            with handle.sync_locked():
-                # Durable first: records must not come back after a crash once somebody saw them gone.
-                handle.update_checkpoint(log_start_offset=before_offset)
             bases = handle.segments(log)
             gone = [base for base, following in zip(bases, bases[1:], strict=False) if following <= before_offset]
+            with handle.sync_locked():
+                moved: dict[str, object] = {}
+                if gone and self._checkpoint().recovery_segment <= gone[-1]:
+                    # The recovery point must not stay in a segment that is gone: a recovery would find no log.
+                    kept = bases[len(gone)]
+                    moved = {"recovery_offset": kept, "recovery_segment": kept, "recovery_position": 0}
+                # Durable first: records must not come back after a crash once somebody saw them gone.
+                handle.update_checkpoint(log_start_offset=before_offset, **moved)
             handle.page.log.write(
                 msgspec.structs.replace(
                     log, log_start_offset=before_offset, generation=log.generation + (1 if gone else 0)
@@ -336,8 +345,8 @@ class Partition:
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
                     return  # another process appended meanwhile, and will close after us
-                sync = msgspec.structs.replace(sync, offset_ceiling=log.log_end_offset)
                 self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
+                page.log.write(msgspec.structs.replace(log, offset_ceiling=log.log_end_offset))
 
     @property
     def handle(self) -> Handle:

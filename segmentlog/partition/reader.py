@@ -13,7 +13,7 @@ from segmentlog.format.batch import check_payload, decode_header
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import find_batch
-from segmentlog.partition.handle import Handle
+from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
@@ -65,15 +65,16 @@ class Reader:
             log = self._handle.page.log.read()
             if offset < log.log_start_offset:
                 raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-            bases = self._handle.segments(log)
+            bases = self._handle.segments(log, offset)
             at = bisect_right(bases, offset) - 1
-            if at < 0 or (at + 1 == len(bases) and offset >= log.log_end_offset):
+            if at < 0:
                 return
             next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
             try:
                 segment = self._segment(bases, at, log)
             except FileNotFoundError:
-                if self._handle.page.log.read() is log:
+                page = self._handle.page
+                if page.log.read().generation == log.generation and page.writing != REWRITING:
                     missing = f"{segment_stem(self._handle.folder, bases[at])}.log"
                     damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
                     if on_skip is None:
@@ -136,10 +137,11 @@ class Reader:
                     on_skip(max(expected, offset), following, damage)
                 expected = following
         if expected < next_base and (short or not active) and not self._gap_is_known(expected, next_base):
-            damage = short or CorruptBatch(mapped.path, end, f"batches up to offset {next_base}", "the end of the file")
+            wanted = f"batches up to offset {next_base}"
+            missing = short or CorruptBatch(mapped.path, end, wanted, "the end of the file", expected)
             if on_skip is None:
-                raise damage
-            on_skip(max(expected, offset), next_base, damage)
+                raise missing
+            on_skip(max(expected, offset), next_base, missing)
 
     @staticmethod
     def _lands(view: memoryview, position: int, expected_offset: int) -> bool:
@@ -220,8 +222,7 @@ class Reader:
         next_base = bases[at + 1] if sealed else log.log_end_offset
         with self._mutex:
             if log.generation != self._generation:
-                if log.generation != self._generation + 1:  # more than a roll: files may have been replaced
-                    self._open.clear()
+                self._open.clear()  # files may have been replaced
                 self._generation = log.generation
             segment = self._open.get(base)
             if segment is not None and segment.sealed != sealed:
@@ -231,7 +232,8 @@ class Reader:
         handle = self._handle
         if segment is None:
             index = SegmentIndex(
-                handle.fs, segment_stem(handle.folder, base), base, handle.config.index_interval_bytes
+                handle.fs, segment_stem(handle.folder, base), base, handle.config.index_interval_bytes,
+                writable=sealed and not handle.read_only,
             )
             mapped = MappedSegment(handle.fs, handle.folder, base)
             index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
@@ -244,7 +246,7 @@ class Reader:
         if sealed:
             if not index.is_complete(len(mapped.view)):
                 index.catch_up(mapped.view, len(mapped.view), mapped.path)
-                index.close(next_base, len(mapped.view), write=not handle.read_only)
+                index.close(next_base, len(mapped.view))
         elif index.scanned_position < log.end_position:
             with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
                 index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)

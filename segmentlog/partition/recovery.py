@@ -124,13 +124,13 @@ def _initialise_page(
         active_base_offset=active_base,
         end_position=position,
         epoch=report.epoch,
-        generation=before.generation + 2 if before else 2,  # 2: not mistaken for a roll, see Handle.segments
+        generation=before.generation + 1 if before else 1,
         appended_bytes=0,
         first_append_ms=handle.clock.now_ms() if position else 0,
+        offset_ceiling=end_offset,
     )
     sync = SyncState(
         durable_offset=end_offset,
-        offset_ceiling=end_offset,
         synced_bytes=0,
         synced_base_offset=active_base,
         checkpointed_bytes=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 
 import msgspec
@@ -11,7 +12,7 @@ from segmentlog.errors import DiskFull
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.partition.handle import Handle
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import LogState, SyncState
+from segmentlog.storage.state import WAITING_WORD, LogState, SyncState
 
 CHECKPOINT_BYTES = 32 << 20
 """The recovery point follows the durable offset once so much was synced: what a recovery reads at most, twice over."""
@@ -23,7 +24,7 @@ class Syncer:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._fd = -1
-        self._fd_key = (-1, -1)
+        self._key = (-1, -1)
         handle.closers.append(self._close)
 
     def sync(self, upto_offset: int | None = None) -> int:
@@ -41,34 +42,48 @@ class Syncer:
         if durable_offset >= upto_offset:
             return durable_offset
         handle.check_writable()
-        with handle.sync_locked():
-            sync = page.sync.read()
-            if sync.durable_offset >= upto_offset:
-                return sync.durable_offset
-            handle.check_usable()
-            if handle.failed is not None or page.failed:
-                handle.fail(handle.failed or "an fsync failed")
-            log = page.log.read()
+        with handle.sync_mutex:
+            if handle.state_fd < 0:
+                handle.ensure_open()
+            flock, fd = handle.fs.flock, handle.state_fd
+            flock(fd, fcntl.LOCK_EX)
             try:
+                sync = page.sync.read()
+                if sync.durable_offset >= upto_offset:
+                    return sync.durable_offset
+                return self._sync_locked(sync)
+            finally:
+                flock(fd, fcntl.LOCK_UN)
+
+    def _sync_locked(self, sync: SyncState) -> int:
+        handle = self._handle
+        page = handle.page
+        if handle.failed is not None or page.failed or page.moved != handle.moved:
+            handle.check_usable()
+            handle.fail(handle.failed or "an fsync failed")
+        log = page.log.read()
+        try:
+            if self._key == (log.active_base_offset, log.epoch) and log.active_base_offset == sync.synced_base_offset:
+                handle.fs.fdatasync(self._fd)
+            else:
                 self._sync_files(log, sync)
-            except OSError as error:
-                # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
-                handle.fail(f"an fsync failed ({error})")
-            sync = SyncState(
-                log.log_end_offset,
-                sync.offset_ceiling,
-                log.appended_bytes,
-                log.active_base_offset,
-                sync.checkpointed_bytes,
-                handle.clock.monotonic_ms(),
-                sync.sync_count + 1,
-            )
-            page.sync.write(sync)
-            if page.waiting_until_ms:
-                handle.wake_followers()
-            if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES:
-                self.move_recovery_point(log, sync)
-            return log.log_end_offset
+        except OSError as error:
+            # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
+            handle.fail(f"an fsync failed ({error})")
+        sync = SyncState(
+            log.log_end_offset,
+            log.appended_bytes,
+            log.active_base_offset,
+            sync.checkpointed_bytes,
+            handle.clock.monotonic_ms(),
+            sync.sync_count + 1,
+        )
+        page.sync.write(sync)
+        if page.words[WAITING_WORD]:
+            handle.wake_followers()
+        if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES:
+            self.move_recovery_point(log, sync)
+        return log.log_end_offset
 
     def move_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         """Write down that everything ``log`` shows is on disk. The caller holds the sync lock, and synced it."""
@@ -102,15 +117,15 @@ class Syncer:
             # The folder too: until then a power cut may take the new segment's name, and with it the segment.
             fs.sync_folder(handle.folder)
         key = (log.active_base_offset, log.epoch)
-        if self._fd_key != key:
+        if self._key != key:
             self._close()
             path = segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX
             self._fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._fd_key = key
+            self._key = key
         fs.fdatasync(self._fd)
 
     def _close(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self._handle.fs.close(self._fd)
-        self._fd, self._fd_key = -1, (-1, -1)
+        self._fd, self._key = -1, (-1, -1)

@@ -202,9 +202,7 @@ def _lengths(keys: Sequence[bytes]) -> Lengths:
         return np.fromiter(map(len, keys), np.int64, len(keys))
 
 
-def _murmur2_longest_first(
-    lengths: Lengths, column: Callable[[int, int], Hashes], tails: Hashes
-) -> tuple[Hashes, int]:
+def _murmur2_longest_first(lengths: Lengths, column: Callable[[int, int], Hashes], tails: Hashes) -> tuple[Hashes, int]:
     """The hashes, and how many at the front are not done: a few keys that are much longer than the rest.
 
     `column(w, count)` gives word w of the first `count` keys; `tails` is what follows each key's whole words.

@@ -56,14 +56,10 @@ def decide(
     ceiling = checkpoint.offset_ceiling
     if slot_damaged:
         resume = max(end_offset, ceiling) + UNKNOWN_CEILING_GAP
-        return RecoveryVerdict(
-            resume, next_epoch, "one slot of the checkpoint is damaged; it may have been the newer"
-        )
+        return RecoveryVerdict(resume, next_epoch, "one slot of the checkpoint is damaged; it may have been the newer")
     if end_offset > ceiling:
         resume = end_offset + UNKNOWN_CEILING_GAP
-        return RecoveryVerdict(
-            resume, next_epoch, f"the log goes past the checkpoint's offset ceiling {ceiling}"
-        )
+        return RecoveryVerdict(resume, next_epoch, f"the log goes past the checkpoint's offset ceiling {ceiling}")
     if checkpoint.clean and end_offset == checkpoint.recovery_offset == ceiling:
         return RecoveryVerdict(end_offset, checkpoint.epoch, "it was closed cleanly")
     if end_offset == ceiling:

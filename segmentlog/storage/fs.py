@@ -12,9 +12,8 @@ import errno
 import fcntl
 import mmap
 import os
-import shutil
+import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 from segmentlog.errors import DiskFull
@@ -23,6 +22,7 @@ from segmentlog.format.names import TEMPORARY_SUFFIX
 Buffer = bytes | bytearray | memoryview
 
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+_BUFFERS_MAX: Final = 1024  # of one pwritev; with more it fails with EINVAL
 _NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV))
 
 
@@ -57,6 +57,8 @@ class FileSystem:
         return os.stat(path)
 
     def remove_tree(self, path: str) -> None:
+        import shutil  # slow to load, seldom needed
+
         shutil.rmtree(path)
 
     def fallocate(self, fd: int, position: int, size_bytes: int) -> None:
@@ -79,7 +81,8 @@ class FileSystem:
     def boot_id(self) -> str:
         """A name for the time since the machine started: page caches live as long as it does."""
         try:
-            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                return file.read().strip()
         except OSError:  # not Linux: the start of process 1 changes with every boot, too
             return f"init-{os.stat('/').st_ctime_ns}"
 
@@ -100,6 +103,12 @@ def read_file(fs: FileSystem, path: str) -> bytes:
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
     """Write all buffers at ``position``, going on after a short write. Raises OSError."""
+    if len(buffers) > _BUFFERS_MAX:
+        for start in range(0, len(buffers), _BUFFERS_MAX):
+            some = buffers[start : start + _BUFFERS_MAX]
+            write_all(fs, fd, some, position)
+            position += sum(map(len, some))
+        return
     total = sum(map(len, buffers))
     written = fs.pwritev(fd, buffers, position)
     if written == total:
@@ -115,24 +124,49 @@ def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int)
 def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
     """Put ``data`` under ``path`` durably: before or after a crash, the old file or the new one, whole.
 
-    Raises DiskFull when there is no room; the old file is then still there.
+    Raises DiskFull when there is no room; the old file is then still there. Several threads
+    or processes may replace one file at the same time: the last one wins.
     """
-    temporary = f"{path}{TEMPORARY_SUFFIX}"
     try:
-        fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        temporary, fd = _open_temporary(fs, path)
         try:
+            fs.ftruncate(fd, 0)
             write_all(fs, fd, [data], 0)
             fs.fsync(fd)
+            fs.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fs.unlink(temporary)
+            raise
         finally:
             fs.close(fd)
-        fs.replace(temporary, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fs.unlink(temporary)
         if error.errno in NO_ROOM:
             raise DiskFull(path, len(data)) from error
         raise
     fs.sync_folder(os.path.dirname(path))
+
+
+def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
+    """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
+
+    Always the same name if it can be had, so that what a killed process left is used up and
+    does not pile up; locked, or a second writer would empty it under the first one's rename.
+    """
+    aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
+    for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
+        fd = fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(fs.fstat(fd), fs.stat(name)):
+                return name, fd
+        except (BlockingIOError, FileNotFoundError):
+            pass  # somebody is writing it, or has just put it in place
+        except BaseException:
+            fs.close(fd)
+            raise
+        fs.close(fd)
+    raise OSError(errno.EBUSY, "temporary files come and go", aside)
 
 
 def try_fallocate(fs: FileSystem, fd: int, position: int, size_bytes: int) -> bool:

@@ -23,7 +23,7 @@ from segmentlog.format.index import (
     encode_entries,
     entry_due,
 )
-from segmentlog.format.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import find_batch, walk
 from segmentlog.storage.fs import FileSystem, write_all
 
@@ -31,13 +31,16 @@ _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what
 
 
 class SegmentIndex:
-    """Sparse offset and time index of one segment. Thread-safe.
+    """Sparse offset and time index of one segment. Thread-safe, but for `observe`.
 
     ``scanned_position`` is how far into the segment the entries reach; lookups behind it
     answer with the last entry before it, and whoever asked walks on from there.
     """
 
-    def __init__(self, fs: FileSystem, stem: str, base_offset: int, interval_bytes: int) -> None:
+    def __init__(
+        self, fs: FileSystem, stem: str, base_offset: int, interval_bytes: int, *, writable: bool = True
+    ) -> None:
+        self.writable = writable
         self._fs = fs
         self._stem = stem
         self.base_offset = base_offset
@@ -47,6 +50,7 @@ class SegmentIndex:
         self._times: Entries = np.empty(0, TIME_ENTRY)
         self.count = 0
         self._flushed = 0
+        self._spoiled = False
         self.max_timestamp = 0
         self.scanned_position = 0
         self._last_indexed_position = 0
@@ -57,12 +61,13 @@ class SegmentIndex:
     def load(self, *, limit: int = MAX_RELATIVE, sealed: bool = False) -> None:
         """Take over what the files hold, what checks, and what lies below position ``limit``; it may be nothing."""
         offset_bytes, time_bytes = self._read(INDEX_SUFFIX, sealed), self._read(TIME_INDEX_SUFFIX, sealed)
-        offsets, times, _ = decode_entries(offset_bytes, time_bytes)
+        offsets, times, whole = decode_entries(offset_bytes, time_bytes)
         kept = int(np.searchsorted(offsets["position"], np.uint32(limit), "right" if sealed else "left"))
         offsets, times = offsets[:kept], times[:kept]
         with self._lock:
             self._offsets, self._times = offsets, times
             self.count = self._flushed = len(offsets)
+            self._spoiled = not whole
             if self.count:
                 self.scanned_position = self._last_indexed_position = int(offsets["position"][-1])
                 self.max_timestamp = int(times["max_timestamp"][-1])
@@ -87,41 +92,48 @@ class SegmentIndex:
     def flush(self) -> None:
         """Write the entries that the files lack. A cache: failing to write it is no failure, not even a full disk."""
         with self._lock:
-            count = self.count
-            if count == self._flushed:
-                return
+            self._flush()
+
+    def _flush(self) -> None:
+        count = self.count
+        if count == self._flushed or not self.writable:
+            return
+        with contextlib.suppress(OSError):
+            self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
+            if self._spoiled:
+                # Made anew and never cut: a process that has the file mapped would be killed by touching what is gone.
+                for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.unlink(self._stem + suffix)
+                self._spoiled, self._flushed = False, 0
             fresh = slice(self._flushed, count)
             encoded = encode_entries(
                 self._offsets["relative_offset"][fresh],
                 self._offsets["position"][fresh],
                 self._times["max_timestamp"][fresh],
             )
-            with contextlib.suppress(OSError):
-                self._write(INDEX_SUFFIX, encoded[0], self._flushed * OFFSET_ENTRY.itemsize)
-                self._write(TIME_INDEX_SUFFIX, encoded[1], self._flushed * TIME_ENTRY.itemsize)
-                self._flushed = count
+            self._write(INDEX_SUFFIX, encoded[0], self._flushed * OFFSET_ENTRY.itemsize)
+            self._write(TIME_INDEX_SUFFIX, encoded[1], self._flushed * TIME_ENTRY.itemsize)
+            self._flushed = count
 
     def _write(self, suffix: str, data: bytes, position: int) -> None:
         fd = self._fs.open(self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             write_all(self._fs, fd, [data], position)
-            if self._fs.fstat(fd).st_size > position + len(data):
-                self._fs.ftruncate(fd, position + len(data))  # entries that did not check
         finally:
             self._fs.close(fd)
 
     # ------------------------------------------------------------ entries
 
     def observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
-        """Take note of the batch at ``position``, which must be where the last one ended."""
-        with self._lock:
-            self._observe(position, base_offset, next_offset, max_timestamp, size_bytes)
-        if self.count - self._flushed >= _FLUSH_EVERY:
-            self.flush()
+        """Take note of the batch at ``position``, which must be where the last one ended.
 
-    def _observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
+        Takes no lock: for the index that an appender keeps to itself, under its own.
+        """
         if entry_due(position, self._last_indexed_position, self._interval):
             self._add(base_offset, position)
+            if self.count - self._flushed >= _FLUSH_EVERY:
+                self._flush()
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
         self.scanned_position = position + size_bytes
@@ -148,7 +160,7 @@ class SegmentIndex:
             while self.scanned_position < end_position:
                 try:
                     for position, header in walk(view, self.scanned_position, end_position, path):
-                        self._observe(
+                        self.observe(
                             position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes
                         )
                 except CorruptBatch as damage:
@@ -156,14 +168,13 @@ class SegmentIndex:
                     found = find_batch(view, start, end_position, self._next_offset)
                     self.scanned_position = end_position if found is None else found
 
-    def close(self, next_offset: int, size_bytes: int, *, write: bool = True) -> None:
+    def close(self, next_offset: int, size_bytes: int) -> None:
         """Add the closing entry of a sealed segment, and write everything."""
         with self._lock:
             if self._last_indexed_position < size_bytes:
                 self._add(next_offset, size_bytes)
             self.scanned_position = size_bytes
-        if write:
-            self.flush()
+        self.flush()
 
     def is_complete(self, size_bytes: int) -> bool:
         """Whether the closing entry for a segment of this size is there."""

@@ -57,7 +57,9 @@ class ActiveSegment:
         if position + size_bytes > self._allocated:
             self._allocate(position, size_bytes)
         try:
-            write_all(self._fs, self.fd, buffers, position)
+            if len(buffers) == 2 and self._fs.pwritev(self.fd, buffers, position) == size_bytes:
+                return
+            write_all(self._fs, self.fd, buffers, position)  # many buffers, or all of it again after a short write
         except OSError as error:
             self.cut(position)
             if error.errno in NO_ROOM:

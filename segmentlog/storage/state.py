@@ -26,6 +26,7 @@ has restarted, and nothing about a folder that was copied. Both show in words 1-
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -36,12 +37,18 @@ import msgspec
 import xxhash
 from msgspec.structs import astuple
 
-from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.fs import FileSystem, write_all
 
 PAGE_SIZE: Final = 4096
+WRITING_WORD: Final = 8
+FAILED_WORD: Final = 9
+CONFIG_WORD: Final = 10
+MOVED_WORD: Final = 11
+WAITING_WORD: Final = 12
 _MAGIC: Final = int.from_bytes(b"SLSTATE\x01", "little")
 _WORD: Final = 8
 _READ_ATTEMPTS: Final = 10_000
+_WORD_MASK: Final = (1 << 64) - 1  # counters wrap: a page full of ones is damaged, and made anew like any other
 
 _hash = xxhash.xxh3_64_intdigest
 
@@ -56,18 +63,19 @@ class LogState(msgspec.Struct, frozen=True, gc=False):
     end_position: int
     epoch: int
     generation: int
-    """Counts changes of the list of segments."""
+    """Counts deletions and replacements of segment files; a roll shows in `active_base_offset`."""
     appended_bytes: int
     """Grows by the size of every batch; the distance to `SyncState.synced_bytes` is un-fsynced."""
     first_append_ms: int
     """Wall clock at the first append to the active segment; 0 while it is empty."""
+    offset_ceiling: int
+    """The checkpoint promises that no offset at or above it is handed out before a higher one is durable."""
 
 
 class SyncState(msgspec.Struct, frozen=True, gc=False):
     """What fsyncs and checkpoints change."""
 
     durable_offset: int
-    offset_ceiling: int
     synced_bytes: int
     synced_base_offset: int
     """Base offset of the newest segment whose name is durable."""
@@ -89,6 +97,8 @@ class Block(Generic[Fields]):
     """One block of the page: lock-free for readers; one writer at a time, who holds the block's lock."""
 
     __slots__ = ("_buffer", "_cached", "_kind", "_packer", "_positions", "_word", "_words")
+
+    _kind: type[Fields]
 
     def __init__(self, buffer: Any, words: memoryview, word: int, kind: type[Fields]) -> None:
         count = len(kind.__struct_fields__)
@@ -116,14 +126,14 @@ class Block(Generic[Fields]):
                 continue  # a writer went on meanwhile: what was read may be half of its next copy
             if _hash(data, sequence) != check:
                 break
-            fields = self._kind(*self._packer.unpack(data))
+            fields: Fields = self._kind(*self._packer.unpack(data))
             self._cached = (sequence, fields)
             return fields
         raise StateDamaged
 
     def write(self, fields: Fields) -> None:
         """Publish new fields. The caller holds the block's lock."""
-        sequence = self._words[self._word] + 1
+        sequence = (self._words[self._word] + 1) & _WORD_MASK
         position = self._positions[sequence & 1]
         data = self._packer.pack(*astuple(fields))
         self._buffer[position : position + len(data)] = data
@@ -133,15 +143,15 @@ class Block(Generic[Fields]):
 
 
 class StatePage:
-    """The mapped page of one partition. Flags are plain words; see the module for who writes what."""
+    """The mapped page of one partition. Flags are plain ``words``; see the module for who writes what."""
 
-    __slots__ = ("_map", "_words", "log", "sync")
+    __slots__ = ("_map", "log", "sync", "words")
 
     def __init__(self, buffer: mmap.mmap | bytearray) -> None:
         self._map = buffer
-        self._words = memoryview(buffer).cast("Q")
-        self.log: Block[LogState] = Block(buffer, self._words, 16, LogState)
-        self.sync: Block[SyncState] = Block(buffer, self._words, 64, SyncState)
+        self.words = memoryview(buffer).cast("Q")
+        self.log: Block[LogState] = Block(buffer, self.words, 16, LogState)
+        self.sync: Block[SyncState] = Block(buffer, self.words, 64, SyncState)
 
     @classmethod
     def private(cls) -> StatePage:
@@ -153,25 +163,31 @@ class StatePage:
         """Map the file; None when it is not a page long and may not be made so.
 
         The page is written in full before it is mapped: a store into an mmap'd hole of a full
-        disk would be a SIGBUS, and not an error.
+        disk would be a SIGBUS, and not an error. That takes the sync lock for a moment, which
+        the caller must not hold: zeros must not go over a page that others have begun to use.
         """
-        size = fs.fstat(fd).st_size
-        if size < PAGE_SIZE:
+        if fs.fstat(fd).st_size < PAGE_SIZE:
             if not writable:
                 return None
-            fs.pwritev(fd, [bytes(PAGE_SIZE - size)], size)
+            fs.flock(fd, fcntl.LOCK_EX)
+            try:
+                size = fs.fstat(fd).st_size
+                if size < PAGE_SIZE:
+                    write_all(fs, fd, [bytes(PAGE_SIZE - size)], size)
+            finally:
+                fs.flock(fd, fcntl.LOCK_UN)
         return cls(fs.map_file(fd, PAGE_SIZE, writable=writable))
 
     def close(self) -> None:
         """Unmap; readers that hold the page keep it alive."""
-        self._words.release()
+        self.words.release()
         if isinstance(self._map, mmap.mmap):
             with contextlib.suppress(BufferError):
                 self._map.close()
 
     def describes(self, boot_id: str, folder: os.stat_result) -> bool:
         """Whether the page is about this folder (not a copy of it) in this boot, and its blocks are sound."""
-        words = list(self._words[:6])
+        words = list(self.words[:6])
         if words != _header_words(boot_id, folder):
             return False
         try:
@@ -183,61 +199,60 @@ class StatePage:
 
     def initialise(self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState) -> None:
         """Make the page valid; the header last. The caller holds both locks."""
-        self._words[0] = 0
+        self.words[0] = 0
         self.log.write(log)
         self.sync.write(sync)
         self.writing = self.failed = 0
         for index, word in reversed(list(enumerate(_header_words(boot_id, folder)))):
-            self._words[index] = word
+            self.words[index] = word
 
     @property
     def writing(self) -> int:
         """Non-zero while an append is in progress, or after its process died in it."""
-        return self._words[8]
+        return self.words[WRITING_WORD]
 
     @writing.setter
     def writing(self, value: int) -> None:
-        self._words[8] = value
+        self.words[WRITING_WORD] = value
 
     @property
     def failed(self) -> int:
         """Non-zero after a failed fsync, until somebody opens the partition anew."""
-        return self._words[9]
+        return self.words[FAILED_WORD]
 
     @failed.setter
     def failed(self, value: int) -> None:
-        self._words[9] = value
+        self.words[FAILED_WORD] = value
 
     @property
     def config_version(self) -> int:
-        return self._words[10]
+        return self.words[CONFIG_WORD]
 
     @property
     def moved(self) -> int:
-        return self._words[11]
+        return self.words[MOVED_WORD]
 
     def count_config_change(self) -> None:
-        self._words[10] += 1
+        self.words[CONFIG_WORD] = (self.words[CONFIG_WORD] + 1) & _WORD_MASK
 
     def count_move(self) -> None:
-        self._words[11] += 1
+        self.words[MOVED_WORD] = (self.words[MOVED_WORD] + 1) & _WORD_MASK
 
     @property
     def waiting_until_ms(self) -> int:
         """Monotonic clock; appenders wake followers while it lies ahead."""
-        return self._words[12]
+        return self.words[WAITING_WORD]
 
     @waiting_until_ms.setter
     def waiting_until_ms(self, value: int) -> None:
-        self._words[12] = value
+        self.words[WAITING_WORD] = value
 
 
 def _header_words(boot_id: str, folder: os.stat_result) -> list[int]:
     try:
         boot = uuid.UUID(boot_id).int
     except ValueError:
-        boot = xxhash.xxh3_128_intdigest(boot_id)
-    mask = (1 << 64) - 1
-    words = [_MAGIC, boot & mask, boot >> 64, folder.st_dev, folder.st_ino]
+        boot = xxhash.xxh3_128_intdigest(boot_id.encode())
+    words = [_MAGIC, boot & _WORD_MASK, boot >> 64, folder.st_dev, folder.st_ino]
     packed = struct.pack("=5Q", *words)
     return [*words, _hash(packed)]

@@ -75,7 +75,7 @@ class Watch:
 
     def interrupt(self) -> None:
         """Make a `wait` in another thread (or the next one) return."""
-        with contextlib.suppress(BlockingIOError):  # full of reasons to wake up already
+        with contextlib.suppress(OSError):  # full of reasons to wake up already, or closed
             os.write(self._wake_write, b"\0")
 
     def close(self) -> None:

@@ -1,0 +1,5 @@
+"""Times: durable appends, waking a follower, point reads, starting, opening."""
+
+from __future__ import annotations
+
+ROWS = ()

@@ -1,0 +1,84 @@
+"""Alternating two ways of doing the same thing, and telling what came out."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Unit = Literal["records/s", "us", "ms", "s"]
+Side = Callable[[], float]
+"""Does its work once and returns a rate or a time in the row's unit."""
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    """Medians of both sides, and the ratio ours / limit with its range over the rounds."""
+
+    name: str
+    unit: str
+    ours: float
+    limit: float | None
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    target: float
+    target_text: str
+    reached: bool
+
+    @property
+    def ours_text(self) -> str:
+        return quantity(self.ours, self.unit)
+
+    @property
+    def limit_text(self) -> str:
+        return "" if self.limit is None else quantity(self.limit, self.unit)
+
+
+def quantity(value: float, unit: str) -> str:
+    """A figure with its unit, three digits of it."""
+    if unit == "records/s":
+        return f"{value / 1e6:.2f} M/s" if value >= 1e5 else f"{value / 1e3:.1f} k/s"
+    return f"{value:.3g} {unit}"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One comparison: ``prepare(folder, scale)`` gives both sides, which are then run in turn.
+
+    ``at_least`` rows want ratio >= target (rates), the others ratio <= target (times, or an
+    absolute bound when there is no limit side: then the ratio is the figure itself).
+    """
+
+    name: str
+    unit: Unit
+    target: float
+    at_least: bool
+    prepare: Callable[[Path, float], tuple[Side, Side | None]]
+
+    def measure(self, folder: Path, rounds: int, scale: float) -> RowResult:
+        """Run the sides in turn, ``rounds`` times after one for warming up."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        ours, limit = self.prepare(folder, scale)
+        pairs: list[tuple[float, float | None]] = []
+        for number in range(rounds + 1):
+            pair = (ours(), limit() if limit is not None else None)
+            if number:
+                pairs.append(pair)
+        ratios = [mine if other is None else mine / other for mine, other in pairs]
+        ratio = statistics.median(ratios)
+        return RowResult(
+            name=self.name,
+            unit=self.unit,
+            ours=statistics.median(mine for mine, _ in pairs),
+            limit=None if limit is None else statistics.median(other for _, other in pairs if other is not None),
+            ratio=ratio,
+            ratio_low=min(ratios),
+            ratio_high=max(ratios),
+            target=self.target,
+            target_text=f"{'>=' if self.at_least else '<='} {self.target:g}{'' if limit is not None else ' ' + self.unit}",
+            reached=ratio >= self.target if self.at_least else ratio <= self.target,
+        )

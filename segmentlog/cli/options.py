@@ -1,0 +1,285 @@
+"""What commands take: sizes, times, places in a log, topics and partitions of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import click
+
+from segmentlog.errors import LogTruncated, UnknownTopic
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from segmentlog.partition.partition import Partition
+    from segmentlog.store import LogStore, Topic
+
+PATTERN_CHARACTERS = frozenset("*?[")
+
+
+# ---------------------------------------------------------------- sizes and times
+
+
+class _Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from segmentlog.config import parse_size
+
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Duration(click.ParamType):
+    """Milliseconds. A bare number has the unit ``bare_ms``."""
+
+    name = "duration"
+
+    def __init__(self, bare_ms: int = 1) -> None:
+        self._bare_ms = bare_ms
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from segmentlog.config import parse_duration_ms
+
+        try:
+            duration_ms = parse_duration_ms(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        bare = isinstance(value, str) and value.strip().isdecimal()
+        return duration_ms * self._bare_ms if bare else duration_ms
+
+
+SIZE = _Size()
+DURATION_MS = _Duration()
+DURATION_S = _Duration(bare_ms=1000)
+
+
+# ---------------------------------------------------------------- places in a log
+
+
+class Place(NamedTuple):
+    """Where in a partition, as a person says it; `resolve` makes an offset of it."""
+
+    kind: Literal["earliest", "latest", "offset", "last", "time"]
+    number: int = 0
+    """The offset, how many records before the end, or milliseconds since 1970."""
+
+
+def parse_place(text: str, now_ms: int) -> Place:
+    """`earliest`, `latest`, an offset, `-10` (the last ten), a time: `2026-07-31T12:00`, `-1h`, `@1785456000000`.
+
+    A time without a zone is local time. Raises ValueError.
+    """
+    text = text.strip()
+    if text in ("earliest", "latest"):
+        return Place(text)  # type: ignore[arg-type]
+    if text.isascii() and text.isdecimal() and len(text) < 20:
+        return Place("offset", int(text))
+    sign, rest = text[:1], text[1:]
+    plain = rest.isascii() and rest.isdecimal() and len(rest) < 20
+    if sign == "-" and plain:
+        return Place("last", int(rest))
+    if sign == "@" and plain:
+        return Place("time", int(rest))
+    try:
+        if sign == "-":
+            from segmentlog.config import parse_duration_ms
+
+            return Place("time", max(now_ms - parse_duration_ms(rest), 0))
+        from datetime import datetime
+
+        return Place("time", max(round(datetime.fromisoformat(text).timestamp() * 1000), 0))
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is not a place: earliest, latest, an offset, -N (the last N), or a time such as"
+            " 2026-07-31T12:00, -1h (an hour ago) or @1785456000000 (milliseconds since 1970)"
+        ) from None
+
+
+class _PlaceType(click.ParamType):
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if isinstance(value, Place):
+            return value
+        try:
+            return parse_place(value, time.time_ns() // 1_000_000)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+PLACE = _PlaceType()
+
+
+def resolve(place: Place, log: Partition, end_offset: int | None = None) -> int:
+    """The offset of a place in a partition; ``end_offset`` is what counts as its end. May lie outside the log."""
+    end = log.log_end_offset if end_offset is None else end_offset
+    if place.kind == "earliest":
+        return log.log_start_offset
+    if place.kind == "latest":
+        return end
+    if place.kind == "last":
+        return offset_of_last(log, place.number, end)
+    if place.kind == "time":
+        found = log.offset_for_timestamp(place.number)
+        return end if found is None else min(found, end)
+    return place.number
+
+
+def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
+    """Where to begin so that ``count`` records come before ``end_offset``, or all that there are.
+
+    Walks back by offsets, so that the length of the log does not matter; where compaction or
+    a crash left gaps it has to look further.
+    """
+    begin = end_offset
+    width = missing = count
+    while missing > 0 and begin > log.log_start_offset:
+        upto, begin = begin, max(begin - width, log.log_start_offset)
+        try:
+            batches = list(log.read(begin))
+        except LogTruncated as truncated:  # inside a range that a crash took: nothing there to count
+            begin = truncated.lost.base_offset
+            batches = list(log.read(truncated.lost.end_offset)) if truncated.lost.end_offset < upto else []
+        found = 0
+        for batch in batches:
+            if batch.base_offset >= upto:
+                break
+            if batch.next_offset <= upto:
+                found += len(batch)
+            else:
+                found += int((batch.offsets < upto).sum())
+        missing -= found
+        width = max(missing, 2 * width)
+        if missing < 0:
+            return _skip(log, begin, -missing)
+    return begin
+
+
+def _skip(log: Partition, begin: int, count: int) -> int:
+    """The offset of the record that has ``count`` others before it, from ``begin`` on."""
+    for batch in log.read(begin):
+        if count < len(batch):
+            return int(batch.offsets[count])
+        count -= len(batch)
+    return begin
+
+
+# ---------------------------------------------------------------- topics and partitions
+
+
+class Selector(NamedTuple):
+    """``TOPIC`` or ``TOPIC/PARTITION``, both of which may be patterns."""
+
+    topic: str
+    partition: str = "*"
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether topics that are made later may fit."""
+        return bool(PATTERN_CHARACTERS & set(self.topic))
+
+    @property
+    def number(self) -> int | None:
+        """The partition, if it names one."""
+        return int(self.partition) if self.partition.isdecimal() else None
+
+    def fits(self, topic: str, partition: int) -> bool:
+        return fnmatch.fnmatchcase(topic, self.topic) and fnmatch.fnmatchcase(str(partition), self.partition)
+
+
+class _SelectorType(click.ParamType):
+    name = "topic"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selector:
+        if isinstance(value, Selector):
+            return value
+        topic, slash, partition = value.partition("/")
+        if not slash:
+            return Selector(topic)
+        decimal = partition.isascii() and partition.isdecimal()
+        if not topic or not (decimal or PATTERN_CHARACTERS & set(partition)) or "/" in partition:
+            self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, as in clicks or clicks/0", param, ctx)
+        return Selector(topic, str(int(partition)) if decimal else partition)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return complete_topic(ctx, param, incomplete)
+
+
+SELECTOR = _SelectorType()
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of topics for the shell's completion: whatever folder looks like one, without opening the store."""
+    from click.shell_completion import CompletionItem
+
+    folder = ctx.find_root().params.get("directory") or "."
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    return [
+        CompletionItem(name)
+        for name in names
+        if name.startswith(incomplete) and os.path.exists(f"{folder}/{name}/topic.json")
+    ]
+
+
+def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Topic:
+    """The topic of that name. Raises `UnknownTopic` that says what was probably meant, and how to make it."""
+    try:
+        return store.topic(name)
+    except UnknownTopic as error:
+        if error.topic != name:
+            raise
+        raise UnknownTopic(name, f"it does not exist; {_advice(store, name, to_write)}") from None
+
+
+def _advice(store: LogStore, name: str, to_write: bool) -> str:
+    import difflib
+
+    names = store.topics()
+    if close := difflib.get_close_matches(name, names, n=1):
+        return f"did you mean {close[0]!r}?"
+    if to_write or not names:
+        return f"make it with 'segmentlog create {name}'"
+    return "'segmentlog topics' lists those that do"
+
+
+def matching_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
+    """Names of the topics that are named or match, each once. Raises `UnknownTopic` for what matches none."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        if not PATTERN_CHARACTERS & set(pattern):
+            found[existing_topic(store, pattern).name] = None
+            continue
+        names = fnmatch.filter(store.topics(), pattern)
+        if not names:
+            raise UnknownTopic(pattern, "no topic matches; 'segmentlog topics' lists them")
+        found.update(dict.fromkeys(names))
+    return list(found)
+
+
+def selected_partitions(store: LogStore, selector: Selector) -> list[Partition]:
+    """The partitions that a selector without a pattern in its topic names, opened. Raises `UnknownTopic`."""
+    topic = existing_topic(store, selector.topic)
+    if selector.number is not None:
+        return [topic.partition(selector.number)]
+    return [topic.partition(number) for number in range(topic.partition_count) if selector.fits(topic.name, number)]
+
+
+def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
+    """The one partition that is named, or the only one of the topic. Raises UsageError."""
+    partitions = selected_partitions(store, selector)
+    if len(partitions) != 1:
+        raise click.UsageError(f"{selector.topic} has {len(partitions)} partitions, and {why}: name one, as in"
+                               f" {selector.topic}/0")  # fmt: skip
+    return partitions[0]
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")

@@ -1,0 +1,66 @@
+"""Results as tables: drawn on a terminal, aligned text for everything else, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """Print rows under their columns; numbers to the right."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    right = [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in range(len(columns))]
+    if sys.stdout.isatty():
+        _draw(columns, texts, right, title)
+        return
+    if title:
+        click.echo(title)
+    widths = [max(len(line[at]) for line in [list(columns), *texts]) for at in range(len(columns))]
+    for line in [[column.upper() for column in columns], *texts]:
+        cells = [
+            text.rjust(width) if flush else text.ljust(width)
+            for text, width, flush in zip(line, widths, right, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _draw(columns: Sequence[str], texts: list[list[str]], right: Sequence[bool], title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, flush in zip(columns, right, strict=True):
+        table.add_column(column, justify="right" if flush else "left", overflow="fold")
+    for line in texts:
+        table.add_row(*map(Text, line))  # Text: a value in [brackets] is no markup
+    Console().print(table)
+
+
+def _text(cell: object) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def show_json(document: Any) -> None:
+    """One JSON object on a line of its own."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(document).decode())
+
+
+def when(timestamp_ms: int) -> str:
+    """A timestamp in local time, to the millisecond; `-` for none."""
+    if timestamp_ms < 0:
+        return "-"
+    from datetime import datetime
+
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):  # a timestamp in microseconds, taken for milliseconds
+        return f"{timestamp_ms} ms"

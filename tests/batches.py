@@ -1,0 +1,142 @@
+"""Batches for tests: as bytes, as Hypothesis strategies, read back whole, and forged."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from hypothesis import strategies as st
+
+from segmentlog.format.batch import CHECKED_SIZE, CODEC_LZ4, CODEC_NONE, HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batch import encode_batch as encode
+from segmentlog.format.columns import Int64Array
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.records import Headers, Record
+
+NOW_MS = 1_700_000_000_000
+
+HEADER_FIELDS = {
+    "magic": "4s", "attributes": "H", "producer_epoch": "h", "base_offset": "q", "partition_epoch": "I",
+    "last_offset_delta": "I", "base_timestamp": "q", "max_timestamp": "q", "producer_id": "q", "base_sequence": "i",
+    "record_count": "I", "payload_size": "I", "raw_size": "I", "timestamps_size": "I", "keys_size": "I",
+    "values_size": "I", "headers_size": "I", "payload_checksum": "Q", "header_checksum": "Q",
+}  # fmt: skip
+"""The header once more, so that a slip in one of the two is noticed."""
+_HEADER = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
+
+
+class Columns(NamedTuple):
+    """What a batch is made from."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None = None
+    timestamps: list[int] | None = None
+    headers: list[Headers] | None = None
+    offset_deltas: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def batch_bytes(
+    values: Sequence[bytes | None] | Columns,
+    base_offset: int = 0,
+    *,
+    epoch: int = 0,
+    codec: int = CODEC_NONE,
+    append_time_ms: int | None = None,
+    timestamps: Sequence[int] | None = None,
+    **fields: Any,
+) -> bytes:
+    """A batch as it lies on disk."""
+    columns = values if isinstance(values, Columns) else Columns(list(values))
+    times = columns.timestamps if timestamps is None else timestamps
+    deltas = columns.offset_deltas
+    batch = encode(
+        columns.values,
+        columns.keys,
+        None if times is None else np.array(times, np.int64),
+        columns.headers,
+        now_ms=fields.pop("now_ms", NOW_MS),
+        codec=codec,
+        offset_deltas=None if deltas is None else np.array(deltas, np.uint32),
+        **fields,
+    )
+    return bytes(batch.placed_at(base_offset, epoch, append_time_ms)) + bytes(batch.payload)
+
+
+def read_batch(data: bytes | memoryview, position: int = 0) -> RecordBatch:
+    """The batch at ``position``, everything checked as a reader checks it."""
+    view = memoryview(data)
+    header = decode_header(view, position)
+    return RecordBatch(header, check_payload(view, position, header), position=position)
+
+
+def read_everything(data: bytes | memoryview, position: int = 0) -> list[Record]:
+    """Every column and every record of a batch, so that nothing in it stays undecoded."""
+    batch = read_batch(data, position)
+    count = batch.header.record_count
+    columns: list[list[Any] | Int64Array] = [batch.values, batch.keys, batch.headers, batch.offsets, batch.timestamps]
+    assert [len(column) for column in columns] == [count] * 5
+    return list(batch.records())
+
+
+def expected_records(columns: Columns, base_offset: int, now_ms: int = NOW_MS, epoch: int = 0) -> list[Record]:
+    """The records that a batch of these columns must give back."""
+    count = len(columns)
+    keys = columns.keys or [None] * count
+    headers: Sequence[Headers] = columns.headers or [()] * count
+    times = columns.timestamps or [now_ms] * count
+    deltas = range(count) if columns.offset_deltas is None else columns.offset_deltas
+    return [
+        Record("", 0, base_offset + delta, time, key, value, one, epoch)
+        for delta, time, key, value, one in zip(deltas, times, keys, columns.values, headers, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------- forging
+
+
+def unpack_header(data: bytes) -> dict[str, Any]:
+    """The fields of a batch's header, read without the library."""
+    return dict(zip(HEADER_FIELDS, _HEADER.unpack_from(data), strict=True))
+
+
+def forge(data: bytes, *, payload: bytes | None = None, **fields: Any) -> bytes:
+    """The batch with other header fields, or another payload, and checksums that match them."""
+    stored = data[HEADER_SIZE:] if payload is None else payload
+    header = unpack_header(data) | {"payload_checksum": xxhash.xxh3_64_intdigest(stored)} | fields
+    checked = _HEADER.pack(*header.values())[:CHECKED_SIZE]
+    return checked + struct.pack("<Q", xxhash.xxh3_64_intdigest(checked)) + stored
+
+
+# ---------------------------------------------------------------- strategies
+
+blobs = st.none() | st.binary(max_size=40)
+timestamps = st.integers(0, 2**63 - 1) | st.integers(NOW_MS - 10_000, NOW_MS + 10_000)
+record_headers = st.lists(st.tuples(st.text(max_size=8), blobs), max_size=3).map(tuple)
+offsets = st.integers(0, 2**63 - 2**33)
+codecs = st.sampled_from([CODEC_NONE, CODEC_LZ4])
+
+
+@st.composite
+def columns(draw: st.DrawFn, max_size: int = 20) -> Columns:
+    """Columns of a batch, each of the optional ones there or not."""
+    count = draw(st.integers(1, max_size))
+
+    def column(items: st.SearchStrategy[Any]) -> Any:
+        return draw(st.none() | st.lists(items, min_size=count, max_size=count))
+
+    deltas = draw(
+        st.none() | st.lists(st.integers(0, 2**32 - 2), min_size=count, max_size=count, unique=True).map(sorted)
+    )
+    return Columns(
+        draw(st.lists(blobs, min_size=count, max_size=count)),
+        column(blobs),
+        column(timestamps),
+        column(record_headers),
+        deltas,
+    )

@@ -1,0 +1,153 @@
+"""A file system that fails on demand.
+
+fs = FaultyFileSystem()
+fs.fail("fdatasync", errno.EIO, call=2)     # the second call from now on fails
+fs.fail("pwritev", errno.ENOSPC, times=None)  # every call from now on, until `heal`
+fs.short_writes(100)                        # pwritev takes 100 bytes at a time
+fs.room_bytes = 5000                        # then the disk is full: a short write, and ENOSPC
+fs.before("flock", other_process)           # runs something right before the next call
+fs.calls                                    # [("open", (path, flags, ...)), ...]
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from segmentlog.storage.fs import Buffer, FileSystem
+
+METHODS = (
+    "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "unlink", "rmdir",
+    "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "sync_folder", "map_file", "boot_id",
+)  # fmt: skip
+
+
+class Died(BaseException):
+    """The process is gone: nothing after this call happened. No handler for errors catches it."""
+
+
+class _Fault(NamedTuple):
+    first: int
+    last: float
+    error: BaseException
+    after: bool
+    """The call is made, and then it fails."""
+
+
+class FaultyFileSystem(FileSystem):
+    """The real file system, with calls that fail. Methods are named as `FileSystem` names them.
+
+    Calls made by other methods count as well: `sync_folder` opens, fsyncs and closes.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.room_bytes: int | None = None
+        """What may still be written or allocated before the disk is full; None: as much as one likes."""
+        self._counts = dict.fromkeys(METHODS, 0)
+        self._faults: dict[str, list[_Fault]] = {}
+        self._actions: dict[str, list[Callable[[], object]]] = {}
+        self._short: int | None = None
+        self._dead_from: int | None = None
+        self._open_fds: set[int] = set()
+        for name in METHODS:
+            setattr(self, name, self._wrap(name, getattr(self, name)))
+
+    def fail(
+        self,
+        method: str,
+        error: int | BaseException = errno.EIO,
+        *,
+        call: int = 1,
+        times: int | None = 1,
+        after: bool = False,
+    ) -> None:
+        """Fail calls ``call``, ``call + 1``, ... (``times`` of them) of ``method``, counted from now.
+
+        ``error`` is an errno or an exception; ``after`` makes the call before it fails.
+        """
+        first = self._counts[method] + call
+        last = float("inf") if times is None else first + times - 1
+        raised = OSError(error, os.strerror(error)) if isinstance(error, int) else error
+        self._faults.setdefault(method, []).append(_Fault(first, last, raised, after))
+
+    def die_at(self, call: int) -> None:
+        """Let the process die at its ``call``-th call of whatever method from now: `Died`, then and ever after.
+
+        Its descriptors are closed, as the kernel does it, and so its locks are free. What it mapped stays mapped.
+        """
+        self._dead_from = len(self.calls) + call
+
+    def short_writes(self, size_bytes: int | None) -> None:
+        """Let `pwritev` write at most so many bytes a call; None ends it."""
+        self._short = size_bytes
+
+    def before(self, method: str, action: Callable[[], object]) -> None:
+        """Run ``action`` once, right before the next call of ``method``: what another process does meanwhile."""
+        self._actions.setdefault(method, []).append(action)
+
+    def heal(self) -> None:
+        """Nothing fails any more."""
+        self._faults.clear()
+        self._actions.clear()
+        self._short = self.room_bytes = self._dead_from = None
+
+    def count(self, method: str) -> int:
+        """How often ``method`` was called so far."""
+        return self._counts[method]
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        if name == "pwritev":
+            real = self._limited_write
+        elif name == "fallocate":
+            real = self._limited_fallocate
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls.append((name, args))
+            self._counts[name] += 1
+            if self._dead_from is not None and len(self.calls) >= self._dead_from:
+                self._bury()
+                raise Died
+            while self._actions.get(name):
+                self._actions[name].pop(0)()
+            fault = self._fault_of(name)
+            if fault is None:
+                result = real(*args, **options)
+                if name == "open":
+                    self._open_fds.add(result)
+                elif name == "close":
+                    self._open_fds.discard(args[0])
+                return result
+            if fault.after:
+                real(*args, **options)
+            raise fault.error
+
+        return call
+
+    def _bury(self) -> None:
+        while self._open_fds:
+            os.close(self._open_fds.pop())
+
+    def _fault_of(self, name: str) -> _Fault | None:
+        count = self._counts[name]
+        return next((fault for fault in self._faults.get(name, ()) if fault.first <= count <= fault.last), None)
+
+    def _limited_write(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        data = memoryview(b"".join(buffers))
+        if self.room_bytes is not None:
+            if data and not self.room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[: self.room_bytes]
+            self.room_bytes -= len(data)
+        if self._short is not None:
+            data = data[: self._short]
+        return os.pwritev(fd, [data] if self._short is not None or self.room_bytes is not None else buffers, position)
+
+    def _limited_fallocate(self, fd: int, position: int, size_bytes: int) -> None:
+        if self.room_bytes is not None:
+            if size_bytes > self.room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.room_bytes -= size_bytes
+        FileSystem.fallocate(self, fd, position, size_bytes)

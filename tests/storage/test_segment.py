@@ -1,0 +1,216 @@
+"""Appending to a segment's file is all or nothing, and who maps it sees what was appended."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from faults import FaultyFileSystem
+
+from segmentlog.errors import CorruptBatch, DiskFull
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.segment import ActiveSegment, MappedSegment, list_segments, segment_stem
+
+KIB = 1024
+LIMIT = 64 << 20
+
+
+def active_in(folder: Path, fs: FileSystem, limit: int = LIMIT, *, create: bool = True) -> ActiveSegment:
+    """The segment of a folder that takes appends."""
+    return ActiveSegment(fs, str(folder), 0, limit, create=create)
+
+
+def size_of(segment: ActiveSegment) -> int:
+    """How long the file is, allocated space included."""
+    return os.path.getsize(segment.path)
+
+
+def test_segments_are_listed_by_their_offsets(tmp_path):
+    """Only segment files are listed, oldest first, whatever else lies in the folder."""
+    for base in (300, 0, 5, 10**15):
+        Path(segment_stem(str(tmp_path), base) + ".log").touch()
+        Path(segment_stem(str(tmp_path), base) + ".index").touch()
+    for name in ("checkpoint", "state", "lock", "5.log", "0" * 20 + ".log.tmp"):
+        (tmp_path / name).touch()
+    (tmp_path / "quarantine").mkdir()
+    assert list_segments(FileSystem(), str(tmp_path)) == [0, 5, 300, 10**15]
+
+
+def test_a_segment_that_is_not_there_is_not_made_in_passing(tmp_path):
+    """Only who begins a segment makes its file; for everybody else a missing one is an error."""
+    with pytest.raises(FileNotFoundError):
+        active_in(tmp_path, FileSystem(), create=False)
+    assert os.listdir(tmp_path) == []
+
+
+def test_space_is_allocated_ahead_in_growing_steps(tmp_path):
+    """The file is longer than what was written, in steps that double from 64 KiB to 8 MiB, and zero there."""
+    segment = active_in(tmp_path, FaultyFileSystem())
+    sizes, position = [], 0
+    for step in (100, 64 * KIB, 64 * KIB, 128 * KIB, 4 << 20, 9 << 20, 9 << 20):
+        segment.write([b"x" * step], step, position)
+        position += step
+        sizes.append(size_of(segment))
+    assert sizes[:4] == [64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB]
+    assert all(before < after <= before + (9 << 20) for before, after in zip(sizes, sizes[1:], strict=False))
+    assert sizes[-1] >= position
+    data = Path(segment.path).read_bytes()
+    assert data == b"x" * position + bytes(len(data) - position)
+    segment.close()
+
+
+def test_writing_where_space_is_allocated_asks_for_nothing(tmp_path):
+    """An append into allocated space is one system call."""
+    fs = FaultyFileSystem()
+    segment = active_in(tmp_path, fs)
+    segment.write([b"x" * 100], 100, 0)
+    fs.calls.clear()
+    segment.write([b"y" * 50, b"z" * 50], 100, 100)
+    assert [name for name, _ in fs.calls] == ["pwritev"]
+
+
+def test_no_more_is_allocated_than_a_segment_may_hold(tmp_path):
+    """Allocation stops at the segment's limit; a batch larger than that gets what it needs and no more."""
+    segment = active_in(tmp_path, FileSystem(), limit=10_000)
+    segment.write([b"x" * 100], 100, 0)
+    assert size_of(segment) == 10_000
+    segment.write([b"x" * 30_000], 30_000, 100)
+    assert size_of(segment) == 30_100
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["ENOSPC", "EDQUOT"])
+@pytest.mark.parametrize("short", [None, 60], ids=["at once", "after a short write"])
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, number, short):
+    """An append without room raises DiskFull, cuts off what it wrote, and works again once there is room."""
+    fs = FaultyFileSystem()
+    segment = active_in(tmp_path, fs)
+    segment.write([b"a" * 100], 100, 0)
+    fs.short_writes(short)
+    fs.fail("pwritev", number, call=2 if short else 1)
+    with pytest.raises(DiskFull) as caught:
+        segment.write([b"b" * 70, b"c" * 70], 140, 100)
+    assert (caught.value.path, caught.value.size_bytes) == (segment.path, 140)
+    assert Path(segment.path).read_bytes() == b"a" * 100
+    fs.heal()
+    segment.write([b"d" * 200], 200, 100)
+    assert Path(segment.path).read_bytes()[:300] == b"a" * 100 + b"d" * 200
+
+
+def test_a_disk_that_fills_up_is_used_to_its_last_byte(tmp_path):
+    """Without room to allocate ahead appends go on while they fit; the first that does not is cut off whole."""
+    fs = FaultyFileSystem()
+    segment = active_in(tmp_path, fs)
+    fs.room_bytes = 1000
+    position = 0
+    with pytest.raises(DiskFull):
+        while True:
+            segment.write([b"x" * 300], 300, position)
+            position += 300
+    assert position == 900
+    assert Path(segment.path).read_bytes() == b"x" * 900
+    fs.heal()
+    segment.write([b"y" * 300], 300, 900)
+    assert size_of(segment) > 1200
+
+
+def test_a_disk_that_fails_is_told_as_it_is(tmp_path):
+    """An I/O error is no full disk; the file is cut back all the same."""
+    fs = FaultyFileSystem()
+    segment = active_in(tmp_path, fs)
+    segment.write([b"a" * 100], 100, 0)
+    fs.fail("pwritev", errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
+        segment.write([b"b" * 100], 100, 100)
+    assert not isinstance(caught.value, DiskFull)
+    assert size_of(segment) == 100
+
+
+def test_a_cut_that_fails_is_told_before_what_made_it_necessary(tmp_path):
+    """When the half-written bytes cannot be cut off that is the error, and the write's is its context."""
+    fs = FaultyFileSystem()
+    segment = active_in(tmp_path, fs)
+    fs.fail("pwritev", errno.ENOSPC)
+    fs.fail("ftruncate", errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
+        segment.write([b"b" * 100], 100, 0)
+    assert not isinstance(caught.value, DiskFull)
+    assert isinstance(caught.value.__context__, OSError)
+    assert caught.value.__context__.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EOPNOTSUPP])
+def test_appends_work_where_space_cannot_be_allocated(tmp_path, number):
+    """A file system that cannot preallocate, or has no room to, still takes what fits."""
+    fs = FaultyFileSystem()
+    fs.fail("fallocate", number, times=None)
+    segment = active_in(tmp_path, fs)
+    segment.write([b"a" * 100], 100, 0)
+    segment.write([b"b" * 100], 100, 100)
+    assert Path(segment.path).read_bytes() == b"a" * 100 + b"b" * 100
+
+
+def test_processes_take_turns_in_one_file(tmp_path):
+    """Two who append in turns, one ahead of the other or having cut the file, write side by side."""
+    fs = FaultyFileSystem()
+    first, second = active_in(tmp_path, fs), active_in(tmp_path, FileSystem(), create=False)
+    position = 0
+    for turn in range(40):
+        writer, byte = ((first, b"1"), (second, b"2"))[turn % 2]
+        if turn == 20:
+            fs.fail("pwritev", errno.ENOSPC)
+            with pytest.raises(DiskFull):
+                first.write([b"?" * 9000], 9000, position)
+        writer.write([byte * 7000], 7000, position)
+        position += 7000
+    data = Path(first.path).read_bytes()
+    assert data.rstrip(b"\0") == (b"1" * 7000 + b"2" * 7000) * 20
+
+
+def test_a_mapped_segment_grows_with_its_file(tmp_path):
+    """Who mapped a segment while it was short sees what is appended later, and keeps what it had."""
+    fs = FileSystem()
+    active = active_in(tmp_path, fs)
+    mapped = MappedSegment(fs, str(tmp_path), 0)
+    assert len(mapped.upto(0)) == 0
+    active.write([b"a" * 100], 100, 0)
+    first = mapped.upto(100)
+    assert first == b"a" * 100
+    active.write([b"b" * (1 << 20)], 1 << 20, 100)
+    assert mapped.upto(100 + (1 << 20))[100:] == b"b" * (1 << 20)
+    assert first == b"a" * 100
+
+
+def test_a_mapping_shows_what_is_written_into_it(tmp_path):
+    """Appends into space that was mapped already are seen without mapping again."""
+    fs = FaultyFileSystem()
+    active = active_in(tmp_path, FileSystem())
+    active.write([b"a" * 100], 100, 0)
+    mapped = MappedSegment(fs, str(tmp_path), 0)
+    before = fs.count("map_file")
+    active.write([b"b" * 100], 100, 100)
+    assert mapped.upto(200)[100:] == b"b" * 100
+    assert fs.count("map_file") == before
+
+
+def test_a_file_shorter_than_the_log_is_damage(tmp_path):
+    """A segment that lost its end is reported with where it ends now, and never read beyond it."""
+    Path(segment_stem(str(tmp_path), 0) + ".log").write_bytes(b"x" * 50)
+    mapped = MappedSegment(FileSystem(), str(tmp_path), 0)
+    with pytest.raises(CorruptBatch) as caught:
+        mapped.upto(51)
+    assert (caught.value.path, caught.value.position) == (mapped.path, 50)
+    assert mapped.upto(50) == b"x" * 50
+
+
+def test_a_segment_that_was_deleted_stays_readable_to_who_has_it(tmp_path):
+    """Retention does not take a segment from under a reader; what it never mapped is gone, and said to be."""
+    Path(segment_stem(str(tmp_path), 0) + ".log").write_bytes(b"x" * 50)
+    mapped = MappedSegment(FileSystem(), str(tmp_path), 0)
+    os.unlink(mapped.path)
+    assert mapped.upto(50) == b"x" * 50
+    with pytest.raises(CorruptBatch):
+        mapped.upto(60)
+    with pytest.raises(FileNotFoundError):
+        MappedSegment(FileSystem(), str(tmp_path), 0)

@@ -1,0 +1,201 @@
+"""Sleeping until something happens: woken soon by whoever writes, by `interrupt`, and by the clock; never for good."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from segmentlog.storage import watch as watch_module
+from segmentlog.storage.watch import Watch
+
+FORK = multiprocessing.get_context("fork")
+LONG_S = 20.0
+SOON_S = 5.0
+"""Far less than LONG_S, far more than a busy machine needs."""
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """A watch as the system has it."""
+    watch = Watch()
+    yield watch
+    watch.close()
+
+
+@pytest.fixture
+def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """A watch where the system has no inotify to spare."""
+    monkeypatch.setattr(watch_module, "_inotify_init", lambda: -1)
+    watch = Watch()
+    yield watch
+    watch.close()
+
+
+def timed(wait: Callable[[], bool]) -> tuple[bool, float]:
+    """(what waiting gave, how many seconds it took)."""
+    started = time.monotonic()
+    return wait(), time.monotonic() - started
+
+
+def rewrite_byte(path: Path) -> None:
+    """What an appender does for those who wait."""
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, b"\0", 0)
+    os.close(fd)
+
+
+def later(delay_s: float, action: Callable[[], object]) -> threading.Timer:
+    """Do something in another thread, after a while."""
+    timer = threading.Timer(delay_s, action)
+    timer.start()
+    return timer
+
+
+def test_a_write_in_another_process_wakes(tmp_path, watch):
+    """A byte that another process rewrites in a watched file ends the wait, long before its time is up."""
+    path = tmp_path / "lock"
+    path.write_bytes(b"\0")
+    assert watch.add(str(path))
+
+    def write() -> None:
+        time.sleep(0.1)
+        rewrite_byte(path)
+
+    process = FORK.Process(target=write)
+    process.start()
+    woken, took_s = timed(lambda: watch.wait(LONG_S))
+    process.join()
+    assert woken
+    assert 0.05 < took_s < SOON_S
+
+
+def test_a_write_that_came_before_the_wait_wakes(tmp_path, watch):
+    """What happened between looking and waiting is not slept through."""
+    path = tmp_path / "lock"
+    path.touch()
+    watch.add(str(path))
+    rewrite_byte(path)
+    assert timed(lambda: watch.wait(LONG_S)) < (True, SOON_S)
+    assert watch.wait(0) is False, "one write wakes once"
+
+
+def test_any_of_several_files_wakes(tmp_path, watch):
+    """A watch may follow many logs; a write to any of them wakes it."""
+    paths = [tmp_path / str(number) for number in range(20)]
+    for path in paths:
+        path.touch()
+        assert watch.add(str(path))
+        assert watch.add(str(path)), "adding it again is no error"
+    for path in paths:
+        rewrite_byte(path)
+        assert watch.wait(0) is True
+        assert watch.wait(0) is False
+
+
+def test_a_new_name_in_a_folder_wakes(tmp_path, watch):
+    """A topic that is made, or renamed into place, wakes who watches the store's folder."""
+    (tmp_path / "store").mkdir()
+    assert watch.add(str(tmp_path / "store"), folder=True)
+    (tmp_path / "store" / "made").mkdir()
+    assert watch.wait(0) is True
+    (tmp_path / "aside").mkdir()
+    assert watch.wait(0) is False
+    (tmp_path / "aside").rename(tmp_path / "store" / "moved")
+    assert watch.wait(0) is True
+
+
+def test_time_is_up(watch):
+    """Where nothing happens the wait ends when its time is up, and says so."""
+    woken, took_s = timed(lambda: watch.wait(0.15))
+    assert not woken
+    assert 0.14 < took_s < SOON_S
+    assert timed(lambda: watch.wait(-1)) < (False, SOON_S), "a deadline that has passed is no error"
+
+
+def test_a_file_that_is_not_there_cannot_be_watched(tmp_path, watch):
+    """Watching a missing file says so, and works once the file is there."""
+    path = tmp_path / "lock"
+    assert watch.add(str(path)) is False
+    path.touch()
+    assert watch.add(str(path)) is True
+    rewrite_byte(path)
+    assert watch.wait(0) is True
+
+
+def test_an_interrupt_wakes(watch):
+    """Another thread ends a wait, at once; one interrupt that came earlier ends the next wait."""
+    timer = later(0.1, watch.interrupt)
+    woken, took_s = timed(lambda: watch.wait(LONG_S))
+    timer.join()
+    assert woken
+    assert took_s < SOON_S
+    watch.interrupt()
+    watch.interrupt()
+    assert watch.wait(LONG_S) is True
+    assert watch.wait(0) is False, "interrupts do not pile up"
+
+
+def test_any_number_of_interrupts_is_taken(watch):
+    """More interrupts than a pipe holds block nobody."""
+    for _ in range(70_000):
+        watch.interrupt()
+    assert watch.wait(0) is True
+    assert watch.wait(0) is False
+
+
+def test_draining_forgets(tmp_path, watch):
+    """After draining, what happened before it wakes nobody: the logs are looked at next."""
+    path = tmp_path / "lock"
+    path.touch()
+    watch.add(str(path))
+    rewrite_byte(path)
+    watch.interrupt()
+    watch.drain()
+    assert watch.wait(0) is False
+
+
+def test_polling_looks_often_at_first_and_less_often_when_nothing_happens(polling):
+    """Without inotify a wait is a short sleep that doubles up to 20 ms, and is short again after an event."""
+    assert polling.polls
+    delays = []
+    for _ in range(8):
+        before = polling._delay
+        delays.append(before)
+        woken, took_s = timed(lambda: polling.wait(LONG_S))
+        assert not woken
+        assert before <= took_s < SOON_S
+    assert delays == [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
+    polling.interrupt()
+    assert polling.wait(LONG_S) is True
+    assert polling._delay == 0.0005
+
+
+def test_polling_needs_no_files(tmp_path, polling):
+    """Where nothing can be watched adding is no error: whoever waits looks again anyway."""
+    assert polling.add(str(tmp_path / "missing")) is True
+    assert timed(lambda: polling.wait(0.0001)) < (False, SOON_S)
+
+
+def test_a_watch_that_could_be_woken_can_be_told_to_poll(watch):
+    """For a log whose appenders cannot be asked to wake anybody, a wait is a short sleep as well."""
+    assert not watch.polls
+    woken, took_s = timed(lambda: watch.wait(LONG_S, poll=True))
+    assert not woken
+    assert took_s < SOON_S
+
+
+def test_a_watch_gives_back_its_descriptors():
+    """Closing gives back every descriptor; closing again, and an interrupt that comes too late, are no errors."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    watch = Watch()
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    watch.close()
+    watch.close()
+    watch.interrupt()
+    assert sorted(os.listdir("/proc/self/fd")) == before
