@@ -17,6 +17,8 @@ from bench.workload import Workload, json_records
 from segmentlog.format.columns import encode_columns
 
 _BATCH = 1024
+_POOL = 16
+"""Different batches that appends go round in: two megabytes, as warm in the cache as records are that were just made."""
 
 
 def _store(folder: Path, **config: object) -> segmentlog.LogStore:
@@ -41,8 +43,9 @@ def _rate(records: int, started: float) -> float:
 
 def _append(compression: str) -> Callable[[Path, float], tuple[Side, Side]]:
     def prepare(folder: Path, scale: float) -> tuple[Side, Side]:
-        work = json_records(int(400 * scale), _BATCH)
+        work = json_records(_POOL, _BATCH)
         chunks = _raw_chunks(work)
+        cycles = max(1, int(25 * scale))
         number = 0
 
         def ours() -> float:
@@ -52,11 +55,11 @@ def _append(compression: str) -> Callable[[Path, float], tuple[Side, Side]]:
                 store.create_topic("t", fsync="never", compression_type=compression)
                 append = store.topic("t").partition(0).append
                 started = time.perf_counter()
-                for values, keys in zip(work.values, work.keys, strict=True):
-                    append(values, keys)
-                rate = _rate(work.record_count, started)
-            store_path = folder / f"store{number}"
-            subprocess.run(["rm", "-rf", store_path], check=True)
+                for _ in range(cycles):
+                    for values, keys in zip(work.values, work.keys, strict=True):
+                        append(values, keys)
+                rate = _rate(work.record_count * cycles, started)
+            subprocess.run(["rm", "-rf", folder / f"store{number}"], check=True)
             return rate
 
         def limit() -> float:
@@ -65,12 +68,12 @@ def _append(compression: str) -> Callable[[Path, float], tuple[Side, Side]]:
             started = time.perf_counter()
             if compression == "lz4":
                 compress = lz4.block.compress
-                for chunk in chunks:
+                for chunk in chunks * cycles:
                     os.write(fd, compress(chunk, store_size=False))
             else:
-                for chunk in chunks:
+                for chunk in chunks * cycles:
                     os.write(fd, chunk)
-            rate = _rate(work.record_count, started)
+            rate = _rate(work.record_count * cycles, started)
             os.close(fd)
             path.unlink()
             return rate
@@ -81,10 +84,11 @@ def _append(compression: str) -> Callable[[Path, float], tuple[Side, Side]]:
 
 
 def _send(folder: Path, scale: float) -> tuple[Side, Side]:
-    work = json_records(int(300 * scale), _BATCH)
+    work = json_records(_POOL, _BATCH)
     chunks = _raw_chunks(work)
     values = [value for batch in work.values for value in batch]
     keys = [key for batch in work.keys for key in batch]
+    cycles = max(1, int(20 * scale))
     number = 0
 
     def ours() -> float:
@@ -95,10 +99,11 @@ def _send(folder: Path, scale: float) -> tuple[Side, Side]:
             producer = store.producer(linger_ms=5)
             send = producer.send
             started = time.perf_counter()
-            for value, key in zip(values, keys, strict=True):
-                send("t", value, key=key)
+            for _ in range(cycles):
+                for value, key in zip(values, keys, strict=True):
+                    send("t", value, key=key)
             producer.flush()
-            rate = _rate(len(values), started)
+            rate = _rate(len(values) * cycles, started)
             producer.close()
         subprocess.run(["rm", "-rf", folder / f"store{number}"], check=True)
         return rate
@@ -107,9 +112,9 @@ def _send(folder: Path, scale: float) -> tuple[Side, Side]:
         path = folder / "plain"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         started = time.perf_counter()
-        for chunk in chunks:
+        for chunk in chunks * cycles:
             os.write(fd, lz4.block.compress(chunk, store_size=False))
-        rate = _rate(work.record_count, started)
+        rate = _rate(work.record_count * cycles, started)
         os.close(fd)
         path.unlink()
         return rate

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-Unit = Literal["records/s", "us", "ms", "s"]
+Unit = Literal["records/s", "us", "ms", "s", "MB"]
 Side = Callable[[], float]
 """Does its work once and returns a rate or a time in the row's unit."""
 
@@ -48,8 +48,8 @@ def quantity(value: float, unit: str) -> str:
 class Row(msgspec.Struct, frozen=True):
     """One comparison: ``prepare(folder, scale)`` gives both sides, which are then run in turn.
 
-    ``at_least`` rows want ratio >= target (rates), the others ratio <= target (times, or an
-    absolute bound when there is no limit side: then the ratio is the figure itself).
+    ``at_least`` rows want ratio >= target (rates), the others ratio <= target (times). With
+    ``absolute``, or without a limit side, the target is a bound of the figure itself.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Row(msgspec.Struct, frozen=True):
     target: float
     at_least: bool
     prepare: Callable[[Path, float], tuple[Side, Side | None]]
+    absolute: bool = False
 
     def measure(self, folder: Path, rounds: int, scale: float) -> RowResult:
         """Run the sides in turn, ``rounds`` times after one for warming up."""
@@ -68,8 +69,11 @@ class Row(msgspec.Struct, frozen=True):
             pair = (ours(), limit() if limit is not None else None)
             if number:
                 pairs.append(pair)
+        bare = self.absolute or limit is None
         ratios = [mine if other is None else mine / other for mine, other in pairs]
         ratio = statistics.median(ratios)
+        judged = statistics.median(mine for mine, _ in pairs) if bare else ratio
+        sign = ">=" if self.at_least else "<="
         return RowResult(
             name=self.name,
             unit=self.unit,
@@ -79,6 +83,6 @@ class Row(msgspec.Struct, frozen=True):
             ratio_low=min(ratios),
             ratio_high=max(ratios),
             target=self.target,
-            target_text=f"{'>=' if self.at_least else '<='} {self.target:g}{'' if limit is not None else ' ' + self.unit}",
-            reached=ratio >= self.target if self.at_least else ratio <= self.target,
+            target_text=f"{sign} {self.target:g}{' ' + self.unit if bare else ''}",
+            reached=judged >= self.target if self.at_least else judged <= self.target,
         )

@@ -233,21 +233,26 @@ class Consumer:
                 self._watch.add(cursor.log.handle.lock_path)
         while not self._closed and not self._woken:
             self._watch.drain()
-            self._assign("earliest")
+            # Said before looking: who appends after this look wakes us.
             polled = False
             for cursor in self._cursors.values():
                 polled |= not cursor.log.handle.announce_waiting(2 * _WAIT_S)
-            if any(
-                self._end_of(cursor.log) > cursor.position
-                for cursor in self._cursors.values()
-                if not cursor.paused
-            ):
+            if self._has_more():
                 return True
+            self._assign("earliest")
             for cursor in self._cursors.values():
                 cursor.log.handle.check_usable()
+            if self._has_more():
+                return True
             self._watch.wait(_WAIT_S, poll=polled)
         self._woken = False
         return False
+
+    def _has_more(self) -> bool:
+        """Whether a partition that is not paused has something behind the position."""
+        return any(
+            not cursor.paused and self._end_of(cursor.log) > cursor.position for cursor in self._cursors.values()
+        )
 
     # ------------------------------------------------------------ positions
 

@@ -33,21 +33,24 @@ class _Chunk:
     """Records of one topic on their way, in the order they were sent; then where they went."""
 
     __slots__ = (
-        "_partitions", "_ranks", "_sent", "base_offsets", "begun_ms", "begun_ns", "error", "headers", "keys",
-        "logs", "partitions", "producer", "size_bytes", "timestamps", "topic", "values",
+        "_partitions", "_ranks", "_sent", "all_headers", "all_timestamps", "base_offsets", "begun_ms", "begun_ns", "error", "headers", "keys",
+        "logs", "partitions", "producer", "room", "timestamps", "topic", "values",
     )  # fmt: skip
 
-    def __init__(self, producer: Producer, topic: str, now_ms: int, now_ns: int) -> None:
+    def __init__(self, producer: Producer, topic: str, room: int, now_ms: int, now_ns: int) -> None:
         self.producer = producer
         self.topic = topic
         self.begun_ms = now_ms
         self.begun_ns = now_ns
-        self.size_bytes = 0
+        self.room = room
+        """Bytes that it still takes before it is sent."""
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: dict[int, Any] = {}
         self.timestamps: dict[int, int] = {}
         self.partitions: dict[int, int] = {}
+        self.all_headers: Sequence[Headers] | None = None
+        self.all_timestamps: npt.NDArray[np.int64] | None = None
         self.error: Exception | None = None
         self.logs: dict[int, Partition] = {}
         self.base_offsets: dict[int, int] = {}
@@ -58,6 +61,28 @@ class _Chunk:
     def placed(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64]) -> None:
         """Note for each record its partition and how many of the chunk come before it there."""
         self._partitions, self._ranks = partitions, ranks
+
+    def timestamp_column(self) -> npt.NDArray[np.int64]:
+        """The timestamps of all records: as given, else when the chunk was begun."""
+        if self.all_timestamps is not None:
+            return self.all_timestamps
+        column = np.full(len(self.values), self.begun_ms, np.int64)
+        for row, timestamp in self.timestamps.items():
+            column[row] = timestamp
+        return column
+
+    def header_column(self) -> Sequence[Headers] | None:
+        """The headers of all records, or None when none has any."""
+        if self.all_headers is not None or not self.headers:
+            return self.all_headers
+        none: Headers = ()
+        return [self.headers.get(row, none) for row in range(len(self.values))]
+
+    def timestamp(self, index: int) -> int:
+        """The timestamp of one record."""
+        if self.all_timestamps is not None:
+            return int(self.all_timestamps[index])
+        return self.timestamps.get(index, self.begun_ms)
 
     def finish(self, error: Exception | None = None) -> None:
         self.error = error
@@ -80,7 +105,7 @@ class _Chunk:
         if partition not in self.base_offsets:
             raise self.error or StoreClosed("producer")
         offset = self.base_offsets[partition] + int(self._ranks[index])
-        return Appended(self.topic, partition, offset, self.timestamps.get(index, self.begun_ms))
+        return Appended(self.topic, partition, offset, self.timestamp(index))
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -159,7 +184,7 @@ class Producer:
         store: LogStore,
         *,
         linger_ms: float = 5,
-        batch_size: int = 512 * 1024,
+        batch_size: int = 256 * 1024,
         partitioner: Partitioner | None = None,
         ack: Ack | None = None,
         background: bool = True,
@@ -209,10 +234,10 @@ class Producer:
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
             value, key = _as_bytes("values", value), _as_bytes("keys", key)
-        full = None
         with self._mutex:
-            chunk = self._chunks.get(topic)
-            if chunk is None:
+            try:
+                chunk = self._chunks[topic]
+            except KeyError:
                 chunk = self._begin(topic)
             values = chunk.values
             index = len(values)
@@ -220,16 +245,11 @@ class Producer:
                 self._note_options(chunk, index, headers, timestamp, partition)
             values.append(value)
             chunk.keys.append(key)
-            size_bytes = chunk.size_bytes + _RECORD_OVERHEAD
-            if value is not None:
-                size_bytes += len(value)
-            chunk.size_bytes = size_bytes
-            if size_bytes >= self._batch_size or not self._linger_ns:
-                full = chunk
-                del self._chunks[topic]
-                self._full[topic].append(chunk)
-        if full is not None:
-            self._send_full(topic)
+            chunk.room -= _RECORD_OVERHEAD if value is None else len(value) + _RECORD_OVERHEAD
+            if chunk.room > 0:
+                return Delivery(chunk, index)
+            self._full[topic].append(self._chunks.pop(topic))
+        self._send_full(topic)
         return Delivery(chunk, index)
 
     def send_many(
@@ -254,13 +274,11 @@ class Producer:
             earlier = self._chunks.pop(topic)
             if earlier.values:
                 self._full[topic].append(earlier)
-            chunk = _Chunk(self, topic, earlier.begun_ms, earlier.begun_ns)
+            chunk = _Chunk(self, topic, 0, earlier.begun_ms, earlier.begun_ns)
             chunk.values = list(columns.values)
             chunk.keys = [] if columns.keys is None else list(columns.keys)
-            if columns.headers is not None:
-                chunk.headers = dict(enumerate(columns.headers))
-            if columns.timestamps is not None:
-                chunk.timestamps = dict(enumerate(columns.timestamps.tolist()))
+            chunk.all_headers = columns.headers
+            chunk.all_timestamps = columns.timestamps
             if partition is not None:
                 _check_partition(partition)
                 chunk.partitions = dict.fromkeys(range(len(chunk.values)), partition)
@@ -282,7 +300,8 @@ class Producer:
             self._senders[topic] = threading.Lock()
         chunk = self._chunks.get(topic)
         if chunk is None:
-            chunk = self._chunks[topic] = _Chunk(self, topic, time.time_ns() // 1_000_000, time.monotonic_ns())
+            now_ms, now_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
+            chunk = self._chunks[topic] = _Chunk(self, topic, self._batch_size if self._linger_ns else 0, now_ms, now_ns)
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if len(self._chunks) == 1:
@@ -349,20 +368,12 @@ class Producer:
 
     def _append(self, log: Partition, chunk: _Chunk, rows: list[int] | None) -> int:
         values, keys = chunk.values, chunk.keys
-        timestamps = headers = None
-        if chunk.timestamps:
-            stamps = chunk.timestamps
-            picked = range(len(values)) if rows is None else rows
-            timestamps = np.fromiter((stamps.get(row, chunk.begun_ms) for row in picked), np.int64, len(picked))
-        if chunk.headers:
-            picked = range(len(values)) if rows is None else rows
-            none: Headers = ()
-            headers = [chunk.headers.get(row, none) for row in picked]
+        timestamps, headers = chunk.timestamp_column(), chunk.header_column()
         if rows is not None:
             values = list(map(values.__getitem__, rows))
             keys = list(map(keys.__getitem__, rows)) if keys else keys
-        if timestamps is None:
-            timestamps = np.full(len(values), chunk.begun_ms, np.int64)
+            timestamps = timestamps[rows]
+            headers = None if headers is None else list(map(headers.__getitem__, rows))
         return log.append(values, keys or None, timestamps, headers, self._ack)
 
     def _partitions_of(self, chunk: _Chunk, count: int) -> npt.NDArray[np.int32]:

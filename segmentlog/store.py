@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -24,7 +25,15 @@ from segmentlog.errors import (
     TopicExists,
     UnknownTopic,
 )
-from segmentlog.format.names import HIDDEN, INTERNAL_TOPICS, STATE_FILE, STORE_FILE, TOPIC_FILE, check_topic_name
+from segmentlog.format.names import (
+    FORMAT_VERSION,
+    HIDDEN,
+    INTERNAL_TOPICS,
+    STATE_FILE,
+    STORE_FILE,
+    TOPIC_FILE,
+    check_topic_name,
+)
 from segmentlog.partition.handle import Clock, Handle
 from segmentlog.partition.partition import Partition
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producer import Producer
 
-FORMAT_VERSION = 1
 MAX_PARTITIONS = 100_000
 
 _FILES_PER_PARTITION = 5
@@ -98,6 +106,7 @@ class LogStore:
         self._clock = clock or Clock()
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._topic_files: dict[str, tuple[tuple[int, int, int], tuple[int, TopicConfig]]] = {}
         self._closed = False
         self._budget = _DescriptorBudget()
         self._flusher = Worker("flush", self.flush_tick) if background and not read_only else None
@@ -123,10 +132,19 @@ class LogStore:
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
         os.makedirs(self.path, exist_ok=True)
-        store_id = os.urandom(16).hex()
-        document = {"format": FORMAT_VERSION, "store_id": store_id, "created_ms": self._clock.now_ms()}
-        replace_file(self._fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
-        self._fs.sync_folder(os.path.dirname(self.path))
+        folder_fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._fs.flock(folder_fd, fcntl.LOCK_EX)  # of two processes that make it, one does
+            if not os.path.exists(store_file):
+                document = {
+                    "format": FORMAT_VERSION,
+                    "store_id": os.urandom(16).hex(),
+                    "created_ms": self._clock.now_ms(),
+                }
+                replace_file(self._fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
+                self._fs.sync_folder(os.path.dirname(self.path))
+        finally:
+            self._fs.close(folder_fd)
         return self._check_store_file(store_file, read_file(self._fs, store_file))
 
     @staticmethod
@@ -186,7 +204,7 @@ class LogStore:
             if os.path.lexists(folder):
                 raise TopicExists(name)
             # Made aside and renamed: nobody ever sees half a topic.
-            making = f"{self.path}/{name}{HIDDEN}making-{os.urandom(4).hex()}"
+            making = f"{self.path}/{HIDDEN}making-{os.urandom(16).hex()}"
             try:
                 self._fs.mkdir(making)
                 for number in range(partitions):
@@ -241,7 +259,7 @@ class LogStore:
         check_topic_name(name)
         with self._mutex:
             self.read_topic_file(name)
-            gone = f"{self.path}/{name}{HIDDEN}deleted-{os.urandom(4).hex()}"
+            gone = f"{self.path}/{HIDDEN}deleted-{os.urandom(16).hex()}"
             self._for_each_page(name, StatePage.count_move)
             self._fs.rename(f"{self.path}/{name}", gone)
             self._fs.sync_folder(self.path)
@@ -267,10 +285,17 @@ class LogStore:
         """(number of partitions, configuration) of a topic as they are on disk. Raises `UnknownTopic`."""
         path = f"{self.path}/{name}/{TOPIC_FILE}"
         try:
+            found = self._fs.stat(path)
+            version = (found.st_ino, found.st_mtime_ns, found.st_size)
+            cached = self._topic_files.get(name)
+            if cached is not None and cached[0] == version:
+                return cached[1]
             document = json.loads(read_file(self._fs, path))
             if document["format"] != FORMAT_VERSION:
                 raise StoreVersionError(path, f"the topic has format {document['format']!r}, not {FORMAT_VERSION}")
-            return int(document["partitions"]), TopicConfig.from_mapping(document["config"])
+            parsed = int(document["partitions"]), TopicConfig.from_mapping(document["config"])
+            self._topic_files[name] = (version, parsed)  # every change is a new file
+            return parsed
         except (FileNotFoundError, NotADirectoryError):
             raise UnknownTopic(name) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -350,7 +375,7 @@ class LogStore:
         self,
         *,
         linger_ms: float = 5,
-        batch_size: int = 512 * 1024,
+        batch_size: int = 256 * 1024,
         partitioner: Partitioner | None = None,
         ack: Ack | None = None,
     ) -> Producer:

@@ -247,6 +247,13 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
     return header
 
 
+def claimed_size(view: memoryview, position: int) -> int | None:
+    """Bytes of the batch at ``position`` as its header says, right or wrong; None when there is no whole header."""
+    if len(view) - position < HEADER_SIZE:
+        return None
+    return BatchHeader(*_HEADER.unpack_from(view, position)).size_bytes
+
+
 def _flaw_of(header: BatchHeader) -> str | None:
     """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
     raw, count = header.raw_size, header.record_count

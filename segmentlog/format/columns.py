@@ -57,12 +57,23 @@ def check_blobs(column: str, blobs: Sequence[Any]) -> None:
     try:
         b"".startswith(tuple(blobs), 1)
         return
-    except TypeError:
+    except (TypeError, ValueError, BufferError):  # the latter two: a view that was released, or has gaps
         pass
     for index, blob in enumerate(blobs):
-        if blob is not None and not isinstance(blob, bytes | bytearray | memoryview):
+        if isinstance(blob, memoryview):
+            _check_view(column, index, blob)
+        elif blob is not None and not isinstance(blob, bytes | bytearray):
             hint = " (encode it first: .encode())" if isinstance(blob, str) else ""
             raise InvalidRecord(column, index, type(blob).__name__, f"bytes or None{hint}")
+
+
+def _check_view(column: str, index: int, view: memoryview) -> None:
+    try:
+        flaw = "" if view.c_contiguous else "a memoryview with gaps"
+    except ValueError as error:
+        flaw = str(error)
+    if flaw:
+        raise InvalidRecord(column, index, flaw, "a contiguous memoryview: make it bytes first")
 
 
 def check_headers(headers: Sequence[Any]) -> list[Headers]:
@@ -132,23 +143,24 @@ def encode_columns(
     ``timestamps`` are absolute, or None when all equal the base timestamp. The scratch
     buffer is reused from batch to batch: fresh memory of this size costs its page faults.
     """
-    numbers = b""
+    head = b""
     if offset_deltas is not None:
-        numbers = offset_deltas.astype("<u4", copy=False).tobytes()
-    deltas_size = len(numbers)
+        head = offset_deltas.astype("<u4", copy=False).tobytes()
+    deltas_size = len(head)
     if timestamps is not None:
         relative = timestamps - timestamps[0]
         narrow = max(-int(relative.min()), int(relative.max())) <= _INT32_MAX
-        numbers += relative.astype("<i4" if narrow else "<i8", copy=False).tobytes()
-    end = len(numbers)
-    if end:
-        scratch[:end] = numbers
-    timestamps_size = end - deltas_size
+        head += relative.astype("<i4" if narrow else "<i8", copy=False).tobytes()
+    timestamps_size = len(head) - deltas_size
     keys_size = headers_size = 0
     if keys is not None:
-        _encoder.encode_into(keys, scratch, end)
-        keys_size = len(scratch) - end
-        end += keys_size
+        encoded = _encoder.encode(keys)
+        keys_size = len(encoded)
+        head += encoded
+    end = len(head)
+    if end:
+        # Not encoded in place: the buffer would shrink to the keys, and grow again for the values.
+        scratch[:end] = head
     _encoder.encode_into(values, scratch, end)
     values_size = len(scratch) - end
     if headers is not None:

@@ -6,6 +6,9 @@ from typing import Final
 
 from segmentlog.errors import InvalidTopicName
 
+FORMAT_VERSION: Final = 1
+"""Of a store and of a topic, as their files say it."""
+
 STORE_FILE: Final = "store.json"
 TOPIC_FILE: Final = "topic.json"
 CHECKPOINT_FILE: Final = "checkpoint"

@@ -17,7 +17,7 @@ from segmentlog.errors import DiskFull
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.partition.handle import WRITING, Handle
-from segmentlog.partition.loader import cut_torn_tail
+from segmentlog.partition.loader import settle
 from segmentlog.policy.roll import should_roll
 from segmentlog.storage.fs import NO_ROOM, Buffer
 from segmentlog.storage.index import SegmentIndex
@@ -81,7 +81,7 @@ class Appender:
         ):
             handle.check_appendable()
         if words[WRITING_WORD]:
-            cut_torn_tail(handle, page)
+            settle(handle)
         log = page.log.read()
         if self._seen is not log:
             self._catch_up(log)
@@ -288,7 +288,8 @@ class Appender:
         if self._active is not None:
             with contextlib.suppress(OSError):
                 self._active.close()
-        if self._index is not None and flush:
+        # After a truncation or a recovery its entries may be of batches that are gone.
+        if self._index is not None and flush and self._key[1] == self._handle.page.log.read().epoch:
             self._index.flush()
         self._active, self._index, self._mapped, self._seen = None, None, None, None
         self._key = (-1, -1)

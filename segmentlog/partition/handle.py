@@ -19,11 +19,9 @@ from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDE
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import list_segments
+from segmentlog.storage.state import REWRITING as REWRITING
+from segmentlog.storage.state import WRITING as WRITING
 from segmentlog.storage.state import LogState, StatePage
-
-WRITING = 1
-REWRITING = 2
-"""Values of `StatePage.writing`: an append is in progress; segments are being replaced (a truncation)."""
 
 
 class Clock:

@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import os
 
+from segmentlog.errors import DiskFull
 from segmentlog.format.names import STATE_FILE
 from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.recovery import quarantine_tail, recover, remove_segment, truncate_file
 from segmentlog.records import RecoveryReport
+from segmentlog.storage.fs import NO_ROOM
 from segmentlog.storage.segment import list_segments
-from segmentlog.storage.state import StatePage
+from segmentlog.storage.state import PAGE_SIZE, StatePage
 
 
 def open_partition(handle: Handle) -> RecoveryReport:
@@ -22,8 +24,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
     if handle.read_only:
         return _open_read_only(handle)
     handle.open_files()
-    page = StatePage.map(handle.fs, handle.state_fd, writable=True)
-    assert page is not None
+    page = _map_page(handle)
     boot_id = handle.fs.boot_id()
     if _is_sound(handle, page, boot_id):
         handle.adopt(page)
@@ -42,6 +43,18 @@ def open_partition(handle: Handle) -> RecoveryReport:
             return recover(handle, page)
     finally:
         handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
+
+
+def _map_page(handle: Handle) -> StatePage:
+    try:
+        page = StatePage.map(handle.fs, handle.state_fd, writable=True)
+    except OSError as error:
+        handle.close_files()
+        if error.errno in NO_ROOM:
+            raise DiskFull(f"{handle.folder}/{STATE_FILE}", PAGE_SIZE) from error
+        raise
+    assert page is not None
+    return page
 
 
 def _is_sound(handle: Handle, page: StatePage, boot_id: str) -> bool:
@@ -69,6 +82,16 @@ def _live_report(page: StatePage) -> RecoveryReport:
 
 
 # ---------------------------------------------------------------- a process died inside an append
+
+
+def settle(handle: Handle) -> None:
+    """Finish what a process left that died under the append lock. The caller holds that lock, and not the sync lock."""
+    writing = handle.page.writing
+    if writing == REWRITING:
+        with handle.sync_locked():
+            recover(handle, handle.page)
+    elif writing:
+        cut_torn_tail(handle, handle.page)
 
 
 def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:

@@ -22,7 +22,7 @@ from segmentlog.partition.appender import Appender
 from segmentlog.partition.encoding import check_columns, encode_columns_as_batches
 from segmentlog.partition.group import GroupCommit
 from segmentlog.partition.handle import REWRITING, Clock, Handle
-from segmentlog.partition.loader import open_partition
+from segmentlog.partition.loader import open_partition, settle
 from segmentlog.partition.reader import Reader, SkipListener
 from segmentlog.partition.recovery import recover, with_lost_range
 from segmentlog.partition.syncer import Syncer
@@ -248,6 +248,15 @@ class Partition:
 
     # ------------------------------------------------------------ changing it
 
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
+        handle = self._handle
+        with handle.append_locked():
+            handle.check_appendable()
+            settle(handle)
+            yield
+
     def trim(self, before_offset: int) -> int:
         """Delete records below ``before_offset`` from the front; returns the new log start offset.
 
@@ -256,8 +265,7 @@ class Partition:
         """
         self._check_open()
         handle = self._handle
-        with handle.append_locked():
-            handle.check_appendable()
+        with self._changing():
             log = handle.page.log.read()
             if not 0 <= before_offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
@@ -292,17 +300,19 @@ class Partition:
         """
         self._check_open()
         handle = self._handle
-        with handle.append_locked(), handle.sync_locked():
-            handle.check_appendable()
+        with self._changing(), handle.sync_locked():
             page = handle.page
             log = page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+            current = self._checkpoint()
+            for gone in current.lost_ranges:
+                if gone.base_offset <= offset < gone.end_offset:
+                    offset = gone.end_offset  # ranges touch, but never overlap
             if offset == log.log_end_offset:
                 return None
             reason = "truncated on request"
             lost = LostRange(offset, log.log_end_offset, log.epoch + 1, reason, handle.clock.now_ms())
-            current = self._checkpoint()
             base = max(base for base in handle.segments(log) if base <= offset)
             moved: dict[str, object] = {}
             if base < current.recovery_segment or current.recovery_offset > offset:

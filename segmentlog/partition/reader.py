@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import find_batch
 from segmentlog.partition.handle import REWRITING, Handle
+from segmentlog.partition.loader import settle
+from segmentlog.partition.recovery import is_lost
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
@@ -23,6 +26,7 @@ SkipListener = Callable[[int, int, CorruptBatch], None]
 """Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
 
 _KEPT_SEGMENTS = 64
+_REWRITE_WAIT_S = 0.05
 
 
 class _Segment:
@@ -40,8 +44,15 @@ class _Segment:
         self.sealed = sealed
 
 
+class _Outdated(Exception):
+    """The segments are not any more what the state said that was read before: look again."""
+
+
 class Reader:
-    """Reads one partition through memory maps. Thread-safe; takes no lock that an append holds."""
+    """Reads one partition through memory maps. Thread-safe.
+
+    Takes no lock that an append holds, unless it finds damage while a truncation is going on.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -67,31 +78,37 @@ class Reader:
                 raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
             bases = self._handle.segments(log, offset)
             at = bisect_right(bases, offset) - 1
-            if at < 0:
-                return
+            if at < 0:  # the segments that held it are gone
+                first_base = bases[0] if bases else log.log_end_offset
+                with contextlib.suppress(_Outdated):
+                    if not self._gap_is_known(offset, first_base):
+                        wanted = f"a segment file that holds offset {offset}"
+                        damage = CorruptBatch(self._handle.folder, 0, wanted, "none", offset)
+                        self._tell(offset, first_base, damage, log, on_skip)
+                    offset = first_base
+                continue
             next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
             try:
                 segment = self._segment(bases, at, log)
-            except FileNotFoundError:
-                page = self._handle.page
-                if page.log.read().generation == log.generation and page.writing != REWRITING:
-                    missing = f"{segment_stem(self._handle.folder, bases[at])}.log"
-                    damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
-                    if on_skip is None:
-                        raise damage from None
-                    on_skip(offset, next_base, damage)
-                    offset = next_base
-                continue  # deleted meanwhile by retention or a truncation: look again
-            for batch in self._read_segment(segment, offset, next_base, log, on_skip):
-                if batch.header.base_offset >= bound:
-                    return
-                part = batch.from_offset(offset)
-                offset = batch.header.next_offset
-                if len(part):
-                    yield part
-                    handed_out += batch.size_bytes
-                    if max_bytes is not None and handed_out >= max_bytes:
+                for batch in self._read_segment(segment, offset, next_base, log, on_skip):
+                    if batch.header.base_offset >= bound:
                         return
+                    part = batch.from_offset(offset)
+                    offset = batch.header.next_offset
+                    if len(part):
+                        yield part
+                        handed_out += batch.size_bytes
+                        if max_bytes is not None and handed_out >= max_bytes:
+                            return
+            except FileNotFoundError:
+                missing = f"{segment_stem(self._handle.folder, bases[at])}.log"
+                damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
+                try:
+                    self._tell(offset, next_base, damage, log, on_skip)
+                except _Outdated:
+                    continue  # deleted meanwhile by retention or a truncation
+            except _Outdated:
+                continue
             if next_base >= log.log_end_offset:
                 return
             self._forget(bases[at])
@@ -107,19 +124,19 @@ class Reader:
         try:
             view = mapped.upto(end)
         except CorruptBatch as error:
-            if on_skip is None and not len(mapped.view):
-                raise
             view, end = mapped.view, len(mapped.view)
             short: CorruptBatch | None = error
         else:
             short = None
         position, expected = segment.index.position_for_offset(offset)
-        if position and not self._lands(view, position, expected):
-            position, expected = 0, mapped.base_offset  # the index lies: walk from the start of the segment
+        landed = position == 0
         topic, partition = self._handle.topic, self._handle.partition
         while position < end and expected < next_base:
             try:
                 header = decode_header(view, position, mapped.path)
+                if not landed and header.base_offset != expected:
+                    raise CorruptBatch(mapped.path, position, f"the batch of offset {expected}", "another one")
+                landed = True
                 if header.next_offset > offset:
                     payload = check_payload(view, position, header, mapped.path)
                     yield RecordBatch(
@@ -128,33 +145,44 @@ class Reader:
                 position += header.size_bytes
                 expected = header.next_offset
             except CorruptBatch as damage:
-                if on_skip is None:
-                    raise
-                found = find_batch(view, position + 1, end, expected)
+                if not landed:  # it is the index that lies: walk from the start of the segment
+                    position, expected, landed = 0, mapped.base_offset, True
+                    continue
+                found = None if on_skip is None else find_batch(view, position + 1, end, expected)
                 position = end if found is None else found
                 following = next_base if found is None else decode_header(view, found).base_offset
                 if following > offset:
-                    on_skip(max(expected, offset), following, damage)
+                    self._tell(max(expected, offset), following, damage, log, on_skip)
                 expected = following
         if expected < next_base and (short or not active) and not self._gap_is_known(expected, next_base):
             wanted = f"batches up to offset {next_base}"
             missing = short or CorruptBatch(mapped.path, end, wanted, "the end of the file", expected)
-            if on_skip is None:
-                raise missing
-            on_skip(max(expected, offset), next_base, missing)
+            self._tell(max(expected, offset), next_base, missing, log, on_skip)
 
-    @staticmethod
-    def _lands(view: memoryview, position: int, expected_offset: int) -> bool:
-        try:
-            return decode_header(view, position).base_offset == expected_offset
-        except CorruptBatch:
-            return False
+    def _tell(
+        self, base_offset: int, end_offset: int, damage: CorruptBatch, log: LogState, on_skip: SkipListener | None
+    ) -> None:
+        """Raise the damage, or tell the listener what is skipped for it.
+
+        Raises `_Outdated` when it may be none: the files were replaced since ``log`` was read.
+        """
+        handle = self._handle
+        page = handle.page
+        if page.writing == REWRITING:
+            if handle.read_only:  # cannot wait at the lock
+                time.sleep(_REWRITE_WAIT_S)
+            else:
+                with handle.append_locked():
+                    settle(handle)  # of a process that died in it
+        if page.log.read().generation != log.generation:
+            raise _Outdated
+        if on_skip is None:
+            raise damage from None
+        on_skip(base_offset, end_offset, damage)
 
     def _gap_is_known(self, base_offset: int, end_offset: int) -> bool:
         """Whether a range without records between two segments is a lost range, and not damage."""
-        return any(
-            lost.base_offset <= base_offset and end_offset <= lost.end_offset for lost in self.lost_ranges()
-        )
+        return is_lost(self.lost_ranges(), base_offset, end_offset)
 
     # ------------------------------------------------------------ positions
 
@@ -169,9 +197,11 @@ class Reader:
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
         for lost in self.lost_ranges():
-            if lost.base_offset < offset < lost.end_offset:
+            # Nobody below the log start can have read anything that is not gone anyway.
+            base_offset = max(lost.base_offset, log.log_start_offset)
+            if base_offset < offset < lost.end_offset:
                 raise LogTruncated(self._handle.log_name, offset, lost)
-            if lost.base_offset == offset:
+            if base_offset == offset < lost.end_offset:
                 return self.check_position(lost.end_offset)
         return offset
 
@@ -190,6 +220,11 @@ class Reader:
 
         First in offset order: timestamps need not ascend.
         """
+        while True:
+            with contextlib.suppress(_Outdated):
+                return self._offset_for_timestamp(timestamp, bound)
+
+    def _offset_for_timestamp(self, timestamp: int, bound: int) -> int | None:
         log = self._handle.page.log.read()
         bases = self._handle.segments(log)
         start = bisect_right(bases, log.log_start_offset) - 1

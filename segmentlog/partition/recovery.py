@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, encode_batch
+from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, decode_header, encode_batch
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
 from segmentlog.format.record_batch import RecordBatch
@@ -40,6 +41,7 @@ class _Tail(msgspec.Struct):
     torn: str  # why the scan ended, unless at the end of what was written
     scanned_bytes: int = 0
     split: RecordBatch | None = None  # a batch that a truncation cuts in two
+    gaps: tuple[LostRange, ...] = ()  # lost ranges that no checkpoint told of
 
 
 def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryReport:
@@ -56,11 +58,14 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         # Same boot: how far offsets were handed out is known exactly.
         checkpoint = msgspec.structs.replace(checkpoint, offset_ceiling=before.log_end_offset, clean=False)
     tail = _scan(handle, checkpoint, bases)
+    seen_offset = tail.end_offset
+    if bases and (checkpoint is None or slot_damaged or bases[-1] > checkpoint.offset_ceiling):
+        seen_offset = max(seen_offset, bases[-1])  # a file's name was handed out, too
     verdict = decide(
         checkpoint,
         slot_damaged=slot_damaged,
         has_segments=bool(bases),
-        end_offset=tail.end_offset,
+        end_offset=seen_offset,
         last_epoch=tail.last_epoch,
     )
     known = checkpoint or Checkpoint(log_start_offset=bases[0] if bases else 0)
@@ -79,7 +84,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
-        epochs, ranges = known.epochs, known.lost_ranges
+        epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
             epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
         if lost is not None:
@@ -164,20 +169,40 @@ def with_lost_range(ranges: tuple[LostRange, ...], lost: LostRange) -> tuple[Los
     return (*apart, lost)
 
 
+def is_lost(ranges: Sequence[LostRange], base_offset: int, end_offset: int) -> bool:
+    """Whether lost ranges, one or several that touch, explain that ``[base_offset, end_offset)`` holds no record."""
+    for lost in ranges:
+        if lost.base_offset <= base_offset < lost.end_offset:
+            base_offset = lost.end_offset
+    return base_offset >= end_offset
+
+
+def _accept_gap(handle: Handle, tail: _Tail, base: int) -> None:
+    """Without a checkpoint: a segment of a later epoch stands behind a range that an earlier crash took."""
+    mapped = MappedSegment(handle.fs, handle.folder, base)
+    try:
+        header = decode_header(mapped.view, 0, mapped.path)
+    except CorruptBatch:
+        return
+    if header.base_offset == base and header.partition_epoch > tail.last_epoch:
+        reason = "found without a checkpoint, before a later epoch"
+        gap = LostRange(tail.end_offset, base, header.partition_epoch, reason, handle.clock.now_ms())
+        tail.gaps = (*tail.gaps, gap)
+
+
 def _scan(handle: Handle, checkpoint: Checkpoint | None, bases: list[int]) -> _Tail:
     """Walk the batches above the recovery point, checksums and all, to the first that is not whole."""
     known = checkpoint or Checkpoint()
     first = known.recovery_segment if checkpoint else (bases[0] if bases else 0)
     tail = _Tail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
     tail.position = known.recovery_position
-    lost_starts = {lost.base_offset: lost for lost in known.lost_ranges}
     for base in bases:
         if base < first:
             continue
         if base > tail.base:
-            if base != tail.end_offset and not (
-                tail.end_offset in lost_starts and base == lost_starts[tail.end_offset].end_offset
-            ):
+            if checkpoint is None and base > tail.end_offset:
+                _accept_gap(handle, tail, base)
+            if base != tail.end_offset and not is_lost((*known.lost_ranges, *tail.gaps), tail.end_offset, base):
                 tail.torn = tail.torn or f"offset {tail.end_offset}, where the next segment begins at {base}"
                 break
             tail.base, tail.position, tail.end_offset, tail.appendable = base, 0, base, True

@@ -185,23 +185,24 @@ class SegmentIndex:
     def position_for_offset(self, offset: int) -> tuple[int, int]:
         """(position, base offset) of the last indexed batch that starts at or below ``offset``."""
         with self._lock:
-            # Same dtype, or numpy converts the haystack: 3.9 ms instead of 5 us on 2 M entries.
-            needle = np.uint32(min(max(offset - self.base_offset, 0), MAX_RELATIVE))
-            index = int(np.searchsorted(self._offsets["relative_offset"][: self.count], needle, "right")) - 1
-            return self._entry(index)
+            count = self.count
+            if count and offset > self.base_offset:
+                # Same dtype, or numpy converts the haystack: 3.9 ms instead of 5 us on 2 M entries.
+                needle = np.uint32(min(offset - self.base_offset, MAX_RELATIVE))
+                return self._entry(int(self._offsets["relative_offset"][:count].searchsorted(needle, "right")) - 1)
+        return 0, self.base_offset
 
     def position_for_timestamp(self, timestamp: int) -> tuple[int, int]:
         """(position, base offset) of an indexed batch before which every timestamp is below ``timestamp``."""
         with self._lock:
             stamps = self._times["max_timestamp"][: self.count]
-            index = int(np.searchsorted(stamps, np.int64(timestamp), "left")) - 1
-            return self._entry(index)
+            return self._entry(int(stamps.searchsorted(np.int64(timestamp), "left")) - 1)
 
     def _entry(self, index: int) -> tuple[int, int]:
         if index < 0:
             return 0, self.base_offset
-        entry = self._offsets[index]
-        return int(entry["position"]), self.base_offset + int(entry["relative_offset"])
+        relative_offset, position = self._offsets[index].item()
+        return position, self.base_offset + relative_offset
 
     def entries(self) -> tuple[Entries, Entries]:
         """Copies of the entries, their checks filled in; for `verify` and for tests."""

@@ -45,6 +45,9 @@ FAILED_WORD: Final = 9
 CONFIG_WORD: Final = 10
 MOVED_WORD: Final = 11
 WAITING_WORD: Final = 12
+WRITING: Final = 1
+REWRITING: Final = 2
+"""Values of `StatePage.writing`: an append is in progress; segments are being replaced (a truncation)."""
 _MAGIC: Final = int.from_bytes(b"SLSTATE\x01", "little")
 _WORD: Final = 8
 _READ_ATTEMPTS: Final = 10_000
@@ -187,8 +190,7 @@ class StatePage:
 
     def describes(self, boot_id: str, folder: os.stat_result) -> bool:
         """Whether the page is about this folder (not a copy of it) in this boot, and its blocks are sound."""
-        words = list(self.words[:6])
-        if words != _header_words(boot_id, folder):
+        if not self.is_about(boot_id, folder):
             return False
         try:
             self.log.read()
@@ -196,6 +198,16 @@ class StatePage:
         except StateDamaged:
             return False
         return True
+
+    def is_about(self, boot_id: str, folder: os.stat_result) -> bool:
+        """Whether the header names this boot and this folder."""
+        return list(self.words[:6]) == _header_words(boot_id, folder)
+
+    @property
+    def header_is_sound(self) -> bool:
+        """Whether the header was written so, whatever boot and folder it names."""
+        words = list(self.words[:6])
+        return words[0] == _MAGIC and _hash(struct.pack("=5Q", *words[:5])) == words[5]
 
     def initialise(self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState) -> None:
         """Make the page valid; the header last. The caller holds both locks."""

@@ -42,7 +42,7 @@ def test_names_that_kafka_forbids_are_refused(name):
     assert caught.value.name == name
 
 
-@pytest.mark.parametrize("name", [None, 5, b"clicks", ["a"], True, object()], ids=repr)
+@pytest.mark.parametrize("name", [None, 5, b"clicks", ["a"], True, ...], ids=repr)
 def test_what_is_no_text_is_no_name(name):
     """Anything but a str is refused with its type, and not with an AttributeError."""
     with pytest.raises(InvalidTopicName, match=type(name).__name__):

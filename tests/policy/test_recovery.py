@@ -35,7 +35,7 @@ ROWS = [
     ("clean, but all segments are gone", CLEAN, False, False, 100, 3, 100, 3, "cleanly"),
     ("clean, but records came after it", CLEAN, False, True, 130, 3, 130 + GAP, 4, "past the checkpoint's"),
     (
-        "clean, with a ceiling above its end",
+        "clean, a ceiling above its end",
         checkpoint(100, 500, clean=True),
         False,
         True,
@@ -69,11 +69,11 @@ def test_every_row_of_the_table(row):
 
 
 small = st.integers(0, 200)
+checkpoints = st.builds(lambda at, more, clean: checkpoint(at, at + more, clean=clean), small, small, st.booleans())
 
 
 @given(
-    known=st.none()
-    | st.builds(lambda at, more, clean: checkpoint(at, at + more, clean=clean), small, small, st.booleans()),
+    known=st.none() | checkpoints,
     slot_damaged=st.booleans(),
     has_segments=st.booleans(),
     end_offset=small,

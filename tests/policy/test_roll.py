@@ -28,7 +28,7 @@ ROWS = [
     ("the last relative offset", {}, {"offset_span": MAX_RELATIVE - 1}, False),
     ("beyond relative offsets", {}, {"offset_span": MAX_RELATIVE}, True),
     ("empty, and the batch too large", {}, {"size_bytes": 0, "batch_bytes": 5000}, False),
-    ("empty, and the batch too long", {"segment_records": 1}, {"size_bytes": 0, "offset_span": 0, "batch_records": 9}, False),
+    ("empty, and too many records", {"segment_records": 1}, {"size_bytes": 0, "batch_records": 9}, False),
     ("empty, and old", {}, {"size_bytes": 0, "age_ms": 10**9}, False),
 ]  # fmt: skip
 

@@ -110,7 +110,7 @@ def assert_right(index: SegmentIndex, segment: Segment, entries: list[tuple[int,
     for offset in range(segment.base_offset - 2, segment.end_offset + 3):
         base_offset, position, _ = max([start, *(one for one in entries if one[0] <= offset)])
         assert index.position_for_offset(offset) == (position, base_offset)
-    for timestamp in sorted({at + step for _, _, at in entries for step in (-1, 0, 1)} | {0, 2**63 - 1}):
+    for timestamp in sorted({max(at + step, 0) for _, _, at in entries for step in (-1, 0, 1)} | {2**63 - 1}):
         base_offset, position, _ = max([start, *(one for one in entries if one[2] < timestamp)])
         assert index.position_for_timestamp(timestamp) == (position, base_offset)
         before = [one.max_timestamp for one in segment.batches if one.position < position]

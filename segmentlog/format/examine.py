@@ -1,0 +1,144 @@
+"""Looking at a segment that may be broken: every batch that is whole, every stretch of bytes that is not.
+
+Unlike `walk` this goes on behind damage, and unlike a reader it decodes everything: what
+passes here can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.batch import (
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    BatchHeader,
+    check_payload,
+    claimed_size,
+    decode_header,
+)
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import find_batch
+
+_STEP = 1 << 20
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """A batch whose checksums are right and whose columns decode.
+
+    ``flaw`` is what is wrong with it all the same, if anything: it can be read, but claims
+    something that cannot be.
+    """
+
+    position: int
+    header: BatchHeader
+    batch: RecordBatch
+    flaw: str = ""
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.header.size_bytes
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """Bytes ``[position, end_position)`` that are no batch, or not one that belongs there.
+
+    ``following_offset`` is the base offset of the batch behind them; None at the end of the
+    segment, where who asked knows what should follow. ``blank`` says that all are zero.
+    """
+
+    position: int
+    end_position: int
+    expected_offset: int
+    following_offset: int | None
+    error: CorruptBatch
+    blank: bool = False
+
+
+def examine(
+    view: memoryview, position: int, end_position: int, path: str, *, expected_offset: int, epoch: int = 0
+) -> Iterator[Whole | Broken]:
+    """Everything in ``[position, end_position)``, in order and without a gap."""
+    window = view[:end_position]
+    while position < end_position:
+        try:
+            header = decode_header(window, position, path)
+            payload = check_payload(window, position, header, path)
+            if header.base_offset < expected_offset:
+                found = str(header.base_offset)
+                raise CorruptBatch(path, position, f"a base offset of {expected_offset} or more", found)
+            batch = RecordBatch(header, payload, path=path, position=position)
+            flaw = _check_columns(batch, path, position)
+        except CorruptBatch as error:
+            broken = _extent(window, position, expected_offset, error)
+            yield broken
+            position = broken.end_position
+            if broken.following_offset is None and position < end_position:
+                yield Broken(position, end_position, expected_offset, None, error, blank=True)
+                return
+            continue
+        if header.partition_epoch < epoch:
+            flaw = flaw or f"epoch {header.partition_epoch} comes after epoch {epoch}"
+        yield Whole(position, header, batch, flaw)
+        position += header.size_bytes
+        expected_offset, epoch = header.next_offset, max(epoch, header.partition_epoch)
+
+
+def _extent(window: memoryview, position: int, expected_offset: int, error: CorruptBatch) -> Broken:
+    """How far the damage at ``position`` reaches."""
+    found = next_batch(window, position, expected_offset)
+    if found is not None:
+        following = decode_header(window, found).base_offset
+        return Broken(position, found, expected_offset, following, error)
+    written = position + written_size(window[position:])
+    if written == position:
+        return Broken(position, len(window), expected_offset, None, error, blank=True)
+    return Broken(position, written, expected_offset, None, error)
+
+
+def next_batch(window: memoryview, position: int, expected_offset: int) -> int | None:
+    """Position of the whole batch behind the damaged one at ``position``; None without one.
+
+    First where the damaged header says that its batch ends, if there is one: the value of a
+    record may itself hold batches, and a search would take the first of them.
+    """
+    size = claimed_size(window, position)
+    if size is not None and position + size < len(window):
+        try:
+            header = decode_header(window, position + size)
+            if header.base_offset >= expected_offset:
+                check_payload(window, position + size, header)
+                return position + size
+        except CorruptBatch:
+            pass
+    return find_batch(window, position + 1, len(window), expected_offset)
+
+
+def written_size(view: memoryview) -> int:
+    """Bytes up to the last one that is not zero."""
+    for start in range((len(view) - 1) // _STEP * _STEP, -1, -_STEP):
+        nonzero = np.frombuffer(view[start : start + _STEP], np.uint8).nonzero()[0]
+        if len(nonzero):
+            return start + int(nonzero[-1]) + 1
+    return 0
+
+
+def _check_columns(batch: RecordBatch, path: str, position: int) -> str:
+    """Decode every column, raising `CorruptBatch` for one that does not; what else is wrong with the batch."""
+    header = batch.header
+    _ = batch.values, batch.keys, batch.headers
+    offsets, timestamps = batch.offsets, batch.timestamps
+    if not header.attributes & LOG_APPEND_TIME:
+        first, largest = int(timestamps[0]), int(timestamps.max())
+        if first != header.base_timestamp:
+            return f"the first timestamp is {first}, and the header says {header.base_timestamp}"
+        if largest != header.max_timestamp:
+            return f"the largest timestamp is {largest}, and the header says {header.max_timestamp}"
+    if header.column_sizes.offset_deltas and (
+        bool((np.diff(offsets) <= 0).any()) or int(offsets[-1]) >= header.next_offset
+    ):
+        raise CorruptBatch(path, position + HEADER_SIZE, "ascending offsets", "others", header.base_offset)
+    return ""

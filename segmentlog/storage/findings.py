@@ -1,0 +1,61 @@
+"""What an inspection tells: findings, and how much it has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+Severity = Literal["damage", "warning", "note"]
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that is not as it should be, or worth knowing.
+
+    severity    ``damage``   bytes are not what was written, or records are missing without a reason
+                ``warning``  a cache is wrong (an index, the state page), or the next open has more to
+                             do than usual; no record is affected as things are
+                ``note``     harmless: what a crash leaves behind, files that nobody knows
+    path        the file or folder
+    position    byte in that file from which on it is so; -1 when it is about the file as a whole
+    size_bytes  how far it reaches
+    offsets     ``[base_offset, end_offset)``: the records concerned; -1 without any
+    """
+
+    severity: Severity
+    path: str
+    what: str
+    position: int = -1
+    size_bytes: int = 0
+    base_offset: int = -1
+    end_offset: int = -1
+    topic: str = ""
+    partition: int = -1
+
+    def __str__(self) -> str:
+        where = self.path
+        if self.position >= 0:
+            where += f" at byte {self.position}" + (f" ({self.size_bytes} bytes)" if self.size_bytes else "")
+        offsets = f", offsets [{self.base_offset}, {self.end_offset})" if self.base_offset >= 0 else ""
+        return f"{self.severity}: {where}{offsets}: {self.what}"
+
+
+class Tally:
+    """How much was looked at. ``on_bytes`` is told of every stretch of log that was, for a progress bar."""
+
+    def __init__(self, on_bytes: Callable[[int], None] | None = None) -> None:
+        self.partitions = self.segments = self.batches = self.records = self.size_bytes = 0
+        self._on_bytes = on_bytes
+
+    def add_bytes(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        if self._on_bytes is not None:
+            self._on_bytes(size_bytes)
+
+    def counts(self) -> tuple[int, int, int, int, int]:
+        return self.partitions, self.segments, self.batches, self.records, self.size_bytes
+
+    def reset(self, counts: tuple[int, int, int, int, int]) -> None:
+        """Go back to earlier counts: what was counted since is looked at once more."""
+        self.partitions, self.segments, self.batches, self.records, self.size_bytes = counts

@@ -1,0 +1,113 @@
+"""Inspecting a store, a topic of it, or a segment file: what `verify` and `dump` print.
+
+Straight from the files: nothing is opened for writing, recovered, locked or believed. So it
+works on a store that does not open, and beside processes that append to one that does.
+
+    inspect_store -> inspect_topic -> inspect_partition -> inspect_segment -> format.examine
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import StoreVersionError, UnknownTopic
+from segmentlog.format.names import HIDDEN, STORE_FILE, TEMPORARY_SUFFIX, TOPIC_FILE
+from segmentlog.storage.findings import Finding, Tally
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.inspect_files import check_store_file, read_topic_file
+from segmentlog.storage.inspect_log import PartitionFound
+from segmentlog.storage.inspect_partition import inspect_partition, log_sizes
+
+
+def list_topics(fs: FileSystem, path: str) -> list[str]:
+    """Folders of the store that are topics, or were: those with a ``topic.json`` or a numbered folder.
+
+    Raises `StoreVersionError` for a folder that holds nothing of a store.
+    """
+    try:
+        names = sorted(fs.listdir(path))
+    except FileNotFoundError:
+        raise StoreVersionError(path, "there is no such folder; check the path") from None
+    except NotADirectoryError:
+        raise StoreVersionError(path, "it is not a folder; a store is one") from None
+    topics = [name for name in names if HIDDEN not in name and _is_topic(fs, f"{path}/{name}")]
+    if not topics and STORE_FILE not in names:
+        raise StoreVersionError(path, f"there is no store here (no {STORE_FILE}, no topics); check the path")
+    return topics
+
+
+def _is_topic(fs: FileSystem, folder: str) -> bool:
+    if not os.path.isdir(folder):
+        return False
+    return any(name == TOPIC_FILE or name.isdecimal() for name in fs.listdir(folder))
+
+
+def list_partitions(fs: FileSystem, folder: str) -> tuple[list[int], TopicConfig, list[Finding]]:
+    """(numbers of the partitions that there should be or are, the topic's configuration, what is wrong)."""
+    count, config, findings = read_topic_file(fs, folder)
+    there = {int(name) for name in fs.listdir(folder) if name.isdecimal() and str(int(name)) == name}
+    numbers = sorted(there) if count is None else list(range(count))
+    return numbers, config, findings
+
+
+def inspect_store(
+    path: str, topic: str | None = None, *, fs: FileSystem | None = None, tally: Tally | None = None
+) -> Iterator[Finding]:
+    """Check a store, or one topic of it. Raises `StoreVersionError`, `UnknownTopic`, OSError."""
+    fs, tally = fs or FileSystem(), tally or Tally()
+    topics = list_topics(fs, path)
+    if topic is not None:
+        if topic not in topics:
+            raise UnknownTopic(topic)
+        topics = [topic]
+    yield from check_store_file(fs, path)
+    for name in topics:
+        yield from inspect_topic(fs, path, name, tally)
+    if topic is None:
+        yield from _unknown_files(fs, path, {STORE_FILE, *topics}, "not a topic, and not a file of this store")
+
+
+def inspect_topic(fs: FileSystem, path: str, topic: str, tally: Tally) -> Iterator[Finding]:
+    """Check a topic's file and its partitions."""
+    folder = f"{path}/{topic}"
+    numbers, _, findings = list_partitions(fs, folder)
+    for finding in findings:
+        yield Finding(finding.severity, finding.path, finding.what, topic=topic)
+    for found in inspect_partitions(fs, path, topic, tally):
+        yield from found.findings
+    known = {TOPIC_FILE, *map(str, numbers)}
+    yield from _unknown_files(fs, folder, known, "not a file of this topic", topic)
+
+
+def inspect_partitions(fs: FileSystem, path: str, topic: str, tally: Tally) -> Iterator[PartitionFound]:
+    """Each partition of a topic as it lies there."""
+    numbers, config, _ = list_partitions(fs, f"{path}/{topic}")
+    for number in numbers:
+        folder = f"{path}/{topic}/{number}"
+        if os.path.isdir(folder):
+            yield inspect_partition(fs, folder, topic, number, config, tally)
+        else:
+            found = PartitionFound(folder, topic, number)
+            found.add("damage", folder, "the partition's folder is missing")
+            yield found
+
+
+def size_of(fs: FileSystem, path: str, topics: list[str]) -> int:
+    """Bytes of all segment files, for the end of a progress bar."""
+    total = 0
+    for topic in topics:
+        for number in list_partitions(fs, f"{path}/{topic}")[0]:
+            if os.path.isdir(f"{path}/{topic}/{number}"):
+                total += sum(log_sizes(fs, f"{path}/{topic}/{number}"))
+    return total
+
+
+def _unknown_files(fs: FileSystem, folder: str, known: set[str], what: str, topic: str = "") -> Iterator[Finding]:
+    for name in sorted(fs.listdir(folder)):
+        if name in known or name == "lost+found" or name.endswith(TEMPORARY_SUFFIX):
+            continue
+        if HIDDEN in name:
+            what = "left behind when a topic was made or deleted and the process died; it may be deleted"
+        yield Finding("note", f"{folder}/{name}", what, topic=topic)
