@@ -12,42 +12,42 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from segmentlog.config import FsyncPolicy, TopicConfig
-    from segmentlog.consumer import Consumer
+    from segmentlog.config import FsyncPolicy as FsyncPolicy, TopicConfig as TopicConfig
+    from segmentlog.consumer import Consumer as Consumer
     from segmentlog.errors import (
-        CorruptBatch,
-        DiskFull,
-        InvalidConfig,
-        InvalidRecord,
-        InvalidTopicName,
-        LogTruncated,
-        OffsetOutOfRange,
-        OutOfOrderSequence,
-        PartitionFailed,
-        ProducerFenced,
-        ReadOnlyStore,
-        RecordTooLarge,
-        SegmentlogError,
-        StoreClosed,
-        StoreVersionError,
-        TopicExists,
-        TransactionAborted,
-        UnknownTopic,
+        CorruptBatch as CorruptBatch,
+        DiskFull as DiskFull,
+        InvalidConfig as InvalidConfig,
+        InvalidRecord as InvalidRecord,
+        InvalidTopicName as InvalidTopicName,
+        LogTruncated as LogTruncated,
+        OffsetOutOfRange as OffsetOutOfRange,
+        OutOfOrderSequence as OutOfOrderSequence,
+        PartitionFailed as PartitionFailed,
+        ProducerFenced as ProducerFenced,
+        ReadOnlyStore as ReadOnlyStore,
+        RecordTooLarge as RecordTooLarge,
+        SegmentlogError as SegmentlogError,
+        StoreClosed as StoreClosed,
+        StoreVersionError as StoreVersionError,
+        TopicExists as TopicExists,
+        TransactionAborted as TransactionAborted,
+        UnknownTopic as UnknownTopic,
     )
-    from segmentlog.format.record_batch import RecordBatch
-    from segmentlog.partition.partition import Partition
-    from segmentlog.policy.partitioner import HashPartitioner, RangePartitioner
-    from segmentlog.producer import Delivery, Producer
+    from segmentlog.format.record_batch import RecordBatch as RecordBatch
+    from segmentlog.partition.partition import Partition as Partition
+    from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner, RangePartitioner as RangePartitioner
+    from segmentlog.producer import Delivery as Delivery, Producer as Producer
     from segmentlog.records import (
-        Appended,
-        EpochStart,
-        LostRange,
-        Record,
-        RecoveryReport,
-        SegmentInfo,
-        TopicPartition,
+        Appended as Appended,
+        EpochStart as EpochStart,
+        LostRange as LostRange,
+        Record as Record,
+        RecoveryReport as RecoveryReport,
+        SegmentInfo as SegmentInfo,
+        TopicPartition as TopicPartition,
     )
-    from segmentlog.store import LogStore, Topic
+    from segmentlog.store import LogStore as LogStore, Topic as Topic
 
 _HOMES = {
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),

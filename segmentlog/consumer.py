@@ -272,9 +272,7 @@ class Consumer:
 
     def lag(self) -> dict[TopicPartition, int]:
         """How many offsets lie between the position and the end, for every partition."""
-        return {
-            tp: max(self._end_of(cursor.log) - cursor.position, 0) for tp, cursor in self._cursors.items()
-        }
+        return {tp: max(self._end_of(cursor.log) - cursor.position, 0) for tp, cursor in self._cursors.items()}
 
     def pause(self, topic: str, partition: int = 0) -> None:
         """Read no more of a partition until `resume`."""

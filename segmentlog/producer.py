@@ -98,6 +98,12 @@ class _Chunk:
             if not self._sent.wait(timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")
 
+    def places(self) -> list[tuple[int, int, int]]:
+        """(partition, offset of the first, how many) for each partition that records went to."""
+        assert self._partitions is not None
+        counts = np.bincount(self._partitions)
+        return [(partition, base, int(counts[partition])) for partition, base in sorted(self.base_offsets.items())]
+
     def result(self, index: int) -> Appended:
         assert self._partitions is not None
         assert self._ranks is not None
@@ -151,6 +157,10 @@ class Deliveries:
 
     def __getitem__(self, index: int) -> Delivery:
         return Delivery(self._chunk, range(len(self))[index])
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """(partition, offset of the first, how many) for each partition that records went to."""
+        return self._chunk.places()
 
     def result(self) -> list[Appended]:
         """Where each record went."""
@@ -301,7 +311,9 @@ class Producer:
         chunk = self._chunks.get(topic)
         if chunk is None:
             now_ms, now_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
-            chunk = self._chunks[topic] = _Chunk(self, topic, self._batch_size if self._linger_ns else 0, now_ms, now_ns)
+            chunk = self._chunks[topic] = _Chunk(
+                self, topic, self._batch_size if self._linger_ns else 0, now_ms, now_ns
+            )
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if len(self._chunks) == 1:
@@ -309,9 +321,7 @@ class Producer:
         return chunk
 
     @staticmethod
-    def _note_options(
-        chunk: _Chunk, index: int, headers: Any, timestamp: int | None, partition: int | None
-    ) -> None:
+    def _note_options(chunk: _Chunk, index: int, headers: Any, timestamp: int | None, partition: int | None) -> None:
         from segmentlog.format.columns import as_timestamps, check_headers
 
         if headers is not None:

@@ -61,7 +61,7 @@ def test_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
         code = compile("\n" * (line - 1) + text, str(ROOT / "README.md"), "exec")
         exec(code, names)
     printed = capsys.readouterr().out
-    assert "base_offset=900, end_offset=1000, epoch=1" in printed
+    assert "base_offset=900, end_offset=1001, epoch=1" in printed
 
 
 def test_console_tour_works(tmp_path):

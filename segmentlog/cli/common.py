@@ -91,3 +91,42 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Progress:
+    """A bar with rate and time on stderr, where that is a terminal; nothing anywhere else."""
+
+    def __init__(self, unit: str, total: int | None, *, wanted: bool = True) -> None:
+        self._unit = unit
+        self._total = total
+        self._wanted = wanted and sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._wanted:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn(self._unit),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._total, rate="")
+        return self
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None:
+            task = self._bar.tasks[0]
+            rate = f"{task.speed:,.0f}/s" if task.speed else ""
+            self._bar.update(self._task, advance=count, rate=rate)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

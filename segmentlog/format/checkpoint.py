@@ -72,6 +72,11 @@ def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
     return prefix + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + body)) + body
 
 
+def slot_size(slot: bytes) -> int:
+    """Bytes of a valid slot that count: what is behind them is padding."""
+    return _BODY_POSITION + int(_PREFIX.unpack_from(slot)[1])
+
+
 def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
     """(sequence, checkpoint). Raises `MalformedCheckpoint`."""
     if len(slot) < _BODY_POSITION:

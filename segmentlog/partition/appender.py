@@ -90,7 +90,7 @@ class Appender:
             size_bytes += batch.size_bytes
             record_count += batch.last_offset_delta + 1
         next_offset = log.log_end_offset + record_count
-        if next_offset > log.offset_ceiling:
+        if next_offset >= log.offset_ceiling:  # so that a position at the log end lies below the ceiling, too
             log = self._raise_ceiling(log, next_offset)
         words[WRITING_WORD] = WRITING
         observed: list[_Observed] = []

@@ -104,9 +104,10 @@ def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
         if base < log.active_base_offset:
             continue
         start = log.end_position if base == log.active_base_offset else 0
-        size, path = quarantine_tail(handle, base, start, "torn")
-        truncated += size
-        kept = path or kept
+        with contextlib.suppress(OSError):  # no room to keep them, and never acknowledged: the log goes on
+            size, path = quarantine_tail(handle, base, start, "torn")
+            truncated += size
+            kept = path or kept
         if base > log.active_base_offset:
             remove_segment(handle, base)
         else:

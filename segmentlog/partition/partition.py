@@ -112,7 +112,7 @@ class Partition:
         if ack == "durable" or kind == "always":
             return self._group.append(columns, config, now_ms)
         base_offset, _ = self._appender.place(encode_columns_as_batches(columns, config, now_ms), now_ms)
-        if kind != "never" and not (kind == "ms" and self._background):
+        if kind in ("records", "bytes") or not self._background:
             self._sync_if_due()
         return base_offset
 
@@ -295,8 +295,9 @@ class Partition:
     def truncate(self, offset: int) -> LostRange | None:
         """Cut the end off: delete every record at and after ``offset``; returns the range that is gone.
 
-        The offsets are not given to other records: the log goes on at its old end, in a new
-        epoch, and a consumer inside the range gets `LogTruncated`. Durable when it returns.
+        The offsets are not given to other records, nor is the one at the old end: the log goes
+        on behind it, in a new epoch, so that a consumer that had read any of what is gone gets
+        `LogTruncated`. Durable when it returns.
         """
         self._check_open()
         handle = self._handle
@@ -312,14 +313,14 @@ class Partition:
             if offset == log.log_end_offset:
                 return None
             reason = "truncated on request"
-            lost = LostRange(offset, log.log_end_offset, log.epoch + 1, reason, handle.clock.now_ms())
+            lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, reason, handle.clock.now_ms())
             base = max(base for base in handle.segments(log) if base <= offset)
             moved: dict[str, object] = {}
             if base < current.recovery_segment or current.recovery_offset > offset:
                 moved = {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
             page.writing = REWRITING
             handle.update_checkpoint(
-                offset_ceiling=log.log_end_offset,
+                offset_ceiling=log.log_end_offset + 1,
                 clean=False,
                 lost_ranges=with_lost_range(current.lost_ranges, lost),
                 **moved,

@@ -54,10 +54,12 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     checkpoint, slot_damaged = handle.checkpoint.read()
     bases = list_segments(handle.fs, handle.folder)
     before = _state_before(handle, page)
-    if before is not None and checkpoint is not None:
-        # Same boot: how far offsets were handed out is known exactly.
-        checkpoint = msgspec.structs.replace(checkpoint, offset_ceiling=before.log_end_offset, clean=False)
     tail = _scan(handle, checkpoint, bases)
+    if before is not None and checkpoint is not None:
+        # Same boot: how far offsets were handed out is known exactly. Where something is lost, the old
+        # end is given up with it: a consumer that had read everything stands there, and must be told.
+        ceiling = before.log_end_offset + (tail.end_offset < before.log_end_offset)
+        checkpoint = msgspec.structs.replace(checkpoint, offset_ceiling=ceiling, clean=False)
     seen_offset = tail.end_offset
     if bases and (checkpoint is None or slot_damaged or bases[-1] > checkpoint.offset_ceiling):
         seen_offset = max(seen_offset, bases[-1])  # a file's name was handed out, too
@@ -83,6 +85,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     if write:
         keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
+        _make_durable(handle, [base for base in bases if known.recovery_segment <= base < tail.base], before)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
@@ -282,6 +285,20 @@ def _cut(handle: Handle, bases: list[int], tail: _Tail, *, copy: bool, keep: boo
             with contextlib.suppress(FileNotFoundError):  # rebuilt from the log when next needed
                 handle.fs.unlink(segment_stem(handle.folder, tail.base) + suffix)
     return truncated, kept
+
+
+def _make_durable(handle: Handle, bases: list[int], before: LogState | None) -> None:
+    """fsync the whole segments above the recovery point; write them anew if an fsync of theirs may have failed."""
+    for base in bases:
+        path = segment_stem(handle.folder, base) + LOG_SUFFIX
+        if before is not None:
+            replace_file(handle.fs, path, read_file(handle.fs, path))
+            continue
+        fd = handle.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            handle.fs.fsync(fd)
+        finally:
+            handle.fs.close(fd)
 
 
 def _copy_segment(handle: Handle, tail: _Tail) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode_slot
+from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode_slot, slot_size
 from segmentlog.format.names import FORMAT_VERSION, STATE_FILE, STORE_FILE, TOPIC_FILE
 from segmentlog.storage.findings import Finding, Severity
 from segmentlog.storage.fs import FileSystem, read_file
@@ -25,6 +25,8 @@ class CheckpointFound(msgspec.Struct, frozen=True):
 
     checkpoint: Checkpoint | None
     bad_slots: tuple[tuple[int, int, str], ...] = ()
+    stray: tuple[tuple[int, int], ...] = ()
+    """Bytes (position, size) behind a valid slot that should be zero; nobody reads them."""
     missing: bool = False
 
     @property
@@ -40,16 +42,20 @@ def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFound:
         return CheckpointFound(None, missing=True)
     half = len(data) // 2
     newest: tuple[int, Checkpoint | None] = (-1, None)
-    bad = []
+    bad, stray = [], []
     for position in (0, half):
+        slot = data[position : position + half]
         try:
-            sequence, checkpoint = decode_slot(data[position : position + half])
+            sequence, checkpoint = decode_slot(slot)
         except MalformedCheckpoint as error:
             bad.append((position, half, str(error)))
             continue
         if sequence > newest[0]:
             newest = sequence, checkpoint
-    return CheckpointFound(newest[1], tuple(bad))
+        used = slot_size(slot)
+        if padding := slot[used:].rstrip(b"\0"):
+            stray.append((position + used, len(padding)))
+    return CheckpointFound(newest[1], tuple(bad), tuple(stray))
 
 
 def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:

@@ -148,6 +148,8 @@ class _Look:
             torn = not found.live and checkpoint is not None and not checkpoint.clean
             what = f"no valid slot ({why})" + ("; damaged, or cut short by a crash" if torn else "")
             found.add("warning" if torn else "damage", path, what, position, size)
+        for position, size in found.checkpoint.stray:
+            found.add("warning", path, "bytes that should be zero are not; nobody reads them", position, size)
         if checkpoint is None:
             return
         for flaw in checkpoint_flaws(checkpoint):

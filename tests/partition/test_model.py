@@ -184,6 +184,9 @@ class LogMachine(RuleBasedStateMachine):
             self.log.truncate(offset)
         except Died:
             pass
+        else:
+            self.fs.heal()
+            self.log.abandon()
         if data.draw(st.booleans(), "go on in the other process"):
             self.log, self.fs = other, other.handle.fs  # type: ignore[assignment]
             base_offset = self.log.append([b"after"], timestamps=[0])
@@ -231,7 +234,7 @@ class LogMachine(RuleBasedStateMachine):
     def unsynced_bytes(self, durable: int) -> list[tuple[Path, int]]:
         """Places in the files that no fsync has covered: the start, an inner byte and the last byte of each batch."""
         places = []
-        for batch in self.log.read(durable) if durable < self.end else ():
+        for batch in self.log.read(max(durable, self.start)) if durable < self.end else ():
             path, position = Path(batch._path), batch._position
             places += [(path, position + at) for at in (0, 50, 97, batch.size_bytes - 1)]
         return places

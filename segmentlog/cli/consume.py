@@ -1,0 +1,265 @@
+"""``segmentlog consume``: print records."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import EXIT_DAMAGE, Progress, open_store, say, stoppable
+from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, json_option, resolve, selected_partitions
+
+if TYPE_CHECKING:
+    from segmentlog.consumer import Consumer
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.records import Record, TopicPartition
+
+Render = Callable[["RecordBatch"], bytes]
+
+
+@click.command()
+@click.argument("topic", type=SELECTOR)
+@click.option("--fetch-size", type=click.IntRange(1), metavar="RECORDS", help="Print so many records at a time.")
+@click.option("-f", "--follow", is_flag=True, help="Go on waiting for records.")
+@click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
+              help="earliest, latest, an offset, -N (the last N), or a time (2026-07-31T12:00, -1h, @MS).")  # fmt: skip
+@click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
+@click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="End after N records.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this one.")
+@click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
+              help="Whether to show records of open and aborted transactions.")  # fmt: skip
+@click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
+@click.option("--skip-damaged", is_flag=True, help="Step over damaged bytes, and say which offsets.")
+@click.option("--format", "template", metavar="TEMPLATE",
+              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T timestamp, %h headers, \n, \t.")  # fmt: skip
+@click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
+@click.option("-q", "--quiet", is_flag=True, help="No summary.")
+@json_option
+@click.pass_context
+def consume(
+    ctx: click.Context,
+    topic: Selector,
+    fetch_size: int | None,
+    follow: bool,
+    start: Place,
+    stop: Place | None,
+    max_records: int | None,
+    partition: int | None,
+    isolation: Any,
+    durable_only: bool,
+    skip_damaged: bool,
+    template: str | None,
+    bare: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Print the records of TOPIC (or TOPIC/PARTITION) as "offset value"."""
+    if sum((template is not None, bare, as_json)) > 1:
+        raise click.UsageError("--format, --values and --json exclude each other")
+    if partition is not None:
+        topic = Selector(topic.topic, str(partition))
+    render = _renderer(template, bare, as_json)
+    with open_store(ctx, background=False) as store:
+        wanted: list[Any] = [(one.topic, one.number) for one in selected_partitions(store, topic)]
+        if follow and topic.partition == "*":
+            wanted = [topic.topic]  # partitions that are added later, too
+        consumer = store.consumer(
+            *wanted,
+            follow=follow,
+            isolation=isolation,
+            durable_only=durable_only,
+            skip_damaged=skip_damaged,
+        )
+        ends: dict[TopicPartition, int] = {}
+        for tp in consumer.assignment():
+            log = store.topic(tp.topic).partition(tp.partition)
+            end = log.end_offset(isolation=isolation, durable_only=durable_only)
+            consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
+            if stop is not None:
+                ends[tp] = resolve(stop, log, end)
+        with stoppable(consumer.wakeup) as stopped, consumer:
+            total = sum(consumer.lag().values()) if not follow else None
+            printer = _Printer(render, fetch_size, max_records, ends, flush=follow, total=total)
+            printer.run(consumer, stopped)
+        if not quiet:
+            say(printer.summary())
+        for tp, base_offset, end_offset, damage in consumer.skipped:
+            say(f"{tp}: skipped damaged offsets {base_offset} to {end_offset - 1} ({damage.path})")
+        return EXIT_DAMAGE if consumer.skipped else 0
+
+
+class _Printer:
+    """Writes rendered batches to stdout, and counts."""
+
+    def __init__(
+        self,
+        render: Render,
+        fetch_size: int | None,
+        max_records: int | None,
+        ends: dict[TopicPartition, int],
+        *,
+        flush: bool,
+        total: int | None,
+    ) -> None:
+        self._render = render
+        self._fetch_size = fetch_size
+        self._left = max_records
+        self._ends = ends
+        self._flush = flush
+        self._started = time.perf_counter()
+        # Records on a terminal are their own progress.
+        self._progress = Progress("records", total, wanted=not sys.stdout.isatty())
+        self.records = self.bytes = 0
+
+    def run(self, consumer: Consumer, stopped: list[int]) -> None:
+        out = sys.stdout.buffer
+        with self._progress:
+            for batch in consumer.batches():
+                for part in self._parts(batch, consumer):
+                    text = self._render(part)
+                    out.write(text)
+                    self.records += len(part)
+                    self.bytes += len(text)
+                    self._progress.advance(len(part))
+                    if self._flush:
+                        out.flush()
+                    if self._left is not None:
+                        self._left -= len(part)
+                if stopped or self._left == 0:
+                    break
+            out.flush()
+
+    def _parts(self, batch: RecordBatch, consumer: Consumer) -> list[RecordBatch]:
+        """The batch without what lies behind an end, in parts of the size that was asked for."""
+        from segmentlog.records import TopicPartition
+
+        tp = TopicPartition(batch.topic, batch.partition)
+        end = self._ends.get(tp)
+        if end is not None and batch.next_offset >= end:
+            consumer.pause(*tp)
+            batch = batch.slice(0, int((batch.offsets < end).sum()))
+        if self._left is not None:
+            batch = batch.slice(0, self._left)
+        size = self._fetch_size or max(len(batch), 1)
+        return [batch.slice(at, at + size) for at in range(0, len(batch), size)]
+
+    def summary(self) -> str:
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rate = self.records / seconds
+        return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"
+
+
+# ---------------------------------------------------------------- what a record looks like
+
+
+def _renderer(template: str | None, bare: bool, as_json: bool) -> Render:
+    if as_json:
+        return render_json
+    if bare:
+        return render_values
+    if template is not None:
+        return _as_template(template)
+    return _as_lines
+
+
+def render_values(batch: RecordBatch) -> bytes:
+    values: list[Any] = batch.values
+    try:
+        return b"\n".join(values) + b"\n"
+    except TypeError:  # a null value prints as nothing
+        return b"\n".join([value or b"" for value in values]) + b"\n"
+
+
+def _as_lines(batch: RecordBatch) -> bytes:
+    lines = [
+        b"%d %b\n" % (offset, value or b"") for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
+    ]
+    return b"".join(lines)
+
+
+def render_json(batch: RecordBatch) -> bytes:
+    import msgspec
+
+    return b"".join(msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records())
+
+
+def record_document(record: Record) -> dict[str, Any]:
+    """A record for JSON: bytes that are UTF-8 as text, others in a field ending in _base64."""
+    document: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+    put_bytes(document, "key", record.key)
+    put_bytes(document, "value", record.value)
+    if record.headers:
+        document["headers"] = []
+        for name, value in record.headers:
+            pair: dict[str, Any] = {"name": name}
+            put_bytes(pair, "value", value)
+            document["headers"].append(pair)
+    return document
+
+
+def put_bytes(document: dict[str, Any], field: str, data: bytes | None) -> None:
+    """Set a field to bytes as text, or ``field_base64`` when they are no text."""
+    if data is None:
+        document[field] = None
+        return
+    try:
+        document[field] = data.decode()
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        document[f"{field}_base64"] = b64encode(data).decode()
+
+
+def _as_template(template: str) -> Render:
+    pieces = _parse(template)
+
+    def render(batch: RecordBatch) -> bytes:
+        return b"".join(piece if isinstance(piece, bytes) else piece(record) for record in batch for piece in pieces)
+
+    return render
+
+
+_TOKENS: dict[str, Callable[[Any], bytes]] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "k": lambda record: record.key or b"",
+    "s": lambda record: record.value or b"",
+    "T": lambda record: b"%d" % record.timestamp,
+    "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers),
+    "K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
+    "S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
+    "%": lambda record: b"%",
+}
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+def _parse(template: str) -> list[bytes | Callable[[Any], bytes]]:
+    """kcat's templates: %-tokens and backslash escapes; anything else stands for itself."""
+    pieces: list[bytes | Callable[[Any], bytes]] = []
+    characters = iter(template)
+    for character in characters:
+        if character == "%":
+            token = next(characters, "")
+            if token not in _TOKENS:
+                raise click.UsageError(
+                    f"--format: %{token} is no token; there are " + " ".join(f"%{t}" for t in _TOKENS)
+                )
+            pieces.append(_TOKENS[token])
+        elif character == "\\":
+            escape = next(characters, "")
+            if escape not in _ESCAPES:
+                raise click.UsageError(f"--format: \\{escape} is no escape; there are \\n \\t \\r \\0 \\\\")
+            pieces.append(_ESCAPES[escape])
+        else:
+            pieces.append(os.fsencode(character))
+    return pieces

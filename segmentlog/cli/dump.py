@@ -1,0 +1,254 @@
+"""``segmentlog dump``: what lies in one file of a partition, whole or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, say
+from segmentlog.cli.options import SIZE, json_option
+from segmentlog.cli.tables import show_json, when
+
+if TYPE_CHECKING:
+    from segmentlog.format.examine import Broken, Whole
+    from segmentlog.format.record_batch import RecordBatch
+
+Document = dict[str, Any]
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--records", is_flag=True, help="The records of each batch, too.")
+@click.option("--from", "from_position", type=SIZE, default=0, metavar="POSITION",
+              help="Begin at the first batch at or after this byte.")  # fmt: skip
+@json_option
+@click.pass_context
+def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_json: bool) -> int:
+    """Print the batches of one segment file, even of a broken one: damage is told and stepped over.
+
+    By its name FILE may also be an index (.index, .timeindex), a checkpoint or a state page;
+    anything else, as what a repair put into quarantine, is read as a segment. Exits with 3
+    when something is damaged.
+    """
+    with open(file, "rb") as opened:
+        data = opened.read()
+    name = os.path.basename(file)
+    lines: Iterator[tuple[Document, str]]
+    if name.endswith((".index", ".timeindex")):
+        lines = _index_lines(file)
+    elif name == "checkpoint":
+        lines = _checkpoint_lines(data)
+    elif name == "state":
+        lines = _state_lines(file, data)
+    else:
+        if from_position > len(data):
+            raise click.BadParameter(f"the file has {len(data)} bytes", param_hint="--from")
+        lines = _segment_lines(file, data, from_position, records)
+    damaged = False
+    for document, text in lines:
+        damaged = damaged or document["type"] == "damage"
+        if as_json:
+            show_json(document)
+        else:
+            click.echo(text)
+    return EXIT_DAMAGE if damaged else EXIT_DONE
+
+
+# ---------------------------------------------------------------- a segment
+
+
+def _segment_lines(path: str, data: bytes, start: int, records: bool) -> Iterator[tuple[Document, str]]:
+    from segmentlog.format.examine import Whole, examine
+
+    view = memoryview(data)
+    start = _first_batch(view, start)
+    batches = count = 0
+    for item in examine(view, start, len(data), path, expected_offset=0):
+        if not isinstance(item, Whole):
+            yield _broken_line(item)
+            continue
+        batches, count = batches + 1, count + item.header.record_count
+        yield _batch_line(item)
+        if records:
+            yield from _record_lines(item.batch)
+    say(f"{batches:,} batches, {count:,} records, {len(data) - start:,} bytes")
+
+
+def _first_batch(view: memoryview, start: int) -> int:
+    """The first whole batch at or after ``start``, which may lie inside one; else ``start``."""
+    from segmentlog.format.scan import find_batch
+
+    if not start:
+        return 0
+    found = find_batch(view, start, len(view), 0)
+    return start if found is None else found
+
+
+def _batch_line(item: Whole) -> tuple[Document, str]:
+    from msgspec.structs import asdict
+
+    from segmentlog.format.batch import CODEC_LZ4, CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+
+    header = item.header
+    marks = [
+        name
+        for name, bit in (("LogAppendTime", LOG_APPEND_TIME), ("transactional", TRANSACTIONAL), ("control", CONTROL))
+        if header.attributes & bit
+    ]
+    codec = "lz4" if header.codec == CODEC_LZ4 else "none"
+    fields = asdict(header)
+    del fields["magic"]
+    document: Document = {"type": "batch", "position": item.position, "size_bytes": header.size_bytes, **fields}
+    document |= {"codec": codec, "marks": marks, "flaw": item.flaw}
+    text = (
+        f"batch at {item.position}: offsets [{header.base_offset}, {header.next_offset}), {header.record_count}"
+        f" records, epoch {header.partition_epoch}, {when(header.base_timestamp)} to {when(header.max_timestamp)},"
+        f" {codec}, {header.size_bytes} bytes ({header.raw_size} raw)"
+    )
+    if header.producer_id >= 0:
+        text += f", producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}"
+    if marks:
+        text += f", {' '.join(marks)}"
+    if item.flaw:
+        text += f"; flaw: {item.flaw}"
+    return document, text
+
+
+def _record_lines(batch: RecordBatch) -> Iterator[tuple[Document, str]]:
+    for record in batch.records():
+        document: Document = {
+            "type": "record",
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "key": _text(record.key),
+            "value": _text(record.value),
+            "headers": [[name, _text(value)] for name, value in record.headers],
+        }
+        text = f"  {record.offset}  {when(record.timestamp)}  {_shown(record.key)}  {_shown(record.value)}"
+        if record.headers:
+            text += "  " + " ".join(f"{name}={_shown(value)}" for name, value in record.headers)
+        yield document, text
+
+
+def _text(blob: bytes | None) -> str | Document | None:
+    """Text where it is text; what is not becomes base64, as `export` writes it."""
+    if blob is None:
+        return None
+    try:
+        return blob.decode()
+    except UnicodeDecodeError:
+        import base64
+
+        return {"base64": base64.b64encode(blob).decode()}
+
+
+def _shown(blob: bytes | None) -> str:
+    return "null" if blob is None else ascii(blob)[1:]
+
+
+def _broken_line(item: Broken) -> tuple[Document, str]:
+    size = item.end_position - item.position
+    document: Document = {"type": "zeros" if item.blank else "damage", "position": item.position, "size_bytes": size}
+    if item.blank:
+        return document, f"zeros at {item.position}: {size} bytes"
+    error = item.error
+    document |= {"at": error.position, "expected": error.expected, "found": error.found}
+    following = "nothing whole follows"
+    if item.following_offset is not None:
+        document["following_offset"] = item.following_offset
+        following = f"goes on at {item.end_position} with offset {item.following_offset}"
+    return document, (
+        f"damage at {item.position}: {size} bytes: expected {error.expected} at {error.position},"
+        f" found {error.found}; {following}"
+    )
+
+
+# ---------------------------------------------------------------- the other files
+
+
+def _index_lines(path: str) -> Iterator[tuple[Document, str]]:
+    """Both index files of a segment side by side: an entry is only valid together with its twin."""
+    from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, decode_entries
+
+    stem = path.rpartition(".")[0]
+    data = []
+    for suffix in (".index", ".timeindex"):
+        try:
+            with open(stem + suffix, "rb") as file:
+                data.append(file.read())
+        except FileNotFoundError:
+            say(f"{stem}{suffix} is not there; the entries of both files check each other")
+            data.append(b"")
+    offsets, times, _ = decode_entries(*data)
+    name = os.path.basename(stem)
+    base = int(name) if name.isdecimal() else 0
+    for number in range(len(offsets)):
+        relative, position = map(int, offsets[number].item())
+        stamp = int(times[number]["max_timestamp"])
+        document: Document = {
+            "type": "entry", "entry": number, "offset": base + relative, "relative_offset": relative,
+            "position": position, "max_timestamp_before": stamp,
+        }  # fmt: skip
+        yield document, f"{number}: offset {base + relative} at byte {position}, before it up to {when(stamp)}"
+    lengths = len(data[0]) // OFFSET_ENTRY.itemsize, len(data[1]) // TIME_ENTRY.itemsize
+    if len(offsets) < max(lengths):
+        text = f"not valid from entry {len(offsets)} on, of {lengths[0]} and {lengths[1]}; made anew when needed"
+        yield {"type": "damage", "entry": len(offsets), "entries": lengths}, text
+
+
+def _checkpoint_lines(data: bytes) -> Iterator[tuple[Document, str]]:
+    import msgspec
+
+    from segmentlog.format.checkpoint import MalformedCheckpoint, decode_slot
+
+    half = len(data) // 2
+    for slot in (0, 1):
+        try:
+            sequence, checkpoint = decode_slot(data[slot * half : (slot + 1) * half])
+        except MalformedCheckpoint as error:
+            yield {"type": "damage", "slot": slot, "position": slot * half, "why": str(error)}, f"slot {slot}: {error}"
+            continue
+        fields = msgspec.structs.asdict(checkpoint)
+        document: Document = {"type": "slot", "slot": slot, "sequence": sequence, **fields}
+        lines = [f"slot {slot}: sequence {sequence}"]
+        for key, value in fields.items():
+            lines += [f"  {key}: {value}"] if not isinstance(value, tuple) else _nested(key, value)
+        yield document, "\n".join(lines)
+
+
+def _nested(key: str, values: tuple[Any, ...]) -> list[str]:
+    import msgspec
+
+    rows = [" ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(one).items()) for one in values]
+    return [f"  {key}:", *(f"    {row}" for row in rows)] if rows else [f"  {key}: none"]
+
+
+def _state_lines(path: str, data: bytes) -> Iterator[tuple[Document, str]]:
+    import msgspec
+
+    from segmentlog.storage.fs import FileSystem
+    from segmentlog.storage.state import PAGE_SIZE, StateDamaged, StatePage
+
+    if len(data) < PAGE_SIZE:
+        yield {"type": "damage", "size_bytes": len(data)}, f"{len(data)} bytes are no page of {PAGE_SIZE}"
+        return
+    page = StatePage(bytearray(data[:PAGE_SIZE]))
+    fs = FileSystem()
+    live = page.describes(fs.boot_id(), fs.stat(os.path.dirname(os.path.abspath(path))))
+    flags = {
+        "live": live, "header_is_sound": page.header_is_sound, "writing": page.writing, "failed": page.failed,
+        "config_version": page.config_version, "moved": page.moved, "waiting_until_ms": page.waiting_until_ms,
+    }  # fmt: skip
+    yield {"type": "page", **flags}, "\n".join(f"{key}: {value}" for key, value in flags.items())
+    blocks: tuple[tuple[str, Callable[[], msgspec.Struct]], ...] = (("log", page.log.read), ("sync", page.sync.read))
+    for name, read in blocks:
+        try:
+            fields = msgspec.structs.asdict(read())
+        except StateDamaged:
+            yield {"type": "damage", "block": name}, f"{name}: damaged; the next open recovers the log"
+            continue
+        text = "\n".join([f"{name}:", *(f"  {key}: {value}" for key, value in fields.items())])
+        yield {"type": name, **fields}, text

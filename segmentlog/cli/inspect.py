@@ -1,0 +1,248 @@
+"""``segmentlog verify`` and ``segmentlog repair``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, say
+from segmentlog.cli.dump import dump as dump
+from segmentlog.cli.options import complete_topic, json_option
+from segmentlog.errors import UnknownTopic
+
+if TYPE_CHECKING:
+    from segmentlog.partition.repair import RepairReport
+    from segmentlog.storage.findings import Finding, Tally
+    from segmentlog.storage.fs import FileSystem
+    from segmentlog.storage.inspect_log import PartitionFound
+
+_COLOURS = {"damage": "red", "warning": "yellow", "note": "bright_black"}
+
+
+# ---------------------------------------------------------------- verify
+
+
+@click.command()
+@click.argument("topic", required=False, shell_complete=complete_topic)
+@json_option
+@click.option("-q", "--quiet", is_flag=True, help="Leave out notes: what is harmless.")
+@click.pass_context
+def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool) -> int:
+    """Check every checksum, index and invariant of the store, or of one topic.
+
+    Changes nothing, takes no lock, and works while others append and on a store that does not
+    open. Prints one line a finding:
+
+    \b
+      damage   bytes are not what was written, or records are missing without a reason
+      warning  a cache is wrong; no record is affected
+      note     harmless: what a crash left behind, files that nobody knows
+
+    Exits with 3 when there is damage; 'segmentlog repair' cuts it out.
+    """
+    from segmentlog.cli.tables import show_json
+    from segmentlog.storage.fs import FileSystem
+    from segmentlog.storage.inspect import inspect_store, size_of
+
+    fs, path = FileSystem(), _store_path(ctx)
+    topics = _topics(fs, path, topic)
+    counts = {"damage": 0, "warning": 0, "note": 0}
+    started = time.perf_counter()
+    with _progress(size_of(fs, path, topics), "verifying") as tally:
+        for finding in inspect_store(path, topic, fs=fs, tally=tally):
+            counts[finding.severity] += 1
+            if as_json:
+                show_json(finding)
+            elif not (quiet and finding.severity == "note"):
+                click.echo(_line(finding))
+    seconds = time.perf_counter() - started
+    say(
+        f"{tally.partitions:,} partitions, {tally.segments:,} segments, {tally.batches:,} batches,"
+        f" {tally.records:,} records, {tally.size_bytes:,} bytes in {seconds:.2f} s"
+        f" ({tally.size_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s)"
+    )
+    say(_verdict(counts))
+    return EXIT_DAMAGE if counts["damage"] else EXIT_DONE
+
+
+def _verdict(counts: dict[str, int]) -> str:
+    told = [
+        f"{count} {name}{'s' if name != 'damage' and count != 1 else ''}" for name, count in counts.items() if count
+    ]
+    if counts["damage"]:
+        return f"{', '.join(told)}: 'segmentlog repair --dry-run' says what can be saved"
+    return f"no damage ({', '.join(told)})" if told else "no damage"
+
+
+def _line(finding: Finding) -> str:
+    severity, _, rest = str(finding).partition(": ")
+    return f"{click.style(severity, fg=_COLOURS[severity], bold=severity == 'damage')}: {rest}"
+
+
+def _store_path(ctx: click.Context) -> str:
+    directory: str = ctx.obj
+    return os.path.abspath(directory)
+
+
+def _topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
+    """All topics, or the one that was asked for. Raises `UnknownTopic`, `StoreVersionError`."""
+    from segmentlog.storage.inspect import list_topics
+
+    names = list_topics(fs, path)
+    if topic is None:
+        return names
+    if topic not in names:
+        import difflib
+
+        close = difflib.get_close_matches(topic, names, n=1)
+        advice = f"did you mean {close[0]!r}?" if close else "'segmentlog topics' lists those that do"
+        raise UnknownTopic(topic, f"it does not exist; {advice}")
+    return [topic]
+
+
+@contextlib.contextmanager
+def _progress(total_bytes: int, what: str) -> Iterator[Tally]:
+    """A tally that moves a progress bar, when there is a terminal to draw it on."""
+    from segmentlog.storage.findings import Tally
+
+    if not sys.stderr.isatty():
+        yield Tally()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total_bytes)
+        yield Tally(lambda size_bytes: progress.advance(task, size_bytes))
+
+
+# ---------------------------------------------------------------- repair
+
+
+@click.command()
+@click.argument("topic", required=False, shell_complete=complete_topic)
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_context
+def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Cut the damage out of the store, or of one topic, and nothing else.
+
+    Damaged bytes go to the partition's quarantine folder. The offsets that go with them become
+    a lost range: a reader inside it is told so, others step over it, and no record is ever
+    given one of them. Indexes are made anew; a damaged checkpoint is written anew.
+
+    Other processes may go on: appends wait while a partition is being repaired. Exits with 3
+    when there is damage that cannot be repaired, and after --dry-run when there is any.
+    """
+    from segmentlog.partition.repair import plan_repair
+    from segmentlog.storage.fs import FileSystem
+    from segmentlog.storage.inspect import inspect_partitions, size_of
+
+    fs, path = FileSystem(), _store_path(ctx)
+    topics = _topics(fs, path, topic)
+    now_ms = time.time_ns() // 1_000_000
+    planned: list[tuple[PartitionFound, RepairReport]] = []
+    with _progress(size_of(fs, path, topics), "looking") as tally:
+        for name in topics:
+            for found in inspect_partitions(fs, path, name, tally):
+                plan = plan_repair(found, now_ms)
+                if plan.does_anything or found.is_damaged:
+                    planned.append((found, plan))
+    to_do = [(found, plan) for found, plan in planned if plan.does_anything]
+    damaged = [found for found, _ in planned if found.is_damaged]
+    if to_do and (dry_run or not yes):
+        for found, plan in to_do:
+            _tell(found, plan, as_json=as_json and dry_run, done=False)
+    if not to_do:
+        say("there is nothing that a repair could mend")
+    elif not dry_run:
+        if not yes:
+            _ask()
+        damaged = []
+        for found, plan in planned:
+            if plan.does_anything:
+                _tell(found, _repair(fs, path, found), as_json=as_json, done=True)
+            damaged += _look_again(fs, path, found)
+    return _tell_left(fs, path, topics, damaged if not dry_run or not to_do else [], as_json) or (
+        EXIT_DAMAGE if dry_run and damaged else EXIT_DONE
+    )
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on: add --yes to repair, --dry-run to look")
+    click.confirm("Repair?", abort=True, err=True)
+
+
+def _repair(fs: FileSystem, path: str, found: PartitionFound) -> RepairReport:
+    from segmentlog.partition.repair import repair_partition
+    from segmentlog.storage.inspect_files import read_topic_file
+
+    folder = f"{path}/{found.topic}"
+    return repair_partition(fs, found.folder, found.topic, found.partition, lambda: read_topic_file(fs, folder)[1])
+
+
+def _look_again(fs: FileSystem, path: str, found: PartitionFound) -> list[PartitionFound]:
+    """The partition as it is now, if there is still damage in it."""
+    from segmentlog.storage.findings import Tally
+    from segmentlog.storage.inspect_files import read_topic_file
+    from segmentlog.storage.inspect_partition import inspect_partition
+
+    config = read_topic_file(fs, f"{path}/{found.topic}")[1]
+    now = inspect_partition(fs, found.folder, found.topic, found.partition, config, Tally())
+    return [now] if now.is_damaged else []
+
+
+def _tell_left(fs: FileSystem, path: str, topics: list[str], damaged: list[PartitionFound], as_json: bool) -> int:
+    """Tell what damage a repair does not mend; the exit status for it."""
+    from segmentlog.cli.tables import show_json
+    from segmentlog.storage.inspect import list_partitions
+    from segmentlog.storage.inspect_files import check_store_file
+
+    left = list(check_store_file(fs, path))
+    for name in topics:
+        left += list_partitions(fs, f"{path}/{name}")[2]
+    left += [finding for found in damaged for finding in found.findings]
+    left = [finding for finding in left if finding.severity == "damage"]
+    for finding in left:
+        if as_json:
+            show_json(finding)
+        else:
+            click.echo(_line(finding))
+    if left:
+        say(f"{len(left)} findings that a repair does not mend: see what is said there, or restore from a backup")
+    return EXIT_DAMAGE if left else EXIT_DONE
+
+
+def _tell(found: PartitionFound, report: RepairReport, *, as_json: bool, done: bool) -> None:
+    if as_json:
+        import msgspec
+
+        from segmentlog.cli.tables import show_json
+
+        show_json({"done": done, "folder": found.folder, **msgspec.structs.asdict(report)})
+        return
+    name = f"{report.topic}/{report.partition}"
+    would = "" if done else "would be "
+    for number, cut in enumerate(report.cuts):
+        size = cut.end_position - cut.position
+        where = f", kept in {report.quarantine[number]}" if number < len(report.quarantine) else ""
+        click.echo(f"{name}: {size} bytes {would}cut out of {cut.path} at byte {cut.position}: {cut.why}{where}")
+    for lost in report.lost:
+        click.echo(f"{name}: offsets [{lost.base_offset}, {lost.end_offset}) {would}recorded as lost: {lost.reason}")
+    for path in report.indexes:
+        click.echo(f"{name}: {path} {would}made anew")
+    if report.checkpoint:
+        click.echo(f"{name}: checkpoint {would}written anew: {report.checkpoint}")
+    if report.recovery is not None:
+        click.echo(f"{name}: recovered: {report.recovery.verdict}: {report.recovery.why}")
+    elif not done and (not found.live or found.state.failed):
+        click.echo(f"{name}: would then be recovered, as the next open does it anyway")

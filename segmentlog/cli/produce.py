@@ -1,0 +1,322 @@
+"""``segmentlog produce``: append lines of a file or of stdin."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import Progress, open_store, say, stoppable
+from segmentlog.cli.options import complete_topic, existing_topic, json_option
+from segmentlog.errors import InvalidRecord, SegmentlogError
+
+if TYPE_CHECKING:
+    from segmentlog.producer import Deliveries, Producer
+
+_READ_BYTES = 1 << 20
+
+
+class _Lists:
+    """Records on their way: lists of one length, or None for a column that no record has."""
+
+    __slots__ = ("headers", "keys", "partition", "timestamps", "values")
+
+    def __init__(self, values: list[bytes | None], keys: list[bytes | None] | None = None) -> None:
+        self.values = values
+        self.keys = keys
+        self.headers: list[Any] | None = None
+        self.timestamps: list[int] | None = None
+        self.partition: int | None = None
+
+
+Parse = Callable[[list[bytes]], Iterator[_Lists]]
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("file", type=click.Path(allow_dash=True), default="-")
+@click.option("--batch-size", type=click.IntRange(1), default=4096, show_default=True, metavar="RECORDS",
+              help="Append so many records at a time.")  # fmt: skip
+@click.option("--linger", type=click.FloatRange(0), default=5.0, show_default=True, metavar="MS",
+              help="Append fewer when no more come for so long.")  # fmt: skip
+@click.option("-k", "--key-separator", metavar="TEXT", help="A line is KEY TEXT VALUE; without TEXT it has no key.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Append to this one.")
+@click.option("--format", "shape", type=click.Choice(["lines", "json", "nul", "length-prefixed"]), default="lines",
+              show_default=True, help="How records are told apart.")  # fmt: skip
+@click.option("--ack", type=click.Choice(["written", "durable"]), help="Wait for the fsync, whatever the policy.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
+@click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N records.")
+@click.option("--print-offsets", is_flag=True, help='Print "partition offset count" of each append.')
+@json_option
+@click.pass_context
+def produce(
+    ctx: click.Context,
+    topic: str,
+    file: str,
+    batch_size: int,
+    linger: float,
+    key_separator: str | None,
+    partition: int | None,
+    shape: str,
+    ack: Any,
+    headers: tuple[str, ...],
+    skip: int,
+    print_offsets: bool,
+    as_json: bool,
+) -> int:
+    """Append the lines of FILE (or of stdin) to TOPIC.
+
+    json: one object a line with "value" (or "value_base64"), and if wanted "key",
+    "timestamp", "partition", "headers". length-prefixed: a big-endian u32, then so many bytes.
+    """
+    if key_separator == "":
+        raise click.UsageError("--key-separator: an empty text separates nothing")
+    if key_separator is not None and shape == "json":
+        raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
+    pairs = tuple(_pair(header) for header in headers)
+    fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    size = os.fstat(fd).st_size if file != "-" else 0
+    with open_store(ctx) as store, stoppable() as stopped:
+        existing_topic(store, topic, to_write=True)
+        source = _Source(fd, shape, batch_size, linger / 1000, stopped)
+        with store.producer(ack=ack) as producer, Progress("bytes", size or None) as progress:
+            sender = _Sender(producer, topic, partition, pairs, print_offsets, as_json)
+            try:
+                for raw, count_bytes in source.lists(skip):
+                    for lists in _parser(shape, key_separator)(raw):
+                        sender.send(lists)
+                    progress.advance(count_bytes)
+            except (SegmentlogError, ValueError) as error:
+                say(sender.summary())
+                say(
+                    f"the first {sender.records + skip} records are appended; go on with --skip {sender.records + skip}"
+                )
+                if isinstance(error, SegmentlogError):
+                    raise
+                raise click.ClickException(str(error)) from None
+        say(sender.summary() + (f"; stopped by signal {stopped[0]}" if stopped else ""))
+    return 128 + stopped[0] if stopped and source.unread else 0
+
+
+def _pair(header: str) -> tuple[str, bytes]:
+    name, equals, value = header.partition("=")
+    if not equals:
+        raise click.UsageError(f"-H {header}: give it as NAME=VALUE")
+    return name, os.fsencode(value)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _Source:
+    """Cuts a file or a pipe into lists of raw records."""
+
+    def __init__(self, fd: int, shape: str, batch_size: int, linger_s: float, stopped: list[int]) -> None:
+        self._fd = fd
+        self._shape = shape
+        self._batch_size = batch_size
+        self._linger_s = linger_s
+        self._stopped = stopped
+        self._rest = b""
+        self.unread = True
+
+    def lists(self, skip: int) -> Iterator[tuple[list[bytes], int]]:
+        """Lists of at most ``batch_size`` records with the bytes read for them, as they come."""
+        ready: list[bytes] = []
+        count_bytes = 0
+        while not self._stopped:
+            # A file is always readable; a pipe may pause, and what it sent must not wait for more.
+            if ready and not select.select([self._fd], [], [], self._linger_s)[0]:
+                yield ready, count_bytes
+                ready, count_bytes = [], 0
+                continue
+            if not ready and not self._wait():
+                continue
+            block = os.read(self._fd, _READ_BYTES)
+            count_bytes += len(block)
+            if not block:
+                self.unread = False
+                if self._rest and self._shape == "length-prefixed":
+                    raise ValueError(f"the input ends in the middle of a record: {len(self._rest)} bytes are left over")
+                ready += [self._rest] if self._rest else []
+                break
+            found = self._cut(block)
+            if skip:
+                found, skip = found[skip:], max(skip - len(found), 0)
+            ready += found
+            whole = len(ready) - len(ready) % self._batch_size
+            for at in range(0, whole, self._batch_size):
+                yield ready[at : at + self._batch_size], count_bytes
+                count_bytes = 0
+            if whole:
+                ready = ready[whole:]
+        if ready:
+            yield ready, count_bytes
+
+    def _wait(self) -> bool:
+        """Wait for input; False when it is time to look whether a signal came."""
+        return bool(select.select([self._fd], [], [], 0.2)[0])
+
+    def _cut(self, block: bytes) -> list[bytes]:
+        data = self._rest + block if self._rest else block
+        if self._shape == "length-prefixed":
+            return self._cut_prefixed(data)
+        records = data.split(b"\0" if self._shape == "nul" else b"\n")
+        self._rest = records.pop()
+        if self._shape != "nul" and b"\r" in data:
+            records = [record.removesuffix(b"\r") for record in records]
+        return records
+
+    def _cut_prefixed(self, data: bytes) -> list[bytes]:
+        records = []
+        at = 0
+        while len(data) - at >= 4:
+            size = int.from_bytes(data[at : at + 4], "big")
+            if size > 512 << 20:
+                raise ValueError(f"a record of {size} bytes is announced: is the input length-prefixed?")
+            if len(data) - at - 4 < size:
+                break
+            records.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._rest = data[at:]
+        return records
+
+
+# ---------------------------------------------------------------- from text to records
+
+
+def _parser(shape: str, separator: str | None) -> Parse:
+    if shape == "json":
+        return _parse_json
+    if separator is None:
+        return lambda raw: iter([_Lists(raw)])  # type: ignore[arg-type]
+    mark = os.fsencode(separator)
+
+    def parse(raw: list[bytes]) -> Iterator[_Lists]:
+        split = [record.partition(mark) for record in raw]
+        values: list[bytes | None] = [value if found else key for key, found, value in split]
+        yield _Lists(values, [key if found else None for key, found, _ in split])
+
+    return parse
+
+
+def _parse_json(raw: list[bytes]) -> Iterator[_Lists]:
+    """Lists of records that go to one partition, in order."""
+    import msgspec
+
+    lists: _Lists | None = None
+    for line in raw:
+        if not line.strip():
+            continue
+        try:
+            document = msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not a JSON object: {line[:60]!r}: {error}") from None
+        if not isinstance(document, dict) or not document.keys() & {"value", "value_base64"}:
+            raise ValueError(f"a JSON record has a 'value' or 'value_base64': {line[:60]!r}")
+        partition = document.get("partition")
+        if lists is None or lists.partition != partition:
+            if lists is not None:
+                yield _filled(lists)
+            lists = _Lists([], [])
+            lists.headers, lists.timestamps, lists.partition = [], [], partition
+        assert lists.keys is not None
+        assert lists.headers is not None
+        assert lists.timestamps is not None
+        lists.values.append(bytes_of(document, "value"))
+        lists.keys.append(bytes_of(document, "key"))
+        lists.timestamps.append(document.get("timestamp", time.time_ns() // 1_000_000))
+        lists.headers.append([_header(one, line) for one in document.get("headers") or []])
+    if lists is not None:
+        yield _filled(lists)
+
+
+def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
+    if not isinstance(document, dict) or not isinstance(document.get("name"), str):
+        raise ValueError(f'a header is {{"name": ..., "value": ...}}: {line[:60]!r}')
+    return document["name"], bytes_of(document, "value")
+
+
+def _filled(lists: _Lists) -> _Lists:
+    """Without the columns that no record has."""
+    if not any(lists.headers or []):
+        lists.headers = None
+    if all(key is None for key in lists.keys or []):
+        lists.keys = None
+    return lists
+
+
+def bytes_of(document: dict[str, Any], field: str) -> bytes | None:
+    """A field of a JSON record as bytes: text, base64 in ``field_base64``, or any other JSON as its text."""
+    encoded = document.get(f"{field}_base64")
+    if encoded is not None:
+        from base64 import b64decode
+
+        try:
+            return b64decode(encoded, validate=True)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{field}_base64 is no base64: {error}") from None
+    value = document.get(field)
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode()
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+# ---------------------------------------------------------------- sending
+
+
+class _Sender:
+    """Sends lists, counts them, and tells where they went."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        partition: int | None,
+        pairs: tuple[tuple[str, bytes], ...],
+        print_offsets: bool,
+        as_json: bool,
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._pairs = list(pairs)
+        self._print_offsets = print_offsets or as_json
+        self._as_json = as_json
+        self._started = time.perf_counter()
+        self.records = self.bytes = 0
+
+    def send(self, lists: _Lists) -> None:
+        headers = lists.headers
+        if self._pairs:
+            given = headers or [[]] * len(lists.values)
+            headers = [[*one, *self._pairs] for one in given]
+        partition = lists.partition if self._partition is None else self._partition
+        try:
+            deliveries = self._producer.send_many(
+                self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
+            )
+        except InvalidRecord as error:
+            raise ValueError(f"record {self.records + error.index}: {error}") from None
+        self.records += len(lists.values)
+        self.bytes += sum(map(len, filter(None, lists.values)))
+        if self._print_offsets:
+            self._tell(deliveries)
+
+    def _tell(self, deliveries: Deliveries) -> None:
+        for partition, base_offset, count in deliveries.places():
+            if self._as_json:
+                click.echo(f'{{"partition":{partition},"base_offset":{base_offset},"count":{count}}}')
+            else:
+                click.echo(f"{partition} {base_offset} {count}")
+
+    def summary(self) -> str:
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rate = self.records / seconds
+        return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"

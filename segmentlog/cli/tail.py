@@ -1,0 +1,126 @@
+"""``segmentlog tail``: the last records of topics, and those that follow."""
+
+from __future__ import annotations
+
+import select
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from segmentlog.cli.common import open_store, stoppable
+from segmentlog.cli.options import SELECTOR, Selector, json_option, matching_topics, offset_of_last
+
+if TYPE_CHECKING:
+    from segmentlog.consumer import Consumer
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.store import LogStore
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
+@click.option("-f", "--follow", is_flag=True, help="Go on; topics made later that fit a pattern are picked up.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=10, show_default=True, help="So many of each partition.")
+@click.option("-q", "--quiet", is_flag=True, help="Never print headers.")
+@click.option("-v", "--verbose", is_flag=True, help="Always print headers.")
+@json_option
+@click.pass_context
+def tail(
+    ctx: click.Context,
+    topics: tuple[Selector, ...],
+    follow: bool,
+    lines: int,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Print the last records of TOPICS as bare values; with -f, go on with those that are appended.
+
+    Patterns go in quotes: 'events-*', 'clicks/[01]'. A header tells the partition when there
+    are several.
+    """
+    with open_store(ctx, background=False) as store:
+        consumer = _consumer(store, topics, follow)
+        several = len(consumer.assignment()) > 1 or any(one.has_pattern for one in topics)
+        printer = _Printer(headers=not quiet and not as_json and (verbose or several), as_json=as_json)
+        with stoppable(consumer.wakeup) as stopped, consumer:
+            for tp in consumer.assignment():
+                log = store.topic(tp.topic).partition(tp.partition)
+                end = log.log_end_offset
+                begin = offset_of_last(log, lines, end)
+                for batch in log.read(begin) if begin < end else ():
+                    if batch.base_offset >= end:
+                        break
+                    printer.show(batch)
+                    end = max(end, batch.next_offset)
+                consumer.seek(tp.topic, tp.partition, end)
+            printer.flush()
+            if follow and not stopped:
+                _end_with_stdout(consumer)
+                for batch in consumer.batches():
+                    if _fits(topics, batch):
+                        printer.show(batch)
+                        printer.flush()
+                    if stopped:
+                        break
+
+
+def _consumer(store: LogStore, topics: tuple[Selector, ...], follow: bool) -> Consumer:
+    """A consumer of everything that is named; under -f of what fits a pattern later, too."""
+    wanted: list[str | tuple[str, int]] = []
+    for selector in topics:
+        if selector.number is not None and not selector.has_pattern:
+            matching_topics(store, (selector.topic,))  # a name that is not there gets its advice
+            wanted.append((selector.topic, selector.number))
+        elif follow and selector.has_pattern:
+            wanted.append(selector.topic)
+        else:
+            for name in matching_topics(store, (selector.topic,)):
+                count = store.topic(name).partition_count
+                wanted.extend((name, number) for number in range(count) if selector.fits(name, number))
+    return store.consumer(*wanted, follow=follow)
+
+
+def _fits(topics: tuple[Selector, ...], batch: RecordBatch) -> bool:
+    return any(one.fits(batch.topic, batch.partition) for one in topics)
+
+
+def _end_with_stdout(consumer: Consumer) -> None:
+    """End following once nobody reads stdout any more, even if nothing is ever appended again."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLERR)
+        if any(events & select.POLLERR for _, events in poll.poll()):
+            consumer.wakeup()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _Printer:
+    """Bare values, with a header whenever another partition's turn comes."""
+
+    def __init__(self, *, headers: bool, as_json: bool) -> None:
+        self._headers = headers
+        self._as_json = as_json
+        self._last: tuple[str, int] | None = None
+
+    def show(self, batch: RecordBatch) -> None:
+        out = sys.stdout.buffer
+        source = (batch.topic, batch.partition)
+        if self._headers and source != self._last:
+            gap = b"\n" if self._last is not None else b""
+            out.write(gap + f"==> {batch.topic}/{batch.partition} <==\n".encode())
+        self._last = source
+        if self._as_json:
+            from segmentlog.cli.consume import render_json
+
+            out.write(render_json(batch))
+        else:
+            from segmentlog.cli.consume import render_values
+
+            out.write(render_values(batch))
+
+    def flush(self) -> None:
+        sys.stdout.buffer.flush()

@@ -1,0 +1,240 @@
+"""``segmentlog create``, ``topics``, ``details``, ``alter``, ``rename`` and ``delete``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import open_store, say
+from segmentlog.cli.options import (
+    DURATION_MS,
+    DURATION_S,
+    SIZE,
+    complete_topic,
+    existing_topic,
+    json_option,
+    matching_topics,
+)
+from segmentlog.cli.tables import show_json, show_table, when
+
+if TYPE_CHECKING:
+    from segmentlog.partition.partition import Partition
+    from segmentlog.store import Topic
+
+
+def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, object]:
+    """The keys given with -c and by options of their own; the latter only where they were given."""
+    settings: dict[str, object] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise click.UsageError(f"-c {pair}: give it as KEY=VALUE, as in -c retention.ms=7d")
+        settings[key.strip()] = value.strip()
+    settings.update({key: value for key, value in named.items() if value is not None})
+    return settings
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-p", "--partitions", type=int, default=1, show_default=True, help="How many partitions.")
+@click.option("--segment-bytes", type=SIZE, metavar="SIZE", help="Roll at this size (64MiB).")
+@click.option("--page-size", type=int, metavar="RECORDS", help="Roll after so many records.")
+@click.option("--max", "max_segments", type=int, metavar="N", help="Keep N closed segments.")
+@click.option("--ttl", type=DURATION_S, metavar="SECONDS", help="Drop a segment so long after it was closed.")
+@click.option("--retention-ms", type=DURATION_MS, metavar="TIME", help="Keep records so long (7d).")
+@click.option("--retention-bytes", type=SIZE, metavar="SIZE", help="Keep so much of each partition.")
+@click.option("--cleanup-policy", metavar="POLICY", help="delete, compact, or delete,compact.")
+@click.option("--fsync", metavar="POLICY", help="always, everysec, 250ms, 1000records, 1MiB, never (1000ms).")
+@click.option("--compression", metavar="CODEC", help="lz4 or none (lz4).")
+@click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Any key of the topic config.")
+@click.pass_context
+def create(
+    ctx: click.Context,
+    topic: str,
+    partitions: int,
+    segment_bytes: int | None,
+    page_size: int | None,
+    max_segments: int | None,
+    ttl: int | None,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    cleanup_policy: str | None,
+    fsync: str | None,
+    compression: str | None,
+    pairs: tuple[str, ...],
+) -> None:
+    """Make TOPIC; the store, too, if there is none yet. Fails if the topic exists."""
+    settings = _settings(
+        pairs,
+        {
+            "segment.bytes": segment_bytes,
+            "segment.records": page_size,
+            "retention.segments": max_segments,
+            "retention.closed.ms": ttl,
+            "retention.ms": retention_ms,
+            "retention.bytes": retention_bytes,
+            "cleanup.policy": cleanup_policy,
+            "fsync": fsync,
+            "compression.type": compression,
+        },
+    )
+    with open_store(ctx, create=True, background=False) as store:
+        store.create_topic(topic, partitions, settings)
+        say(f"created {topic} with {partitions} partition{'s' if partitions != 1 else ''} in {store.path}")
+
+
+@click.command()
+@click.option("--internal", is_flag=True, help="Those of the store itself, too.")
+@json_option
+@click.pass_context
+def topics(ctx: click.Context, internal: bool, as_json: bool) -> None:
+    """List the topics: partitions, and records between log start and end."""
+    rows = []
+    with open_store(ctx, read_only=True) as store:
+        for name in store.topics(internal=internal):
+            partitions = store.topic(name).partitions()
+            records = sum(one.log_end_offset - one.log_start_offset for one in partitions)
+            if as_json:
+                show_json({"topic": name, "partitions": len(partitions), "offsets": records})
+            rows.append((name, len(partitions), records))
+    if not as_json and rows:
+        show_table(("topic", "partitions", "offsets"), rows)
+    if not rows:
+        say("there are no topics yet; make one with 'segmentlog create TOPIC'")
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("-n", "--segments", "newest", type=click.IntRange(0), default=10, show_default=True,
+              help="Show so many of the newest segments of each partition.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Every key of the configuration, defaults included.")
+@click.option("--sizes", is_flag=True, help="Sizes before compression, too: reads every batch header.")
+@json_option
+@click.pass_context
+def details(ctx: click.Context, topic: str, newest: int, everything: bool, sizes: bool, as_json: bool) -> None:
+    """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges."""
+    with open_store(ctx, read_only=True) as store:
+        found = existing_topic(store, topic)
+        partitions = [_describe(partition, newest, sizes) for partition in found.partitions()]
+        if as_json:
+            show_json({"topic": topic, "config": _config(found, everything), "partitions": partitions})
+            return
+        _show_config(found, everything)
+        _show_partitions(partitions, sizes)
+
+
+def _config(topic: Topic, everything: bool) -> dict[str, str]:
+    return {line.key: line.value for line in topic.config.describe() if everything or not line.is_default}
+
+
+def _describe(partition: Partition, newest: int, sizes: bool) -> dict[str, Any]:
+    segments = partition.segments()
+    report: dict[str, Any] = {
+        "partition": partition.number,
+        "log_start_offset": partition.log_start_offset,
+        "log_end_offset": partition.log_end_offset,
+        "durable_offset": partition.durable_offset,
+        "last_stable_offset": partition.last_stable_offset,
+        "epoch": partition.epoch,
+        "stored_bytes": sum(segment.size_bytes for segment in segments),
+        "raw_bytes": None,
+        "segment_count": len(segments),
+        "segments": segments[len(segments) - newest :] if newest else [],
+        "epochs": partition.epochs(),
+        "lost_ranges": partition.lost_ranges(),
+    }
+    if sizes:
+        report["raw_bytes"] = sum(batch.header.raw_size for batch in partition.read(partition.log_start_offset))
+    return report
+
+
+def _show_config(topic: Topic, everything: bool) -> None:
+    lines = [line for line in topic.config.describe() if everything or not line.is_default]
+    click.echo(f"{topic.name}: {topic.partition_count} partitions in {topic.folder}")
+    if lines:
+        show_table(("key", "value", "meaning"), [(line.key, line.value, line.meaning) for line in lines])
+    else:
+        click.echo("configuration: all defaults (--all shows them)")
+
+
+def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
+    columns = ["partition", "start", "end", "durable", "epoch", "segments", "stored bytes"]
+    fields = ["partition", "log_start_offset", "log_end_offset", "durable_offset", "epoch", "segment_count",
+              "stored_bytes"]  # fmt: skip
+    if sizes:
+        columns.append("raw bytes")
+        fields.append("raw_bytes")
+    click.echo("")
+    show_table(columns, [[one[field] for field in fields] for one in partitions])
+    segments = [(one["partition"], segment) for one in partitions for segment in one["segments"]]
+    if segments:
+        click.echo("")
+        show_table(
+            ("partition", "segment", "end", "bytes", "newest record", ""),
+            [
+                (
+                    number,
+                    segment.base_offset,
+                    segment.end_offset,
+                    segment.size_bytes,
+                    when(segment.max_timestamp),
+                    "active" if segment.active else "sealed",
+                )
+                for number, segment in segments
+            ],
+        )
+    for one in partitions:
+        for lost in one["lost_ranges"]:
+            click.echo(
+                f"partition {one['partition']}: offsets {lost.base_offset} to {lost.end_offset - 1} are lost"
+                f" ({lost.reason}); epoch {lost.epoch} goes on at {lost.end_offset}"
+            )
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("-p", "--partitions", type=int, help="Have so many partitions; there can only be more.")
+@click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="A key of the topic config.")
+@click.pass_context
+def alter(ctx: click.Context, topic: str, partitions: int | None, pairs: tuple[str, ...]) -> None:
+    """Change the configuration of TOPIC, or add partitions, while others use it."""
+    settings = _settings(pairs, {})
+    if not settings and partitions is None:
+        raise click.UsageError("nothing to change: give -c KEY=VALUE or --partitions N")
+    with open_store(ctx, background=False) as store:
+        existing_topic(store, topic)
+        altered = store.alter_topic(topic, settings, partitions=partitions)
+        for key, value in _config(altered, False).items():
+            say(f"{key} = {value}")
+        say(f"altered {topic}; it has {altered.partition_count} partitions")
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("new_name")
+@click.pass_context
+def rename(ctx: click.Context, topic: str, new_name: str) -> None:
+    """Give TOPIC another name. Whoever uses it under the old one gets an error."""
+    with open_store(ctx, background=False) as store:
+        existing_topic(store, topic)
+        store.rename_topic(topic, new_name)
+        say(f"renamed {topic} to {new_name}")
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, shell_complete=complete_topic)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def delete(ctx: click.Context, topics: tuple[str, ...], yes: bool) -> None:
+    """Delete TOPICS (names, or patterns in quotes) with everything in them."""
+    with open_store(ctx, background=False) as store:
+        names = matching_topics(store, topics)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError("this deletes topics; say --yes where nobody can be asked")
+            click.confirm(f"Delete {', '.join(names)} and all records?", abort=True, err=True)
+        for name in names:
+            store.delete_topic(name)
+            say(f"deleted {name}")
