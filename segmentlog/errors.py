@@ -8,6 +8,7 @@ Arguments go to ``Exception.__init__`` unchanged, so that every error survives p
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class DiskFull(SegmentlogError, OSError):
 
     def __init__(self, path: str, size_bytes: int) -> None:
         super().__init__(path, size_bytes)
+        self.errno = errno.ENOSPC  # an OSError of two arguments takes the first for it
         self.path, self.size_bytes = path, size_bytes
 
     def __str__(self) -> str:

@@ -71,17 +71,19 @@ def _as_list(column: str, items: Any) -> list[Any]:
     return list(items)
 
 
-def encode_columns_as_batches(columns: Columns, config: TopicConfig, now_ms: int) -> list[EncodedBatch]:
+def encode_columns_as_batches(
+    columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray | None = None
+) -> list[EncodedBatch]:
     """Finished batches of the columns, in order, none above the topic's limits.
 
-    Raises `RecordTooLarge` when a single record is. The first batch may use a buffer that
-    belongs to this thread: place it before encoding anything else here.
+    Raises `RecordTooLarge` when a single record is. Without ``scratch`` the batch may use a
+    buffer that belongs to this thread: place it before encoding anything else here.
     """
     count = len(columns.values)
     limit = MAX_BATCH_RECORDS if config.segment_records is None else min(MAX_BATCH_RECORDS, config.segment_records)
     if count <= limit:
         try:
-            return [_encode(columns, config, now_ms, _scratch.buffer)]
+            return [_encode(columns, config, now_ms, _scratch.buffer if scratch is None else scratch)]
         except RecordTooLarge:
             pass
     batches: list[EncodedBatch] = []

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from segmentlog.config import TopicConfig
+from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.partition.appender import Appender
 from segmentlog.partition.encoding import Columns, encode_columns_as_batches
@@ -53,6 +54,8 @@ class GroupCommit:
         self._queue: deque[_Waiting] = deque()
         self._leading = _thread.allocate_lock()
         self._last_group = 1
+        # Not the leading thread's own: that may hold its batch, which is in the group.
+        self._scratch = bytearray()
         handle.after_fork.append(self._reset)
 
     def _reset(self) -> None:
@@ -113,18 +116,22 @@ class GroupCommit:
     def _lead(self, mine: _Waiting) -> None:
         """Append and sync for everyone in the queue, ``mine`` among them."""
         queue = self._queue
-        for _ in range(_GATHER_TRIES):
-            # Those who were just woken are about to come back: let them, rather than sync for one alone.
-            if len(queue) * 2 >= self._last_group:
-                break
-            _yield_processor()
-        group = [queue.popleft() for _ in range(len(queue))]
-        self._last_group = len(group)
+        group: list[_Waiting] = []
         try:
+            for _ in range(_GATHER_TRIES):
+                # Those who were just woken are about to come back: let them, rather than sync for one alone.
+                if len(queue) * 2 >= self._last_group:
+                    break
+                _yield_processor()
+            group += [queue.popleft() for _ in range(len(queue))]
+            self._last_group = len(group)
             self._append_group(group)
         except BaseException as error:
             for one in group:
                 one.error = one.error or error
+            if mine not in group:  # interrupted before it was taken
+                queue.remove(mine)
+                raise
         finally:
             self._wake(group, mine)
             self._hand_over()
@@ -134,7 +141,14 @@ class GroupCommit:
         config, now_ms = handle.config, handle.clock.now_ms()
         small = [one for one in group if one.columns is not None]
         large = [one for one in group if one.columns is None]
-        batches = encode_columns_as_batches(_merged(small), config, now_ms) if small else []
+        batches: list[EncodedBatch] = []
+        if small:
+            try:
+                batches = encode_columns_as_batches(_merged(small, now_ms), config, now_ms, self._scratch)
+            except SegmentlogError:  # one's records cannot be encoded: that is its own affair
+                batches, small = self._encode_apart(small, config, now_ms)
+        if not batches and not large:
+            return
         offset, next_offset = self._appender.place(
             [*batches, *(batch for one in large for batch in one.batches)], now_ms
         )
@@ -145,6 +159,22 @@ class GroupCommit:
         for one in large:
             one.base_offset = offset
             offset += sum(batch.last_offset_delta + 1 for batch in one.batches)
+
+    @staticmethod
+    def _encode_apart(
+        small: Sequence[_Waiting], config: TopicConfig, now_ms: int
+    ) -> tuple[list[EncodedBatch], list[_Waiting]]:
+        """Batches for each of them, and those for which there are some; the others are told why not."""
+        batches: list[EncodedBatch] = []
+        good: list[_Waiting] = []
+        for one in small:
+            assert one.columns is not None
+            try:
+                batches += encode_columns_as_batches(one.columns, config, now_ms, bytearray())
+                good.append(one)
+            except SegmentlogError as error:
+                one.error = error
+        return batches, good
 
     @staticmethod
     def _wake(group: Sequence[_Waiting], mine: _Waiting) -> None:
@@ -182,8 +212,8 @@ def _is_small(columns: Columns, config: TopicConfig) -> bool:
     return size_bytes <= min(_MERGE_BYTES, config.max_message_bytes // 2)
 
 
-def _merged(small: Sequence[_Waiting]) -> Columns:
-    """The columns of several appends one after another."""
+def _merged(small: Sequence[_Waiting], now_ms: int) -> Columns:
+    """The columns of several appends one after another; those without timestamps get the time."""
     parts = [one.columns for one in small if one.columns is not None]
     if len(parts) == 1:
         return parts[0]
@@ -193,7 +223,6 @@ def _merged(small: Sequence[_Waiting]) -> Columns:
         keys = [key for part in parts for key in (part.keys or [None] * len(part.values))]
     timestamps = None
     if any(part.timestamps is not None for part in parts):
-        now_ms = max(int(part.timestamps[-1]) for part in parts if part.timestamps is not None)
         timestamps = np.concatenate(
             [np.full(len(part.values), now_ms) if part.timestamps is None else part.timestamps for part in parts]
         )

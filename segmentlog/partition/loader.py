@@ -46,13 +46,19 @@ def open_partition(handle: Handle) -> RecoveryReport:
 
 
 def _map_page(handle: Handle) -> StatePage:
+    # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
+    fd = -1
     try:
-        page = StatePage.map(handle.fs, handle.state_fd, writable=True)
+        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
+        page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
         handle.close_files()
         if error.errno in NO_ROOM:
             raise DiskFull(f"{handle.folder}/{STATE_FILE}", PAGE_SIZE) from error
         raise
+    finally:
+        if fd >= 0:
+            handle.fs.close(fd)
     assert page is not None
     return page
 

@@ -4,8 +4,8 @@ A damaged batch is cut out of its segment; its offsets become a lost range, so t
 in the middle of it is told, others step over it, and no record is ever given one of them.
 
 A partition may be repaired while other processes have it open: they wait at the append lock
-and go on afterwards. For them the log is in a new epoch, with a generation that is two higher
-(see `Handle.segments`), so that they look at the folder anew; what they mapped stays as it was.
+and go on afterwards. For them the log is in a new epoch and its list of segments in a new
+generation, so that they look at the folder anew; what they have mapped stays as it was.
 
     tail      not live: cut out what the recovery would take for the end of the log, and recover
     roll      begin a new segment, so that no damaged one is appended to, or scanned by a recovery
@@ -232,8 +232,7 @@ def _mend(handle: Handle, found: PartitionFound) -> list[str]:
         checkpoint = msgspec.structs.replace(checkpoint, epochs=(*checkpoint.epochs, started))
     handle.checkpoint.write(checkpoint)
     kept = _replace_segments(handle, sorted(found.cuts, key=lambda cut: (cut.segment, cut.position)))
-    # Two: a roll is one, and open processes would only add its segment to the list they know.
-    page.log.write(msgspec.structs.replace(log, epoch=epoch, generation=log.generation + 2))
+    page.log.write(msgspec.structs.replace(log, epoch=epoch, generation=log.generation + 1))
     return kept
 
 
@@ -285,7 +284,6 @@ def _roll(handle: Handle, log: LogState) -> LogState:
         log,
         active_base_offset=log.log_end_offset,
         end_position=0,
-        generation=log.generation + 1,
         first_append_ms=0,
     )
     page.log.write(rolled)
@@ -381,10 +379,12 @@ def _quarantine(handle: Handle, cut: Cut, data: bytes) -> str:
 
 
 def _rebuild_index(handle: Handle, base: int) -> None:
-    """Write the index files of a segment over with what its batches say."""
+    """Make the index files of a segment anew; never in place, where a reader may have them mapped."""
     stem = segment_stem(handle.folder, base)
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        with contextlib.suppress(FileNotFoundError):
+            handle.fs.unlink(stem + suffix)
     log = handle.page.log.read()
-    bases = handle.segments(log)
     with contextlib.suppress(FileNotFoundError):  # cut out as a whole
         mapped = MappedSegment(handle.fs, handle.folder, base)
         index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
@@ -392,11 +392,6 @@ def _rebuild_index(handle: Handle, base: int) -> None:
         end = log.end_position if active else len(mapped.view)
         index.catch_up(mapped.upto(end), end, mapped.path)
         if not active:
-            following = next((one for one in bases if one > base), log.log_end_offset)
-            index.close(following, end)
+            following = [one for one in list_segments(handle.fs, handle.folder) if base < one <= log.active_base_offset]
+            index.close(min(following, default=log.log_end_offset), end)
         index.flush()
-        if index.count:
-            return
-    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-        with contextlib.suppress(FileNotFoundError):
-            handle.fs.unlink(stem + suffix)

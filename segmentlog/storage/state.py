@@ -16,7 +16,7 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
 
 A block is a sequence number and two copies of its fields, each with a checksum seeded with
 the sequence number. A writer fills the copy that is not current, then stores the sequence
-number, one aligned word: a reader never waits, a writer killed at any instruction leaves
+number, one aligned word that goes up by a large odd step: a reader never waits, a writer killed at any instruction leaves
 the old copy current, and a block that was damaged does not pass for one.
 
 The page is no more than a cache of the page cache's state: it says nothing once the machine
@@ -51,6 +51,8 @@ REWRITING: Final = 2
 _MAGIC: Final = int.from_bytes(b"SLSTATE\x01", "little")
 _WORD: Final = 8
 _READ_ATTEMPTS: Final = 10_000
+_STEP: Final = 0x9E3779B97F4A7C15
+# Odd, so that the copies alternate; far from one, so that no damaged byte makes the number of the other copy of it.
 _WORD_MASK: Final = (1 << 64) - 1  # counters wrap: a page full of ones is damaged, and made anew like any other
 
 _hash = xxhash.xxh3_64_intdigest
@@ -136,7 +138,7 @@ class Block(Generic[Fields]):
 
     def write(self, fields: Fields) -> None:
         """Publish new fields. The caller holds the block's lock."""
-        sequence = (self._words[self._word] + 1) & _WORD_MASK
+        sequence = (self._words[self._word] + _STEP) & _WORD_MASK
         position = self._positions[sequence & 1]
         data = self._packer.pack(*astuple(fields))
         self._buffer[position : position + len(data)] = data

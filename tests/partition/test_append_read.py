@@ -428,10 +428,10 @@ def test_records_say_where_they_come_from(tmp_path: Path) -> None:
     partition = open_log(tmp_path)
     partition.append([b"a", b"b"])
     partition.truncate(1)
-    assert partition.append([b"c"]) == 2
+    assert partition.append([b"c"]) == 3
     found = [record for batch in partition.read(0) for record in batch]
     assert [(record.topic, record.partition, record.offset, record.epoch) for record in found] == [
-        ("t", 0, 0, 0), ("t", 0, 2, 1),
+        ("t", 0, 0, 0), ("t", 0, 3, 1),
     ]  # fmt: skip
 
 
