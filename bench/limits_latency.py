@@ -180,7 +180,14 @@ def _point_reads(folder: Path, scale: float) -> tuple[Side, Side]:
 
 def _command(*arguments: str) -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(
+        [sys.executable, *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
     return time.perf_counter() - started
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
@@ -29,7 +30,7 @@ _PATTERN_CHARACTERS = frozenset("*?[")
 class _Cursor:
     """Where this consumer is in one partition."""
 
-    __slots__ = ("end_offset", "log", "paused", "position", "tp")
+    __slots__ = ("end_offset", "log", "moved", "paused", "position", "tp")
 
     def __init__(self, tp: TopicPartition, log: Partition, position: int, end_offset: int) -> None:
         self.tp = tp
@@ -37,6 +38,8 @@ class _Cursor:
         self.position = position
         self.end_offset = end_offset
         self.paused = False
+        self.moved = False
+        """A seek or a pause, since the batch that is being handed out was fetched."""
 
 
 class Consumer:
@@ -87,6 +90,7 @@ class Consumer:
         self._watch: Watch | None = None
         self._closed = False
         self._woken = False
+        self._waiting = threading.RLock()
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
         self._assign(start)
@@ -148,10 +152,14 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Records; the position moves with each one."""
         for cursor, batch in self._fetches():
+            cursor.moved = False
             for record in batch.records():
                 cursor.position = record.offset + 1
                 yield record
-            cursor.position = batch.next_offset
+                if cursor.moved:
+                    break
+            else:
+                cursor.position = batch.next_offset
 
     def batches(self) -> Iterator[RecordBatch]:
         """Batches of columns: the fast path. The position moves with each one."""
@@ -167,10 +175,14 @@ class Consumer:
         try:
             while (fetched := await asyncio.to_thread(next, fetches, None)) is not None:
                 cursor, batch = fetched
+                cursor.moved = False
                 for record in batch.records():
                     cursor.position = record.offset + 1
                     yield record
-                cursor.position = batch.next_offset
+                    if cursor.moved:
+                        break
+                else:
+                    cursor.position = batch.next_offset
         finally:
             self.wakeup()
 
@@ -226,13 +238,19 @@ class Consumer:
 
     def _wait(self) -> bool:
         """Sleep until there may be more; False when the consumer was closed or woken."""
+        with self._waiting:
+            return self._wait_watching()
+
+    def _wait_watching(self) -> bool:
         if self._watch is None:
             self._watch = Watch()
             self._watch.add(self._store.path, folder=True)
             for cursor in self._cursors.values():
                 self._watch.add(cursor.log.handle.lock_path)
-        while not self._closed and not self._woken:
+        while not self._is_ended():
             self._watch.drain()
+            if self._is_ended():
+                break  # said so just before the drain, which took the reason to wake up with it
             # Said before looking: who appends after this look wakes us.
             polled = False
             for cursor in self._cursors.values():
@@ -247,6 +265,10 @@ class Consumer:
             self._watch.wait(_WAIT_S, poll=polled)
         self._woken = False
         return False
+
+    def _is_ended(self) -> bool:
+        """Whether another thread said so."""
+        return self._closed or self._woken
 
     def _has_more(self) -> bool:
         """Whether a partition that is not paused has something behind the position."""
@@ -268,6 +290,7 @@ class Consumer:
         """Go on from another place; returns the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
         cursor = self._cursor(topic, partition)
         cursor.position = self._resolve(cursor.log, to)
+        cursor.moved = True
         return cursor.position
 
     def lag(self) -> dict[TopicPartition, int]:
@@ -276,7 +299,8 @@ class Consumer:
 
     def pause(self, topic: str, partition: int = 0) -> None:
         """Read no more of a partition until `resume`."""
-        self._cursor(topic, partition).paused = True
+        cursor = self._cursor(topic, partition)
+        cursor.paused = cursor.moved = True
 
     def resume(self, topic: str, partition: int = 0) -> None:
         """Go on reading a paused partition."""
@@ -301,9 +325,9 @@ class Consumer:
         if not self._closed:
             self._closed = True
             self.wakeup()
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
+            with self._waiting:  # not while another thread still sleeps on it
+                if self._watch is not None:
+                    self._watch.close()
 
     def _check_open(self) -> None:
         if self._closed:

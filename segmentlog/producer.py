@@ -105,8 +105,8 @@ class _Chunk:
         return [(partition, base, int(counts[partition])) for partition, base in sorted(self.base_offsets.items())]
 
     def result(self, index: int) -> Appended:
-        assert self._partitions is not None
-        assert self._ranks is not None
+        if self._partitions is None or self._ranks is None:  # it failed before any record had its place
+            raise self.error or StoreClosed("producer")
         partition = int(self._partitions[index])
         if partition not in self.base_offsets:
             raise self.error or StoreClosed("producer")
@@ -296,7 +296,8 @@ class Producer:
         self._send_full(topic)
         chunk.wait(None)
         if chunk.error is not None:
-            self._failure = None
+            if self._failure is chunk.error:  # told now; an earlier one's failure is still to be
+                self._failure = None
             raise chunk.error
         return Deliveries(chunk)
 
@@ -324,12 +325,15 @@ class Producer:
     def _note_options(chunk: _Chunk, index: int, headers: Any, timestamp: int | None, partition: int | None) -> None:
         from segmentlog.format.columns import as_timestamps, check_headers
 
-        if headers is not None:
-            chunk.headers[index] = check_headers([headers])[0]
-        if timestamp is not None:
-            chunk.timestamps[index] = int(as_timestamps([timestamp], 1)[0])
+        # All are checked before any is noted: a record that is refused leaves nothing for the next one.
+        pairs = None if headers is None else check_headers([headers])[0]
+        at_ms = None if timestamp is None else int(as_timestamps([timestamp], 1)[0])
         if partition is not None:
             chunk.partitions[index] = _check_partition(partition)
+        if pairs is not None:
+            chunk.headers[index] = pairs
+        if at_ms is not None:
+            chunk.timestamps[index] = at_ms
 
     def _send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
@@ -345,7 +349,8 @@ class Producer:
                     chunk.finish()
                 except Exception as error:
                     chunk.finish(error)
-                    self._failure = error
+                    if self._failure is None:
+                        self._failure = error
                     if not isinstance(error, SegmentlogError | OSError):
                         raise
 

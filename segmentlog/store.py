@@ -347,6 +347,8 @@ class LogStore:
                 on_open=self._opened,
             )
             self._partitions[name, number] = partition
+            if self._flusher is not None:
+                self._flusher.wake()  # its policy may want a look sooner than the others'
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
                 logger.warning("%s/%d: %s: %s", name, number, report.verdict, report.why)

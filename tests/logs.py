@@ -58,7 +58,7 @@ def open_log(
     clock: Clock | None = None,
     read_only: bool = False,
     background: bool = False,
-    **settings: object,
+    **settings: Any,
 ) -> Partition:
     """The partition in ``folder``, which is made if need be; ``settings`` are keys of the topic's configuration."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from segmentlog.errors import InvalidRecord, SegmentlogError
 if TYPE_CHECKING:
     from segmentlog.producer import Deliveries, Producer
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 256 << 10  # what the cache holds while it is cut into lines
 
 
 class _Lists:
@@ -89,6 +89,7 @@ def produce(
                 for raw, count_bytes in source.lists(skip):
                     for lists in _parser(shape, key_separator)(raw):
                         sender.send(lists)
+                    sender.bytes += count_bytes
                     progress.advance(count_bytes)
             except (SegmentlogError, ValueError) as error:
                 say(sender.summary())
@@ -305,7 +306,6 @@ class _Sender:
         except InvalidRecord as error:
             raise ValueError(f"record {self.records + error.index}: {error}") from None
         self.records += len(lists.values)
-        self.bytes += sum(map(len, filter(None, lists.values)))
         if self._print_offsets:
             self._tell(deliveries)
 

@@ -339,7 +339,8 @@ class Partition:
         self._closed = True
         handle = self._handle
         try:
-            if self._appender.appended and handle.failed is None and not handle.page.failed:
+            owes_sync = self._appender.appended and not handle.is_moved  # deleted meanwhile: nothing is left to sync
+            if owes_sync and handle.failed is None and not handle.page.failed:
                 self._close_cleanly()
         finally:
             with handle.append_mutex, handle.sync_mutex:

@@ -86,7 +86,6 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
         _make_durable(handle, [base for base in bases if known.recovery_segment <= base < tail.base], before)
-        _make_durable(handle, [base for base in bases if known.recovery_segment <= base < tail.base], bool(page.failed))
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
@@ -298,23 +297,6 @@ def _make_durable(handle: Handle, bases: list[int], before: LogState | None) -> 
         fd = handle.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             handle.fs.fsync(fd)
-        finally:
-            handle.fs.close(fd)
-
-
-def _make_durable(handle: Handle, bases: Sequence[int], anew: bool) -> None:
-    """Have sealed segments above the recovery point on disk: the next checkpoint will say that they are.
-
-    After a failed fsync by writing them anew: it may have failed on any of them.
-    """
-    for base in bases:
-        path = segment_stem(handle.folder, base) + LOG_SUFFIX
-        if anew:
-            replace_file(handle.fs, path, read_file(handle.fs, path))
-            continue
-        fd = handle.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            handle.fs.fdatasync(fd)
         finally:
             handle.fs.close(fd)
 

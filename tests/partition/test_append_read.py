@@ -58,7 +58,9 @@ def test_append_takes_any_sequence_of_bytes_likes(tmp_path: Path) -> None:
     """Tuples, generators, bytearrays, memoryviews and numpy timestamps are taken; bytes come out."""
     partition = open_log(tmp_path)
     mutable = bytearray(b"mutable")
-    partition.append((mutable, memoryview(b"viewed")[1:4]), keys=(memoryview(b"k"), None))
+    sent: Any = (mutable, memoryview(b"viewed")[1:4])
+    keys: Any = (memoryview(b"k"), None)
+    partition.append(sent, keys=keys)
     mutable[:] = b"changed"
     partition.append((bytes([byte]) for byte in range(3)), timestamps=np.arange(3, dtype=np.uint32))  # type: ignore[arg-type]
     assert [(record.key, record.value) for record in contents(partition)] == [
@@ -155,7 +157,9 @@ def _released() -> memoryview:
         ({"ack": True}, InvalidConfig),
     ],
 )
-def test_what_a_record_cannot_hold_is_refused(tmp_path: Path, arguments: dict[str, Any], error: type[Exception]) -> None:
+def test_what_a_record_cannot_hold_is_refused(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception]
+) -> None:
     """Wrong types raise an error of this library that says what was expected, and nothing is appended."""
     partition = open_log(tmp_path)
     partition.append([b"before"])
@@ -175,7 +179,7 @@ def test_a_record_above_the_limit_appends_nothing(tmp_path: Path) -> None:
     partition = open_log(tmp_path, max_message_bytes=1000)
     for ack in ("written", "durable"):
         with pytest.raises(RecordTooLarge) as caught:
-            partition.append([b"small", b"x" * 1000, b"small"], ack=ack)  # type: ignore[arg-type]
+            partition.append([b"small", b"x" * 1000, b"small"], ack=ack)
         assert caught.value.index == 1
         assert caught.value.limit_bytes == 1000
         assert partition.log_end_offset == 0
@@ -197,7 +201,7 @@ def test_a_closed_partition_says_so(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- where reading starts and ends
 
 
-def _mixed(folder: Path, **settings: object) -> tuple[Partition, list[Kept]]:
+def _mixed(folder: Path, **settings: Any) -> tuple[Partition, list[Kept]]:
     """A log of batches of many sizes, and its records."""
     rng = random.Random(7)
     partition = open_log(folder, **settings)
@@ -208,7 +212,7 @@ def _mixed(folder: Path, **settings: object) -> tuple[Partition, list[Kept]]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"segment_bytes": 700, "index_interval_bytes": 100}], ids=["one", "rolls"])
-def test_reading_starts_exactly_where_it_is_asked_to(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_reading_starts_exactly_where_it_is_asked_to(tmp_path: Path, settings: dict[str, Any]) -> None:
     """From any offset: that record first, in the middle of a batch or not, then every one after it."""
     partition, records = _mixed(tmp_path, **settings)
     assert [record.offset for record in records] == list(range(partition.log_end_offset))
@@ -317,7 +321,9 @@ def test_segments_roll_by_size(tmp_path: Path) -> None:
     assert len(segments) > 3
     assert [int(file.stem) for file in log_files(tmp_path)] == [segment.base_offset for segment in segments]
     for segment in segments[:-1]:
-        batch_count = sum(1 for batch in partition.read(0) if segment.base_offset <= batch.base_offset < segment.end_offset)
+        batch_count = sum(
+            1 for batch in partition.read(0) if segment.base_offset <= batch.base_offset < segment.end_offset
+        )
         assert segment.size_bytes <= 1000 or batch_count == 1
         assert Path(segment.path).stat().st_size == segment.size_bytes, "the preallocated end was not given back"
     assert [segment.active for segment in segments] == [False] * (len(segments) - 1) + [True]
@@ -381,9 +387,7 @@ def test_a_reopened_log_reads_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"segment_bytes": 600, "index_interval_bytes": 1}], ids=["one", "rolls"])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_offset_for_timestamp_is_the_first_at_or_after(
-    tmp_path: Path, ordered: bool, settings: dict[str, object]
-) -> None:
+def test_offset_for_timestamp_is_the_first_at_or_after(tmp_path: Path, ordered: bool, settings: dict[str, Any]) -> None:
     """The first record in offset order whose timestamp is at or after the one asked for, ordered or not."""
     rng = random.Random(11)
     partition = open_log(tmp_path, **settings)
@@ -496,7 +500,10 @@ def test_a_reader_goes_on_while_the_log_is_cut_at_both_ends(tmp_path: Path) -> N
         stop.set()
         for thread in threads:
             thread.join()
-    assert not failures, [str(one) for one in failures] + [str(partition.lost_ranges()), str([(s.base_offset,s.end_offset,s.size_bytes) for s in partition.segments()])]
+    assert not failures, [str(one) for one in failures] + [
+        str(partition.lost_ranges()),
+        str([(s.base_offset, s.end_offset, s.size_bytes) for s in partition.segments()]),
+    ]
     assert reads[0] > 100
 
 

@@ -93,7 +93,7 @@ def test_every_segment_that_an_fsync_may_have_failed_on_is_written_anew(tmp_path
 # ---------------------------------------------------------------- a full disk, and a bad one
 
 
-def _steps(tmp_path: Path, method: str, work: Callable[[Partition], object], **settings: object) -> int:
+def _steps(tmp_path: Path, method: str, work: Callable[[Partition], object], **settings: Any) -> int:
     """How often ``work`` calls ``method``."""
     fs = FaultyFileSystem()
     partition = open_log(tmp_path / f"count-{method}", fs=fs, background=True, **settings)
@@ -107,7 +107,7 @@ def _steps(tmp_path: Path, method: str, work: Callable[[Partition], object], **s
 @pytest.mark.parametrize("records", [1, 50], ids=["one", "rolls"])
 def test_a_full_disk_at_any_step_leaves_the_log_as_it_was(tmp_path: Path, method: str, records: int) -> None:
     """No room at any write, allocation or new file: `DiskFull` or done, never half; the next append works."""
-    settings: dict[str, object] = {"segment_records": 10, "index_interval_bytes": 1}
+    settings: dict[str, Any] = {"segment_records": 10, "index_interval_bytes": 1}
     sent: list[bytes | None] = [b"%d" % number * 50 for number in range(records)]
     steps = _steps(tmp_path, method, lambda log: log.append(sent), **settings)
     assert steps or (method, records) == ("fallocate", 1) or (method, records) == ("open", 1)
@@ -212,7 +212,7 @@ def test_a_failing_disk_fails_the_partition(tmp_path: Path, cut_fails: bool) -> 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_an_interrupt_at_any_step_leaves_a_usable_log(tmp_path: Path, method: str, ack: Any, after: bool) -> None:
     """Control-C inside an append: its records are there as a whole or not at all, and appending goes on."""
-    settings: dict[str, object] = {"segment_records": 3}
+    settings: dict[str, Any] = {"segment_records": 3}
     for step in range(1, 8):
         fs = FaultyFileSystem()
         partition = open_log(tmp_path / f"{step}", fs=fs, **settings)
@@ -436,7 +436,7 @@ def _append_many(folder: str, name: bytes, count: int, done: Any) -> None:
 
 
 def test_processes_interleave_without_loss(tmp_path: Path) -> None:
-    """Several processes append at once: every record is there, once, at the offset its process was told, in its order."""
+    """Several processes append at once: each record is there once, at the offset that was told, in its order."""
     context = multiprocessing.get_context("spawn")
     done = context.Queue()
     names = [b"a", b"b", b"c"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logs import FakeClock, Kept, contents, delete_indexes, log_files, machine_dies, open_log
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange
-from segmentlog.partition.partition import Partition
 from segmentlog.records import Headers, LostRange
 
 BLOBS = st.one_of(st.none(), st.binary(max_size=12), st.just(b"long " * 60))
@@ -44,9 +44,9 @@ class LogMachine(RuleBasedStateMachine):
         self.assigned: dict[int, Kept] = {}
         self.lost: list[LostRange] = []
         self.start = self.end = self.durable = 0
-        self.config: dict[str, object] = {}
+        self.config: dict[str, Any] = {}
         self.fs = FastFaults()
-        self.log: Partition = None  # type: ignore[assignment]
+        self.log: Any = None  # a Partition, once `make` has run
 
     @initialize(
         segment_bytes=st.sampled_from([300, 700, 5000]),
@@ -177,7 +177,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data(), call=st.integers(1, 40))
     def kill_during_a_truncation(self, data: st.DataObject, call: int) -> None:
         """It has happened, or it has not; in another process that has the log open as well as in a new one."""
-        other = open_log(self.folder, fs=FastFaults(), clock=self.clock, **self.config)
+        others_fs = FastFaults()
+        other = open_log(self.folder, fs=others_fs, clock=self.clock, **self.config)
         offset = data.draw(st.integers(max(self.start, self.end - 8), self.end), "offset")
         kept = [record for record in self.records if record.offset < offset]
         self.fs.die_at(call)
@@ -189,7 +190,7 @@ class LogMachine(RuleBasedStateMachine):
             self.fs.heal()
             self.log.abandon()
         if data.draw(st.booleans(), "go on in the other process"):
-            self.log, self.fs = other, other.handle.fs  # type: ignore[assignment]
+            self.log, self.fs = other, others_fs
             base_offset = self.log.append([b"after"], timestamps=[0])
             assert base_offset in (self.end, self.end + 1)
             found = contents(self.log)
@@ -235,7 +236,7 @@ class LogMachine(RuleBasedStateMachine):
         self.lost = self.log.lost_ranges()
 
     def unsynced_bytes(self, durable: int) -> list[tuple[Path, int]]:
-        """Places in the files that no fsync has covered: the start, an inner byte and the last byte of each batch."""
+        """Places that no fsync has covered: the start, two inner bytes and the last byte of each batch."""
         places = []
         for batch in self.log.read(max(durable, self.start)) if durable < self.end else ():
             path, position = Path(batch._path), batch._position
@@ -286,7 +287,7 @@ class LogMachine(RuleBasedStateMachine):
         if self.log is None:
             return
         ranges = self.log.lost_ranges()
-        assert all(one.end_offset <= two.base_offset for one, two in zip(ranges, ranges[1:], strict=False))
+        assert all(one.end_offset <= two.base_offset for one, two in pairwise(ranges))
         missing = self.start
         for offset in [record.offset for record in self.records] + [self.end]:
             while missing < offset:
@@ -301,13 +302,10 @@ class LogMachine(RuleBasedStateMachine):
         if self.log is not None:
             epochs = self.log.epochs()
             assert epochs[-1].epoch == self.log.epoch
-            assert all(
-                one.epoch < two.epoch and one.start_offset <= two.start_offset
-                for one, two in zip(epochs, epochs[1:], strict=False)
-            )
+            assert all(one.epoch < two.epoch and one.start_offset <= two.start_offset for one, two in pairwise(epochs))
 
 
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

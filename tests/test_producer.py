@@ -1,0 +1,322 @@
+"""Producers: where records go, in which order, when, and who is told what became of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import contents, values
+
+import segmentlog
+from segmentlog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    RecordTooLarge,
+    SegmentlogError,
+    StoreClosed,
+    UnknownTopic,
+)
+from segmentlog.policy.partitioner import RangePartitioner, partition_for_key
+from segmentlog.store import LogStore, Topic
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    """A new store without threads, with topics of one and of four partitions."""
+    store = segmentlog.open(tmp_path / "store", background=False)
+    store.create_topic("one")
+    store.create_topic("four", partitions=4)
+    return store
+
+
+def _everything(topic: Topic) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
+    """(key, value) of every record, by partition."""
+    return {
+        number: [(record.key, record.value) for record in contents(topic.partition(number))]
+        for number in range(topic.partition_count)
+    }
+
+
+def test_keys_go_where_kafkas_murmur2_sends_them(store: LogStore) -> None:
+    """By `send` or `send_many`: each key in its one partition, in the order it was sent."""
+    sent = [(b"key %d" % (number % 37), b"%d" % number) for number in range(400)]
+    with store.producer(linger_ms=1000) as producer:
+        for key, value in sent[:200]:
+            producer.send("four", value, key=key)
+        producer.send_many("four", [value for _, value in sent[200:]], keys=[key for key, _ in sent[200:]])
+    found = _everything(store.topic("four"))
+    for number in range(4):
+        assert found[number] == [pair for pair in sent if partition_for_key(pair[0], 4) == number]
+        assert found[number]
+
+
+def test_deliveries_tell_where_records_went(store: LogStore) -> None:
+    """`Delivery.result` is the topic, partition, offset and timestamp at which the record is read."""
+    with store.producer(linger_ms=1000) as producer:
+        deliveries = [
+            producer.send("four", b"%d" % number, key=b"%d" % number, timestamp=number) for number in range(50)
+        ]
+        many = producer.send_many("four", [b"x", b"y", b"z"], keys=[b"1", None, b"3"], timestamps=[7, 8, 9])
+        assert deliveries[0].done(), "send_many sends what was sent before it"
+        assert len(many) == 3
+        results = [delivery.result() for delivery in deliveries] + many.result()
+        assert many[-1].result() == many.result()[2]
+    expected = [b"%d" % number for number in range(50)] + [b"x", b"y", b"z"]
+    for result, value in zip(results, expected, strict=True):
+        (record,) = contents(store.topic(result.topic).partition(result.partition), result.offset, max_bytes=1)[:1]
+        assert (record.offset, record.value, record.timestamp) == (result.offset, value, result.timestamp)
+    assert len({(result.partition, result.offset) for result in results}) == 53
+
+
+def test_an_explicit_partition_overrules_the_key(store: LogStore) -> None:
+    """``partition=`` is obeyed for single records and lists; records without key or partition take turns."""
+    with store.producer(linger_ms=1000) as producer:
+        for number in range(4):
+            producer.send("four", b"%d" % number, key=b"same", partition=number)
+        producer.send_many("four", [b"a", b"b"], keys=[b"same", b"other"], partition=2)
+    found = _everything(store.topic("four"))
+    assert found == {
+        0: [(b"same", b"0")], 1: [(b"same", b"1")], 3: [(b"same", b"3")],
+        2: [(b"same", b"2"), (b"same", b"a"), (b"other", b"b")],
+    }  # fmt: skip
+    with store.producer(linger_ms=0) as producer:
+        places = [producer.send("four", b"no key").result().partition for _ in range(8)]
+    assert sorted(places) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_range_partitioner_keeps_neighbours_together(store: LogStore) -> None:
+    """Keys below the first bound go to partition 0, and so on."""
+    with store.producer(partitioner=RangePartitioner([b"g", b"n", b"t"])) as producer:
+        producer.send_many("four", [b""] * 5, keys=[b"a", b"g", b"m", b"n", b"zz"])
+    found = _everything(store.topic("four"))
+    assert {number: [key for key, _ in pairs] for number, pairs in found.items()} == {
+        0: [b"a"], 1: [b"g", b"m"], 2: [b"n"], 3: [b"zz"],
+    }  # fmt: skip
+
+
+def test_lingering_gathers_records_into_one_batch(tmp_path: Path) -> None:
+    """Records sent within ``linger_ms`` share a batch, which goes out by itself when the time is up."""
+    with segmentlog.open(tmp_path / "store") as store:
+        partition = store.create_topic("t").partition(0)
+        with store.producer(linger_ms=150) as producer:
+            deliveries = [producer.send("t", b"%d" % number) for number in range(10)]
+            assert values(partition) == []
+            assert not deliveries[0].done()
+            assert [delivery.result(timeout_s=10).offset for delivery in deliveries] == list(range(10))
+            assert len(list(partition.read(0))) == 1
+            producer.send("t", b"later")
+            deadline = time.monotonic() + 10
+            while partition.log_end_offset < 11 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert partition.log_end_offset == 11
+
+
+def test_without_lingering_each_record_goes_at_once(store: LogStore) -> None:
+    """``linger_ms=0``: `send` returns with the record in the log."""
+    with store.producer(linger_ms=0) as producer:
+        for number in range(3):
+            assert producer.send("one", b"a").done()
+            assert store.topic("one").partition(0).log_end_offset == number + 1
+
+
+def test_a_full_batch_does_not_linger(store: LogStore) -> None:
+    """``batch_size`` bytes are sent at once, by the `send` that fills them."""
+    partition = store.topic("one").partition(0)
+    with store.producer(linger_ms=3_600_000, batch_size=1000) as producer:
+        for _ in range(40):
+            producer.send("one", b"x" * 100)
+        assert 30 <= partition.log_end_offset < 40
+        assert all(5 <= len(batch) <= 10 for batch in partition.read(0))
+        producer.flush()
+        assert partition.log_end_offset == 40
+
+
+def test_durable_deliveries_are_on_disk(store: LogStore) -> None:
+    """`Delivery.durable` and ``ack="durable"`` return behind the fsync; `result` need not."""
+    store.alter_topic("one", fsync="never")
+    partition = store.topic("one").partition(0)
+    with store.producer(linger_ms=1000) as producer:
+        first = producer.send("one", b"a")
+        assert first.result().offset == 0
+        assert partition.durable_offset == 0
+        assert first.durable().offset == 0
+        assert partition.durable_offset == 1
+        assert [one.offset for one in producer.send_many("one", [b"b", b"c"]).durable()] == [1, 2]
+        assert partition.durable_offset == 3
+    with store.producer(ack="durable") as producer:
+        producer.send("one", b"d")
+        producer.flush()
+        assert partition.durable_offset == 4
+
+
+def test_a_failure_is_told_by_the_delivery_and_once_more_by_flush(store: LogStore) -> None:
+    """Nothing is lost in silence: `result`, `exception` and `flush` tell it, and then the producer goes on."""
+    store.alter_topic("one", max_message_bytes=1000)
+    producer = store.producer(linger_ms=1000)
+    good = producer.send("four", b"good", key=b"k")
+    bad = producer.send("one", b"x" * 2000)
+    with pytest.raises(RecordTooLarge):
+        producer.flush()
+    assert isinstance(bad.exception(), RecordTooLarge)
+    with pytest.raises(RecordTooLarge):
+        bad.result()
+    with pytest.raises(RecordTooLarge):
+        bad.durable()
+    assert good.exception() is None
+    producer.flush()
+    assert producer.send("one", b"small").result().offset == 0
+    producer.send("one", b"x" * 2000)
+    with pytest.raises(RecordTooLarge):
+        producer.close()
+    producer.close()
+
+
+def test_send_manys_failure_hides_no_other(store: LogStore) -> None:
+    """What `send_many` raises is told; what failed before it is still to be told by `flush`."""
+    store.create_topic("tiny", max_message_bytes=100)
+    store.create_topic("gone")
+    producer = store.producer(linger_ms=1000)
+    lost = producer.send("gone", b"a")
+    store.delete_topic("gone")
+    assert isinstance(lost.exception(), UnknownTopic)
+    with pytest.raises(RecordTooLarge):
+        producer.send_many("tiny", [b"x" * 200])
+    with pytest.raises(UnknownTopic):
+        producer.flush()
+    producer.flush()
+
+
+def test_a_partition_that_does_not_exist_is_told(store: LogStore) -> None:
+    """The delivery raises `UnknownTopic`, and what is sent afterwards arrives."""
+    producer = store.producer(linger_ms=1000)
+    delivery = producer.send("four", b"a", partition=9)
+    assert isinstance(delivery.exception(), UnknownTopic)
+    with pytest.raises(UnknownTopic):
+        delivery.result()
+    with pytest.raises(UnknownTopic):
+        producer.send_many("four", [b"a"], partition=4)
+    with pytest.raises(UnknownTopic):
+        producer.flush()
+    assert producer.send("four", b"a", partition=3).result().offset == 0
+
+
+def test_a_slow_batch_times_out(tmp_path: Path) -> None:
+    """`result` with a timeout raises `TimeoutError` while the record lingers, and works later."""
+    with segmentlog.open(tmp_path / "store") as store:
+        store.create_topic("t")
+        with store.producer(linger_ms=3_600_000) as producer:
+            delivery = producer.send("t", b"a")
+            with pytest.raises(TimeoutError):
+                delivery.result(timeout_s=0.05)
+            producer.flush()
+            assert delivery.result(timeout_s=0).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"value": "text"}, InvalidRecord),
+        ({"value": 1}, InvalidRecord),
+        ({"key": "text"}, InvalidRecord),
+        ({"headers": [("a", "b")]}, InvalidRecord),
+        ({"headers": [("good", b"1")], "timestamp": -1}, InvalidRecord),
+        ({"headers": [("good", b"1")], "partition": -1}, InvalidConfig),
+        ({"timestamp": 5, "partition": "0"}, InvalidConfig),
+        ({"timestamp": 1.5}, InvalidRecord),
+    ],
+)
+def test_a_refused_record_leaves_no_trace(store: LogStore, options: dict[str, Any], error: type[Exception]) -> None:
+    """`send` raises at once for what a record cannot hold, and the next record has nothing of it."""
+    with store.producer(linger_ms=1000) as producer:
+        producer.send("one", b"before")
+        with pytest.raises(error):
+            producer.send("one", **{"value": b"v", **options})
+        producer.send("one", b"after")
+    found = contents(store.topic("one").partition(0))
+    assert [(record.value, record.headers) for record in found] == [(b"before", ()), (b"after", ())]
+    assert found[0].timestamp == found[1].timestamp > 10**12
+
+
+def test_headers_and_mutable_values_are_taken_as_they_are_when_sent(store: LogStore) -> None:
+    """A bytearray that changes after `send` does not change the record; tombstones and headers arrive."""
+    value = bytearray(b"then")
+    with store.producer(linger_ms=1000) as producer:
+        producer.send("one", value, key=memoryview(b"k"), headers=[("h", b"1"), ("h", None)])  # type: ignore[arg-type]
+        value[:] = b"now!"
+        producer.send("one", None, key=b"k")
+    first, second = contents(store.topic("one").partition(0))
+    assert (first.key, first.value, first.headers) == (b"k", b"then", (("h", b"1"), ("h", None)))
+    assert (second.key, second.value, second.headers) == (b"k", None, ())
+
+
+def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
+    """A typo is an error where it is made."""
+    for options in ({"linger_ms": -1}, {"linger_ms": "5"}, {"batch_size": 0}, {"ack": "all"}, {"batch_size": 1.5}):
+        with pytest.raises(InvalidConfig):
+            store.producer(**options)
+    with store.producer() as producer, pytest.raises(UnknownTopic):
+        producer.send("nowhere", b"a")
+
+
+def test_a_closed_producer_takes_no_records(store: LogStore) -> None:
+    """`close` flushes; afterwards `send` raises `StoreClosed`."""
+    producer = store.producer(linger_ms=1000)
+    producer.send("one", b"a")
+    producer.close()
+    producer.close()
+    assert values(store.topic("one").partition(0)) == [b"a"]
+    with pytest.raises(StoreClosed):
+        producer.send("one", b"b")
+    with pytest.raises(StoreClosed):
+        producer.send_many("one", [b"b"])
+
+
+def test_many_threads_share_a_producer(tmp_path: Path) -> None:
+    """Every record of every thread arrives once, at its delivery's place, in its thread's order for each key."""
+    with segmentlog.open(tmp_path / "store") as store:
+        topic = store.create_topic("t", partitions=3)
+        failures: list[BaseException] = []
+        told: dict[tuple[int, int], bytes] = {}
+
+        with store.producer(linger_ms=1, batch_size=2000) as producer:
+
+            def work(name: int) -> None:
+                try:
+                    deliveries = []
+                    for number in range(300):
+                        value = b"%d:%d" % (name, number)
+                        deliveries.append((producer.send("t", value, key=b"%d" % name), value))
+                        if number % 100 == 50:
+                            producer.flush()
+                    for delivery, value in deliveries:
+                        place = delivery.result(timeout_s=30)
+                        told[place.partition, place.offset] = value
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        assert not failures, failures
+        found = _everything(topic)
+        for (number, offset), value in told.items():
+            assert found[number][offset][1] == value
+        assert sum(map(len, found.values())) == len(told) == 1800
+        for name in range(6):
+            own = [value for key, value in found[partition_for_key(b"%d" % name, 3)] if key == b"%d" % name]
+            assert own == [b"%d:%d" % (name, number) for number in range(300)]
+
+
+def test_a_producer_outlives_nothing(store: LogStore) -> None:
+    """Sending after the store was closed fails with an error of this library, in the delivery and in `close`."""
+    producer = store.producer(linger_ms=1000)
+    delivery = producer.send("one", b"a")
+    store.close()
+    assert isinstance(delivery.exception(), SegmentlogError)
+    with pytest.raises(StoreClosed):
+        producer.close()

@@ -1,0 +1,335 @@
+"""The store: topics come, change and go, for every process that has it open."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import tree_bytes, values
+
+import segmentlog
+from segmentlog.errors import (
+    InvalidConfig,
+    InvalidTopicName,
+    ReadOnlyStore,
+    SegmentlogError,
+    StoreClosed,
+    StoreVersionError,
+    TopicExists,
+    UnknownTopic,
+)
+from segmentlog.store import LogStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    """A new store without threads."""
+    return segmentlog.open(tmp_path / "store", background=False)
+
+
+def test_topics_are_created_listed_altered_renamed_and_deleted(store: LogStore) -> None:
+    """The life of a topic, as `LogStore` shows it and as the folder does."""
+    assert store.topics() == []
+    topic = store.create_topic("b", partitions=3, segment_bytes="1MiB", config={"retention.ms": "7d"})
+    store.create_topic("a")
+    assert store.topics() == ["a", "b"]
+    assert topic.partition_count == len(topic.partitions()) == 3
+    assert topic.config.segment_bytes == 1 << 20
+    topic.partition(2).append([b"kept"])
+    store.alter_topic("b", {"segment.bytes": 4096}, partitions=5, fsync="never")
+    assert (topic.config.segment_bytes, topic.config.retention_ms, topic.partition_count) == (4096, 7 * 86_400_000, 5)
+    assert topic.partition(4).append([b"in a new one"]) == 0
+    renamed = store.rename_topic("b", "c")
+    assert store.topics() == ["a", "c"]
+    assert values(renamed.partition(2)) == [b"kept"]
+    with pytest.raises(UnknownTopic):
+        store.topic("b")
+    store.delete_topic("c")
+    assert store.topics() == ["a"]
+    assert sorted(path.name for path in Path(store.path).iterdir()) == ["a", "store.json"]
+    again = store.create_topic("c")
+    assert values(again.partition(0)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "../a", "/etc", "a\0b", "a b", "ä", "a@b", "x" * 250, "__mine", "store.json", None, 7],
+)
+def test_names_that_would_leave_the_folder_are_refused(tmp_path: Path, store: LogStore, name: str) -> None:
+    """Kafka's rule for names: nothing outside the store's folder can be named, created or deleted."""
+    store.create_topic("t")
+    before = tree_bytes(tmp_path)
+    for call in (
+        store.create_topic,
+        store.delete_topic,
+        store.alter_topic,
+        lambda name: store.rename_topic("t", name),
+        lambda name: store.rename_topic(name, "u"),
+    ):
+        with pytest.raises(InvalidTopicName):
+            call(name)
+    with pytest.raises((InvalidTopicName, UnknownTopic)):
+        store.topic(name)
+    assert tree_bytes(tmp_path) == before
+
+
+def test_what_exists_is_not_overwritten(store: LogStore) -> None:
+    """Creating or renaming onto a topic raises `TopicExists`, and both keep their records."""
+    store.create_topic("a").partition(0).append([b"a"])
+    store.create_topic("b").partition(0).append([b"b"])
+    with pytest.raises(TopicExists):
+        store.create_topic("a", partitions=4)
+    with pytest.raises(TopicExists):
+        store.rename_topic("a", "b")
+    assert values(store.topic("a").partition(0)) == [b"a"]
+    assert values(store.topic("b").partition(0)) == [b"b"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_such_key": 1}, {"segment_bytes": 1}, {"segment_bytes": "lots"}, {"fsync": "sometimes"}, {"partitions": 0},
+        {"partitions": -1}, {"partitions": True}, {"partitions": 1.5}, {"cleanup_policy": "burn"},
+        {"config": {"segment.bytes": 5000}, "segment_bytes": 6000},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_configuration_changes_nothing(store: LogStore, options: dict[str, Any]) -> None:
+    """`InvalidConfig` names the key; neither creating nor altering leaves anything behind."""
+    store.create_topic("t", partitions=2)
+    before = tree_bytes(Path(store.path))
+    calls: list[Callable[..., object]] = [lambda **given: store.create_topic("u", **given)]
+    calls.append(lambda **given: store.alter_topic("t", **given))
+    for call in calls:
+        with pytest.raises(InvalidConfig) as caught:
+            call(**options)
+        assert caught.value.key
+    with pytest.raises(InvalidConfig):
+        store.alter_topic("t", partitions=1)
+    assert tree_bytes(Path(store.path)) == before
+
+
+def test_what_does_not_exist_is_unknown(store: LogStore) -> None:
+    """Topics and partitions that are not there raise `UnknownTopic`, whatever is asked of them."""
+    store.create_topic("t", partitions=2)
+    for call in (
+        lambda: store.topic("u"),
+        lambda: store.delete_topic("u"),
+        lambda: store.alter_topic("u"),
+        lambda: store.rename_topic("u", "v"),
+        lambda: store.topic("t").partition(2),
+        lambda: store.topic("t").partition(-1),
+        lambda: store.topic("t").partition("0"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UnknownTopic):
+            call()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+def test_a_read_only_store_writes_nothing(tmp_path: Path, killed: bool) -> None:
+    """Not a byte and not a file: whatever is read of it, and however it was left."""
+    store = segmentlog.open(tmp_path / "store", background=False)
+    partition = store.create_topic("t", segment_bytes=300, index_interval_bytes=1, fsync="never").partition(0)
+    sent: list[bytes | None] = [b"%d" % number for number in range(20)]
+    for value in sent:
+        partition.append([value])
+    if killed:
+        partition.abandon()
+        (tmp_path / "store" / "t" / "0" / "state").unlink()
+        for index in (tmp_path / "store" / "t" / "0").glob("*index"):
+            index.unlink()
+    else:
+        store.close()
+    before = tree_bytes(tmp_path)
+    with segmentlog.open(tmp_path / "store", read_only=True) as reader:
+        log = reader.topic("t").partition(0)
+        assert values(log, 0) == sent
+        assert log.offset_for_timestamp(0) == 0
+        assert [record.value for record in reader.consumer("t")] == sent
+        assert len(log.segments()) > 3
+        for call in (
+            lambda: log.append([b"x"]), lambda: log.trim(1), lambda: log.truncate(1),
+            lambda: reader.create_topic("u"), lambda: reader.delete_topic("t"), lambda: reader.alter_topic("t"),
+            lambda: reader.rename_topic("t", "u"), reader.producer,
+        ):  # fmt: skip
+            with pytest.raises(ReadOnlyStore):
+                call()
+    assert tree_bytes(tmp_path) == before
+    if killed:
+        partition = segmentlog.open(tmp_path / "store", background=False).topic("t").partition(0)
+        assert values(partition, 0) == sent
+
+
+def test_a_read_only_store_follows_a_live_one(tmp_path: Path) -> None:
+    """Appends of another process show while it is open."""
+    with segmentlog.open(tmp_path / "store") as store:
+        partition = store.create_topic("t").partition(0)
+        partition.append([b"a"])
+        with segmentlog.open(tmp_path / "store", read_only=True) as reader:
+            assert values(reader.topic("t").partition(0)) == [b"a"]
+            partition.append([b"b"])
+            assert values(reader.topic("t").partition(0)) == [b"a", b"b"]
+
+
+def test_two_stores_on_one_folder_share_everything(tmp_path: Path) -> None:
+    """Topics, records and changes of one are the other's at once."""
+    one = segmentlog.open(tmp_path / "store", background=False)
+    two = segmentlog.open(tmp_path / "store", background=False)
+    assert one.store_id == two.store_id
+    one.create_topic("t")
+    assert two.topics() == ["t"]
+    assert one.topic("t").partition(0).append([b"one"]) == 0
+    assert two.topic("t").partition(0).append([b"two"]) == 1
+    assert values(one.topic("t").partition(0)) == values(two.topic("t").partition(0)) == [b"one", b"two"]
+    two.delete_topic("t")
+    assert one.topics() == []
+    one.close()
+    assert two.topics() == []
+
+
+def test_an_alter_is_seen_by_appends_that_follow(tmp_path: Path) -> None:
+    """A partition that is open in another process uses the new configuration from its next append on."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        partition = store.create_topic("t", fsync="never").partition(0)
+        partition.append([b"a", b"b", b"c"])
+        script = (
+            "import sys, segmentlog; segmentlog.open(sys.argv[1]).alter_topic('t', segment_records=2, fsync='always')"
+        )
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True, timeout=60)
+        partition.append([b"d"])
+        partition.append([b"e"])
+        assert partition.config.segment_records == 2
+        assert [segment.base_offset for segment in partition.segments()] == [0, 3]
+        assert partition.append([b"f"]) == 5
+        assert partition.durable_offset == 6
+
+
+def test_a_topic_deleted_while_open_is_unknown(tmp_path: Path) -> None:
+    """Whoever had it open, in whatever process, gets `UnknownTopic`; a new one of that name starts empty."""
+    one = segmentlog.open(tmp_path / "store", background=False)
+    two = segmentlog.open(tmp_path / "store", background=False)
+    one.create_topic("t").partition(0).append([b"old"])
+    stale = two.topic("t").partition(0)
+    stale.append([b"old too"])
+    one.delete_topic("t")
+    for _ in range(2):
+        for call in (
+            lambda: stale.append([b"x"]),
+            lambda: stale.append([b"x"], ack="durable"),
+            lambda: list(stale.read(0)),
+            lambda: stale.trim(1),
+        ):
+            with pytest.raises(UnknownTopic):
+                call()
+        if "t" not in one.topics():
+            one.create_topic("t")
+    assert values(two.topic("t").partition(0)) == []
+    assert two.topic("t").partition(0).append([b"new"]) == 0
+    assert values(one.topic("t").partition(0)) == [b"new"]
+    two.close()
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format": 2, "store_id": "x"}',
+        '{"format": "1", "store_id": "x"}',
+        "{}",
+        "",
+        "[]",
+        "null",
+        '{"format": 1}',
+        "\x00\xff",
+    ],
+)
+def test_a_store_of_another_version_is_not_touched(tmp_path: Path, text: str) -> None:
+    """A newer format or a damaged ``store.json`` raises `StoreVersionError` that names the file."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t")
+    (tmp_path / "store" / "store.json").write_text(text, encoding="latin-1")
+    before = tree_bytes(tmp_path)
+    for read_only in (False, True):
+        with pytest.raises(StoreVersionError, match=r"store\.json"):
+            segmentlog.open(tmp_path / "store", read_only=read_only)
+    assert tree_bytes(tmp_path) == before
+
+
+def test_a_topic_of_another_version_is_not_touched(tmp_path: Path) -> None:
+    """The same for one topic, and the others work."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("new")
+        store.create_topic("old").partition(0).append([b"a"])
+        file = tmp_path / "store" / "new" / "topic.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
+        with pytest.raises(StoreVersionError, match="new"):
+            store.topic("new")
+        assert values(store.topic("old").partition(0)) == [b"a"]
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    """A folder with other things in it, a file, a missing one without ``create``: no stores; nothing is made."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    (tmp_path / "file").write_text("text")
+    before = tree_bytes(tmp_path)
+    for path, create in (("home", True), ("file", True), ("missing", False)):
+        with pytest.raises(StoreVersionError):
+            segmentlog.open(tmp_path / path, create=create)
+    with pytest.raises(StoreVersionError):
+        segmentlog.open(tmp_path / "missing", read_only=True)
+    assert tree_bytes(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    assert segmentlog.open(tmp_path / "empty").topics() == []
+
+
+def test_a_closed_store_says_so(store: LogStore) -> None:
+    """Everything after `close` raises `StoreClosed`; closing again does nothing."""
+    partition = store.create_topic("t").partition(0)
+    store.close()
+    store.close()
+    for call in (store.topics, lambda: store.topic("t"), lambda: store.create_topic("u"), lambda: store.consumer("t"),
+                 store.producer, lambda: partition.append([b"a"])):  # fmt: skip
+        with pytest.raises(StoreClosed):
+            call()
+
+
+def test_the_background_flush_keeps_the_policys_promise(tmp_path: Path) -> None:
+    """Under ``fsync=20ms`` what was appended becomes durable without anybody asking for it."""
+    with segmentlog.open(tmp_path / "store") as store:
+        partition = store.create_topic("t", fsync="20ms").partition(0)
+        partition.append([b"a"])
+        waited = threading.Event()
+        for _ in range(500):
+            if partition.durable_offset == 1:
+                break
+            waited.wait(0.01)
+        assert partition.durable_offset == 1
+        assert store.health() == {}
+
+
+def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:
+    """Of many that create the same topic at once, in two stores, one succeeds and the others get `TopicExists`."""
+    stores = [segmentlog.open(tmp_path / "store", background=False) for _ in range(2)]
+    outcomes: list[str] = []
+
+    def create(store: LogStore) -> None:
+        try:
+            store.create_topic("t", partitions=2)
+            outcomes.append("made")
+        except SegmentlogError as error:
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=create, args=(stores[number % 2],)) for number in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(outcomes) == ["TopicExists"] * 7 + ["made"]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["store.json", "t"]
