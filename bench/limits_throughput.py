@@ -18,7 +18,7 @@ from segmentlog.format.columns import encode_columns
 
 _BATCH = 1024
 _POOL = 16
-"""Different batches that appends go round in: two megabytes, as warm in the cache as records are that were just made."""
+"""Different batches that appends go round in: two megabytes, as warm in the cache as records just made."""
 
 
 def _store(folder: Path, **config: object) -> segmentlog.LogStore:

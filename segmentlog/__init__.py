@@ -12,42 +12,92 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from segmentlog.config import FsyncPolicy as FsyncPolicy, TopicConfig as TopicConfig
+    from segmentlog.config import FsyncPolicy as FsyncPolicy
+    from segmentlog.config import TopicConfig as TopicConfig
     from segmentlog.consumer import Consumer as Consumer
     from segmentlog.errors import (
         CorruptBatch as CorruptBatch,
+    )
+    from segmentlog.errors import (
         DiskFull as DiskFull,
+    )
+    from segmentlog.errors import (
         InvalidConfig as InvalidConfig,
+    )
+    from segmentlog.errors import (
         InvalidRecord as InvalidRecord,
+    )
+    from segmentlog.errors import (
         InvalidTopicName as InvalidTopicName,
+    )
+    from segmentlog.errors import (
         LogTruncated as LogTruncated,
+    )
+    from segmentlog.errors import (
         OffsetOutOfRange as OffsetOutOfRange,
+    )
+    from segmentlog.errors import (
         OutOfOrderSequence as OutOfOrderSequence,
+    )
+    from segmentlog.errors import (
         PartitionFailed as PartitionFailed,
+    )
+    from segmentlog.errors import (
         ProducerFenced as ProducerFenced,
+    )
+    from segmentlog.errors import (
         ReadOnlyStore as ReadOnlyStore,
+    )
+    from segmentlog.errors import (
         RecordTooLarge as RecordTooLarge,
+    )
+    from segmentlog.errors import (
         SegmentlogError as SegmentlogError,
+    )
+    from segmentlog.errors import (
         StoreClosed as StoreClosed,
+    )
+    from segmentlog.errors import (
         StoreVersionError as StoreVersionError,
+    )
+    from segmentlog.errors import (
         TopicExists as TopicExists,
+    )
+    from segmentlog.errors import (
         TransactionAborted as TransactionAborted,
+    )
+    from segmentlog.errors import (
         UnknownTopic as UnknownTopic,
     )
     from segmentlog.format.record_batch import RecordBatch as RecordBatch
     from segmentlog.partition.partition import Partition as Partition
-    from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner, RangePartitioner as RangePartitioner
-    from segmentlog.producer import Delivery as Delivery, Producer as Producer
+    from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
+    from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
+    from segmentlog.producer import Delivery as Delivery
+    from segmentlog.producer import Producer as Producer
     from segmentlog.records import (
         Appended as Appended,
+    )
+    from segmentlog.records import (
         EpochStart as EpochStart,
+    )
+    from segmentlog.records import (
         LostRange as LostRange,
+    )
+    from segmentlog.records import (
         Record as Record,
+    )
+    from segmentlog.records import (
         RecoveryReport as RecoveryReport,
+    )
+    from segmentlog.records import (
         SegmentInfo as SegmentInfo,
+    )
+    from segmentlog.records import (
         TopicPartition as TopicPartition,
     )
-    from segmentlog.store import LogStore as LogStore, Topic as Topic
+    from segmentlog.store import LogStore as LogStore
+    from segmentlog.store import Topic as Topic
 
 _HOMES = {
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
@@ -69,7 +119,7 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["open", *_HOME_OF]  # noqa: PLE0604
+__all__ = ["open", *_HOME_OF]
 
 
 def open(

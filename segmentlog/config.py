@@ -136,9 +136,7 @@ def format_duration_ms(duration_ms: int) -> str:
 # --- fsync ----------------------------------------------------------------------------------------------
 
 FsyncKind = Literal["always", "ms", "records", "bytes", "never"]
-_FSYNC_ACCEPTED = (
-    "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size with its unit as in 1MiB"
-)
+_FSYNC_ACCEPTED = "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size with its unit as in 1MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +231,7 @@ def _number(
 
     bounds = f"of at least {show(low)}" if high == INT64_MAX else f"from {show(low)} to {show(high)}"
     no_limit = "" if unlimited is _BOUNDED else ", or unlimited"
-    return _Kind(
-        parse, lambda value: "unlimited" if value is None else show(value), f"{what} {bounds}{no_limit}"
-    )
+    return _Kind(parse, lambda value: "unlimited" if value is None else show(value), f"{what} {bounds}{no_limit}")
 
 
 def _size(low: int, high: int, unlimited: object = _BOUNDED) -> _Kind:
@@ -347,9 +343,7 @@ class TopicConfig:
         "the oldest segments go while a partition is larger than this",
     )
     # Not 0: that means "no limit" to as many people as it means "keep nothing".
-    retention_segments: int | None = _key(
-        None, _count(1, unlimited=None), "how many sealed segments a partition keeps"
-    )
+    retention_segments: int | None = _key(None, _count(1, unlimited=None), "how many sealed segments a partition keeps")
     retention_closed_ms: int | None = _key(
         None, _duration(1, unlimited=None), "a segment goes so long after it was sealed"
     )
@@ -358,9 +352,7 @@ class TopicConfig:
         _CLEANUP_POLICY,
         "old segments are deleted, or compacted to the last record of each key, or both",
     )
-    min_cleanable_dirty_ratio: float = _key(
-        0.5, _RATIO, "compaction waits until this part of the log is uncompacted"
-    )
+    min_cleanable_dirty_ratio: float = _key(0.5, _RATIO, "compaction waits until this part of the log is uncompacted")
     delete_retention_ms: int = _key(
         86_400_000, _duration(0, UNLIMITED_MS), "how long compaction leaves a tombstone for readers to see"
     )
@@ -368,9 +360,7 @@ class TopicConfig:
     max_compaction_lag_ms: int = _key(
         UNLIMITED_MS, _duration(1, UNLIMITED_MS), "a record this old is compacted whatever the dirty ratio"
     )
-    compaction_keep_last: int = _key(
-        1, _count(1), "how many of the last records of each key compaction keeps"
-    )
+    compaction_keep_last: int = _key(1, _count(1), "how many of the last records of each key compaction keeps")
     max_message_bytes: int = _key(
         1_048_588, _size(1, _MESSAGE_BYTES_MAX), "the largest batch, uncompressed, and so the largest record"
     )
@@ -439,9 +429,7 @@ class TopicConfig:
         lines = []
         for name, kind in _KINDS.items():
             value = getattr(self, name)
-            lines.append(
-                ConfigLine(_dotted(name), kind.show(value), value == _DEFAULTS[name], _MEANINGS[name])
-            )
+            lines.append(ConfigLine(_dotted(name), kind.show(value), value == _DEFAULTS[name], _MEANINGS[name]))
         return lines
 
 

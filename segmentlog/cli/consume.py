@@ -35,7 +35,7 @@ Render = Callable[["RecordBatch"], bytes]
 @click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
 @click.option("--skip-damaged", is_flag=True, help="Step over damaged bytes, and say which offsets.")
 @click.option("--format", "template", metavar="TEMPLATE",
-              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T timestamp, %h headers, \n, \t.")  # fmt: skip
+              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time, %h headers, \n, \t.")  # fmt: skip
 @click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
 @json_option

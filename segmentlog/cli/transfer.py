@@ -91,7 +91,9 @@ def _from_file(stack: ExitStack, source: str, shape: str, fields: Any, batch_siz
             raise click.UsageError("Parquet is read from a file, not from a pipe")
         documents = transfer.read_parquet(source)
     else:
-        file: IO[bytes] = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
+        file: IO[bytes] = sys.stdin.buffer
+        if source != "-":
+            file = stack.enter_context(open(source, "rb"))
         documents = transfer.read_csv(file) if shape == "csv" else transfer.read_ndjson(file)
     return transfer.records_of(documents, fields, batch_size)
 

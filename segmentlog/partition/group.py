@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,7 @@ class GroupCommit:
     def _wake(group: Sequence[_Waiting], mine: _Waiting) -> None:
         """Wake one, who wakes the next: each wakes the other core once, where one thread waking all blocks it."""
         others = [one for one in group if one is not mine and one.wake is not None]
-        for one, following in zip(others, others[1:], strict=False):
+        for one, following in pairwise(others):
             one.following = following
         if others:
             others[0].wake.release()

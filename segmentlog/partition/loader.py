@@ -64,9 +64,7 @@ def _map_page(handle: Handle) -> StatePage:
 
 
 def _is_sound(handle: Handle, page: StatePage, boot_id: str) -> bool:
-    return (
-        page.describes(boot_id, handle.fs.stat(handle.folder)) and not page.failed and page.writing != REWRITING
-    )
+    return page.describes(boot_id, handle.fs.stat(handle.folder)) and not page.failed and page.writing != REWRITING
 
 
 def _lock_now(handle: Handle) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -272,7 +273,7 @@ class Partition:
             if before_offset <= log.log_start_offset:
                 return log.log_start_offset
             bases = handle.segments(log)
-            gone = [base for base, following in zip(bases, bases[1:], strict=False) if following <= before_offset]
+            gone = [base for base, following in pairwise(bases) if following <= before_offset]
             with handle.sync_locked():
                 moved: dict[str, object] = {}
                 if gone and self._checkpoint().recovery_segment <= gone[-1]:

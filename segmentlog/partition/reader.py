@@ -267,7 +267,10 @@ class Reader:
         handle = self._handle
         if segment is None:
             index = SegmentIndex(
-                handle.fs, segment_stem(handle.folder, base), base, handle.config.index_interval_bytes,
+                handle.fs,
+                segment_stem(handle.folder, base),
+                base,
+                handle.config.index_interval_bytes,
                 writable=sealed and not handle.read_only,
             )
             mapped = MappedSegment(handle.fs, handle.folder, base)

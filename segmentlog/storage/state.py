@@ -16,8 +16,8 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
 
 A block is a sequence number and two copies of its fields, each with a checksum seeded with
 the sequence number. A writer fills the copy that is not current, then stores the sequence
-number, one aligned word that goes up by a large odd step: a reader never waits, a writer killed at any instruction leaves
-the old copy current, and a block that was damaged does not pass for one.
+number, one aligned word that goes up by a large odd step: a reader never waits, a writer
+killed at any instruction leaves the old copy current, and a block that was damaged does not pass for one.
 
 The page is no more than a cache of the page cache's state: it says nothing once the machine
 has restarted, and nothing about a folder that was copied. Both show in words 1-4.

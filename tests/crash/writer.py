@@ -13,6 +13,7 @@ import segmentlog
 
 
 def main() -> None:
+    """Append for ever."""
     path, name, seed, ack = sys.argv[1:5]
     rng = random.Random(int(seed))
     store = segmentlog.open(path)
