@@ -243,16 +243,23 @@ def _reopen(machine_death: bool, folder: Path, scale: float) -> tuple[Side, None
     size = 5e9 * scale
     subprocess.run([sys.executable, "-c", script, str(folder / "store"), str(size)], check=False)
 
+    log = folder / "store" / "t" / "0"
+    checkpoint = (log / "checkpoint").read_bytes()
+    segments = {path.name for path in log.glob("*.log")}
+
     def ours() -> float:
-        if machine_death:
-            (folder / "store" / "t" / "0" / "state").unlink()
+        if machine_death:  # as it was found: what an earlier round's recovery wrote is taken back
+            (log / "checkpoint").write_bytes(checkpoint)
+            for path in log.glob("*.log"):
+                if path.name not in segments:
+                    path.unlink()
+            (log / "state").unlink()
         started = time.perf_counter()
         store = segmentlog.open(folder / "store", background=False)
         partition = store.topic("t").partition(0)
-        assert partition.log_end_offset * 102 >= size
-        if machine_death:  # leave it as unclean as it was found
-            partition.append([b"x"])
         seconds = time.perf_counter() - started
+        assert partition.log_end_offset * 102 >= size
+        assert not machine_death or partition.recovery_report.scanned_bytes > 0
         partition.abandon()
         return seconds
 

@@ -34,7 +34,8 @@ class _Chunk:
 
     __slots__ = (
         "_partitions", "_ranks", "_sent", "all_headers", "all_timestamps", "base_offsets", "begun_ms",
-        "begun_ns", "error", "headers", "keys", "logs", "partitions", "producer", "room", "timestamps", "topic", "values",
+        "begun_ns", "error", "headers", "keys", "logs", "partitions", "producer", "room", "timestamps", "topic",
+        "values",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, topic: str, room: int, now_ms: int, now_ns: int) -> None:

@@ -93,7 +93,7 @@ def _from_file(stack: ExitStack, source: str, shape: str, fields: Any, batch_siz
     else:
         file: IO[bytes] = sys.stdin.buffer
         if source != "-":
-            file = stack.enter_context(open(source, "rb"))
+            file = stack.enter_context(open(source, "rb"))  # noqa: SIM115
         documents = transfer.read_csv(file) if shape == "csv" else transfer.read_ndjson(file)
     return transfer.records_of(documents, fields, batch_size)
 

@@ -192,8 +192,14 @@ def test_a_closed_partition_says_so(tmp_path: Path) -> None:
     partition.append([b"a"])
     partition.close()
     partition.close()
-    for call in (lambda: partition.append([b"b"]), lambda: partition.read(0), partition.flush,
-                 lambda: partition.trim(1), lambda: partition.truncate(0), lambda: partition.offset_for_timestamp(0)):  # fmt: skip
+    for call in (
+        lambda: partition.append([b"b"]),
+        lambda: partition.read(0),
+        partition.flush,
+        lambda: partition.trim(1),
+        lambda: partition.truncate(0),
+        lambda: partition.offset_for_timestamp(0),
+    ):
         with pytest.raises(StoreClosed):
             call()
 

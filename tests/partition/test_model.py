@@ -19,8 +19,8 @@ from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import Headers, LostRange
 
 BLOBS = st.one_of(st.none(), st.binary(max_size=12), st.just(b"long " * 60))
-HEADERS: st.SearchStrategy[Headers] = st.lists(st.tuples(st.sampled_from(["h", "ü"]), st.none() | st.binary(max_size=3)),
-                                               max_size=2).map(tuple)  # fmt: skip
+HEADER = st.tuples(st.sampled_from(["h", "ü"]), st.none() | st.binary(max_size=3))
+HEADERS: st.SearchStrategy[Headers] = st.lists(HEADER, max_size=2).map(tuple)
 RECORDS = st.lists(st.tuples(BLOBS, BLOBS, st.integers(0, 2**33), HEADERS), min_size=1, max_size=6)
 
 
