@@ -333,3 +333,31 @@ def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:
         one.join()
     assert sorted(outcomes) == ["TopicExists"] * 7 + ["made"]
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["store.json", "t"]
+
+
+def test_hundreds_of_partitions_under_a_small_descriptor_limit(tmp_path: Path) -> None:
+    """300 partitions, all appended to and read again and again, with 256 descriptors."""
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "import segmentlog\n"
+        "store = segmentlog.open(sys.argv[1], background=False)\n"
+        "topic = store.create_topic('t', partitions=300, fsync='never')\n"
+        "for turn in range(3):\n"
+        "    for number in range(300):\n"
+        "        assert topic.partition(number).append([b'%d' % number]) == turn\n"
+        "for number in range(300):\n"
+        "    found = [value for batch in topic.partition(number).read(0) for value in batch.values]\n"
+        "    assert found == [b'%d' % number] * 3\n"
+        "assert sum(1 for record in store.consumer('t')) == 900\n"
+        "store.close()\n"
+        "print('done')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.stdout == "done\n", done.stderr[-2000:]

@@ -142,23 +142,25 @@ def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
     while missing > 0 and begin > log.log_start_offset:
         upto, begin = begin, max(begin - width, log.log_start_offset)
         try:
-            batches = list(log.read(begin))
-        except LogTruncated as truncated:  # inside a range that a crash took: nothing there to count
-            begin = truncated.lost.base_offset
-            batches = list(log.read(truncated.lost.end_offset)) if truncated.lost.end_offset < upto else []
-        found = 0
-        for batch in batches:
-            if batch.base_offset >= upto:
-                break
-            if batch.next_offset <= upto:
-                found += len(batch)
-            else:
-                found += int((batch.offsets < upto).sum())
+            found = _count(log, begin, upto)
+        except LogTruncated as truncated:  # begins inside a range that a crash took: nothing there to count
+            lost = truncated.lost
+            begin, found = lost.base_offset, _count(log, lost.end_offset, upto)
         missing -= found
         width = max(missing, 2 * width)
         if missing < 0:
             return _skip(log, begin, -missing)
     return begin
+
+
+def _count(log: Partition, begin: int, upto: int) -> int:
+    """How many records lie in the range of offsets."""
+    found = 0
+    for batch in log.read(begin) if begin < upto else ():
+        if batch.base_offset >= upto:
+            break
+        found += len(batch) if batch.next_offset <= upto else int((batch.offsets < upto).sum())
+    return found
 
 
 def _skip(log: Partition, begin: int, count: int) -> int:

@@ -11,9 +11,10 @@ import click
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """Print rows under their columns; numbers to the right."""
-    texts = [[_text(cell) for cell in row] for row in rows]
+    drawn = sys.stdout.isatty()
+    texts = [[_text(cell, grouped=drawn) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in range(len(columns))]
-    if sys.stdout.isatty():
+    if drawn:
         _draw(columns, texts, right, title)
         return
     if title:
@@ -41,10 +42,11 @@ def _draw(columns: Sequence[str], texts: list[list[str]], right: Sequence[bool],
     Console().print(table)
 
 
-def _text(cell: object) -> str:
+def _text(cell: object, *, grouped: bool) -> str:
+    """Digits in groups for people; programs get them plain."""
     if cell is None:
         return "-"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    return f"{cell:,}" if grouped and isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
 
 
 def show_json(document: Any) -> None:

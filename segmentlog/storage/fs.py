@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -75,10 +74,11 @@ class FileSystem:
         finally:
             self.close(fd)
 
-    def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> mmap.mmap:
-        """Map the first ``size_bytes`` of a file, shared with every process that maps it."""
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return mmap.mmap(fd, size_bytes, access=access)
+    def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
+        """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
+        from segmentlog.storage.map import map_shared
+
+        return map_shared(fd, size_bytes, writable=writable)
 
     def boot_id(self) -> str:
         """A name for the time since the machine started: page caches live as long as it does."""

@@ -84,7 +84,7 @@ class SegmentIndex:
             if not size:
                 return memoryview(b"")
             if sealed:
-                return memoryview(self._fs.map_file(fd, size))
+                return self._fs.map_file(fd, size)
             return memoryview(self._fs.pread(fd, size, 0))
         finally:
             self._fs.close(fd)

@@ -102,7 +102,7 @@ class MappedSegment:
         try:
             size = self._fs.fstat(fd).st_size
             if size:
-                self.view = memoryview(self._fs.map_file(fd, size))
+                self.view = self._fs.map_file(fd, size)
         finally:
             self._fs.close(fd)
 

@@ -25,9 +25,7 @@ has restarted, and nothing about a folder that was copied. Both show in words 1-
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import mmap
 import os
 import struct
 import uuid
@@ -125,7 +123,7 @@ class Block(Generic[Fields]):
             if cached is not None and cached[0] == sequence:
                 return cached[1]
             position = self._positions[sequence & 1]
-            data = self._buffer[position : position + size]
+            data = bytes(self._buffer[position : position + size])
             check = self._words[(position + size) // _WORD]
             if self._words[self._word] != sequence:
                 continue  # a writer went on meanwhile: what was read may be half of its next copy
@@ -152,7 +150,7 @@ class StatePage:
 
     __slots__ = ("_map", "log", "sync", "words")
 
-    def __init__(self, buffer: mmap.mmap | bytearray) -> None:
+    def __init__(self, buffer: memoryview | bytearray) -> None:
         self._map = buffer
         self.words = memoryview(buffer).cast("Q")
         self.log: Block[LogState] = Block(buffer, self.words, 16, LogState)
@@ -184,11 +182,10 @@ class StatePage:
         return cls(fs.map_file(fd, PAGE_SIZE, writable=writable))
 
     def close(self) -> None:
-        """Unmap; readers that hold the page keep it alive."""
+        """Let go of the page; nothing of it may be used any more."""
         self.words.release()
-        if isinstance(self._map, mmap.mmap):
-            with contextlib.suppress(BufferError):
-                self._map.close()
+        if isinstance(self._map, memoryview):
+            self._map.release()
 
     def describes(self, boot_id: str, folder: os.stat_result) -> bool:
         """Whether the page is about this folder (not a copy of it) in this boot, and its blocks are sound."""
