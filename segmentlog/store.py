@@ -347,8 +347,9 @@ class LogStore:
                 on_open=self._opened,
             )
             self._partitions[name, number] = partition
-            if self._flusher is not None:
-                self._flusher.wake()  # its policy may want a look sooner than the others'
+            policy = partition.config.fsync
+            if self._flusher is not None and policy.kind == "ms" and policy.amount < 4000 * _FLUSH_TICK_MAX_S:
+                self._flusher.wake()  # it wants a look sooner than the flusher may have planned one
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
                 logger.warning("%s/%d: %s: %s", name, number, report.verdict, report.why)

@@ -28,8 +28,6 @@ _NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, 
 class FileSystem:
     """The real one. Raises OSError as the system calls do; EINTR is retried by Python."""
 
-    _boot_id: str | None = None
-
     # Signatures are those of `os`; static, so that a call is one attribute look-up.
     open: Callable[..., int] = staticmethod(os.open)
     close: Callable[[int], None] = staticmethod(os.close)
