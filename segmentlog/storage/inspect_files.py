@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -16,6 +17,9 @@ from segmentlog.format.names import FORMAT_VERSION, STATE_FILE, STORE_FILE, TOPI
 from segmentlog.storage.findings import Finding, Severity
 from segmentlog.storage.fs import FileSystem, read_file
 from segmentlog.storage.state import PAGE_SIZE, LogState, StatePage, SyncState
+
+_READ_ATTEMPTS = 4
+_READ_PAUSE_S = 0.002
 
 # ---------------------------------------------------------------- checkpoint
 
@@ -98,6 +102,15 @@ class StateReader:
 
     def read(self) -> StateFound:
         """What the page says now. Raises OSError."""
+        found = self._read()
+        for _ in range(_READ_ATTEMPTS):
+            if found.severity == "note":
+                break
+            time.sleep(_READ_PAUSE_S)  # a recovery, or a truncation, makes it anew step by step
+            found = self._read()
+        return found
+
+    def _read(self) -> StateFound:
         try:
             fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

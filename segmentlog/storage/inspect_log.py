@@ -22,7 +22,7 @@ from segmentlog.storage.inspect_files import CheckpointFound, StateFound
 from segmentlog.storage.inspect_segment import SegmentFound, index_flaws, inspect_segment
 from segmentlog.storage.segment import segment_stem
 
-_PAUSE_S = 0.05
+_PAUSE_S = 0.01
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -93,18 +93,18 @@ class LogLook:
         start_offset = checkpoint.log_start_offset if checkpoint else (bases[0] if bases else 0)
         if log is not None and found.live:
             start_offset = log.log_start_offset
-            if log.active_base_offset not in bases:
-                missing = segment_stem(self._folder, log.active_base_offset) + LOG_SUFFIX
-                what = "missing: appends go to this segment"
-                self._hole(missing, -1, max([start_offset, *bases[-1:]]), log.log_end_offset, what)
         if bases and bases[0] > start_offset:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
             self._check_gap(path, 0, start_offset, bases[0], compacted=False)
         epoch = 0
-        for base, next_base in zip(bases, [*bases[1:], None], strict=True):
+        for base, next_base in zip(bases, [*bases[1:], None], strict=False):
             segment = self._look_at_segment(base, next_base, epoch)
             found.segments.append(segment)
             epoch = max([epoch, *segment.epochs])
+        if log is not None and found.live and log.active_base_offset not in bases:
+            missing = segment_stem(self._folder, log.active_base_offset) + LOG_SUFFIX
+            end_offset = max([start_offset, *(segment.end_offset for segment in found.segments)])
+            self._hole(missing, -1, end_offset, log.log_end_offset, "missing: appends go to this segment")
         if not found.live:
             self._tell_torn()
 
@@ -247,7 +247,7 @@ class LogLook:
             limit = segment.whole_position  # a recovery makes the index of the last segment anew
         following = segment.end_offset if next_base is None else next_base
         for pause_s in (_PAUSE_S, 0):  # twice: an appender may be writing entries this very moment
-            flaws = list(index_flaws(self._fs, segment, next_base=following, limit=limit))
+            flaws = list(index_flaws(self._fs, segment, next_base=following, limit=limit, live=tail_from is None))
             if not flaws:
                 return
             time.sleep(pause_s)

@@ -92,7 +92,7 @@ class _Look:
         before, after = self._found.state.log, state.log
         if (before is None) != (after is None) or state.writing == REWRITING:
             return True
-        if before is not None and after is not None and before.epoch != after.epoch:
+        if before is not None and after is not None and before.generation != after.generation:
             return True
         if before is not None and after is not None and before.log_start_offset != after.log_start_offset:
             return True
@@ -191,11 +191,11 @@ class _Look:
         stems = {segment_name(base) for base in bases}
         for name in sorted(self._fs.listdir(self._folder)):
             path = f"{self._folder}/{name}"
-            stem, dot, suffix = name.partition(".")
+            stem, _, suffix = name.partition(".")
             if name == QUARANTINE_FOLDER:
                 kept = self._fs.listdir(path)
                 self._found.add("note", path, f"{len(kept)} files that a recovery or a repair cut off")
-            elif name in known or (stem in stems and dot):
+            elif name in known or (stem in stems and suffix in _SEGMENT_SUFFIXES):
                 continue
             elif stem.isdecimal() and len(stem) == 20 and self._found.live and suffix in _SEGMENT_SUFFIXES:
                 self._note_segment_file(name, path, int(stem))

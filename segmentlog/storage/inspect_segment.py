@@ -199,11 +199,14 @@ class IndexFlaw(msgspec.Struct, frozen=True):
     what: str
 
 
-def index_flaws(fs: FileSystem, found: SegmentFound, *, next_base: int, limit: int | None) -> Iterator[IndexFlaw]:
+def index_flaws(
+    fs: FileSystem, found: SegmentFound, *, next_base: int, limit: int | None, live: bool
+) -> Iterator[IndexFlaw]:
     """What in the segment's two index files is not what a rebuild would put there. Raises OSError.
 
-    ``limit`` is the position from which on entries are none of our business (an appender may
-    be adding them); None for a sealed segment, whose last entry says where it ends.
+    ``limit`` is the position from which on true entries are none of our business (an appender
+    may be adding them); None for a sealed segment, whose last entry says where it ends. When
+    the log is not ``live``, neither are entries that a power cut spoiled behind it.
 
     Entries that are missing are no flaw: the files are written behind the log, and completed
     when they are next needed. Neither are entries at another interval than today's.
@@ -219,7 +222,7 @@ def index_flaws(fs: FileSystem, found: SegmentFound, *, next_base: int, limit: i
             yield IndexFlaw(found.stem + suffix, len(data) - stray, stray, f"{stray} bytes at the end are no entry")
     at = _first_untrue(found, offsets, times, next_base=next_base, limit=limit)
     count = min(len(offset_bytes) // OFFSET_ENTRY.itemsize, len(time_bytes) // TIME_ENTRY.itemsize)
-    if at is None and len(offsets) < count and not _lies_behind(limit, offset_bytes, len(offsets)):
+    if at is None and len(offsets) < count and (live or not _lies_behind(limit, offset_bytes, len(offsets))):
         at = len(offsets)
     if at is not None:
         yield _describe(found, offset_bytes, time_bytes, at, next_base)

@@ -1,0 +1,101 @@
+"""Stores for tests of `verify`, `repair` and `dump`: made whole, then broken byte by byte."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import segmentlog
+from segmentlog.cli import cli
+from segmentlog.cli.common import run
+from segmentlog.format.batch import decode_header
+from segmentlog.storage.findings import Finding
+from segmentlog.storage.inspect import inspect_store
+
+
+class Batch(NamedTuple):
+    """Where a batch lies."""
+
+    path: Path
+    position: int
+    size_bytes: int
+    base_offset: int
+    next_offset: int
+
+
+def make_store(path: Path, batches: int = 6, records: int = 2, **settings: object) -> Path:
+    """A store with topic "t" of one partition, closed cleanly; the partition's folder.
+
+    Two batches a segment, unless ``settings`` say otherwise; record ``i`` has the value "value i" and
+    timestamp 1000 + i; keys, nulls and headers are among them.
+    """
+    config = {"segment_records": 2 * records, "index_interval_bytes": 1, "fsync": "never", **settings}
+    with segmentlog.open(path, background=False) as store:
+        partition = store.create_topic("t", **config).partition(0)
+        for number in range(batches):
+            first = number * records
+            partition.append(
+                [b"value %d" % (first + index) for index in range(records)],
+                keys=[b"key" if index % 2 else None for index in range(records)],
+                timestamps=[1000 + first + index for index in range(records)],
+                headers=[[("name", b"x"), ("none", None)] if index % 2 else None for index in range(records)],
+            )
+    return path / "t" / "0"
+
+
+def log_files(folder: Path) -> list[Path]:
+    """The segment files, oldest first."""
+    return sorted(folder.glob("*.log"))
+
+
+def batches_of(folder: Path) -> list[Batch]:
+    """Every batch of a whole partition, in order."""
+    found = []
+    for path in log_files(folder):
+        view = memoryview(path.read_bytes())
+        position = 0
+        while position < len(view):
+            header = decode_header(view, position)
+            found.append(Batch(path, position, header.size_bytes, header.base_offset, header.next_offset))
+            position += header.size_bytes
+    return found
+
+
+def flip(path: Path, position: int, bits: int = 1) -> None:
+    """Change bits of one byte; once more changes them back."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ bits]))
+
+
+def copied(store: Path, to: Path) -> Path:
+    """A copy of a store, as from a backup: its state page is not believed. Its partition's folder."""
+    shutil.copytree(store, to)
+    return to / "t" / "0"
+
+
+def crash(store: Path, to: Path) -> Path:
+    """What a machine that died now would leave, if everything had reached the disk: a copy without a state page."""
+    folder = copied(store, to)
+    os.unlink(folder / "state")
+    return folder
+
+
+def findings(store: Path, *severities: str) -> list[Finding]:
+    """What an inspection finds, of these severities or of all."""
+    return [one for one in inspect_store(str(store)) if not severities or one.severity in severities]
+
+
+def records(store: Path) -> dict[int, bytes | None]:
+    """Offset to value of everything that can be read of topic "t"."""
+    with segmentlog.open(store, create=False, background=False) as opened:
+        return {record.offset: record.value for record in opened.consumer("t")}
+
+
+def command(store: Path, *arguments: str) -> int:
+    """Run the command line in this process; its exit status."""
+    return run(cli, ["--dir", str(store), *arguments])
