@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
     from segmentlog.store import LogStore, Topic
 
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic only since click 8.3
+
 PATTERN_CHARACTERS = frozenset("*?[")
 
 
 # ---------------------------------------------------------------- sizes and times
 
 
-class _Size(click.ParamType):
+class _Size(ParamType):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -35,7 +39,7 @@ class _Size(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class _Duration(click.ParamType):
+class _Duration(ParamType):
     """Milliseconds. A bare number has the unit ``bare_ms``."""
 
     name = "duration"
@@ -101,7 +105,7 @@ def parse_place(text: str, now_ms: int) -> Place:
         ) from None
 
 
-class _PlaceType(click.ParamType):
+class _PlaceType(ParamType):
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
@@ -195,7 +199,7 @@ class Selector(NamedTuple):
         return fnmatch.fnmatchcase(topic, self.topic) and fnmatch.fnmatchcase(str(partition), self.partition)
 
 
-class _SelectorType(click.ParamType):
+class _SelectorType(ParamType):
     name = "topic"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selector:
