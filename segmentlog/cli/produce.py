@@ -118,6 +118,8 @@ class _Source:
 
     def __init__(self, fd: int, shape: str, batch_size: int, linger_s: float, stopped: list[int]) -> None:
         self._fd = fd
+        self._poll = select.poll()  # unlike select, for descriptors of any number
+        self._poll.register(fd, select.POLLIN)
         self._shape = shape
         self._batch_size = batch_size
         self._linger_s = linger_s
@@ -131,7 +133,7 @@ class _Source:
         count_bytes = 0
         while not self._stopped:
             # A file is always readable; a pipe may pause, and what it sent must not wait for more.
-            if ready and not select.select([self._fd], [], [], self._linger_s)[0]:
+            if ready and not self._poll.poll(self._linger_s * 1000):
                 yield ready, count_bytes
                 ready, count_bytes = [], 0
                 continue
@@ -160,7 +162,7 @@ class _Source:
 
     def _wait(self) -> bool:
         """Wait for input; False when it is time to look whether a signal came."""
-        return bool(select.select([self._fd], [], [], 0.2)[0])
+        return bool(self._poll.poll(200))
 
     def _cut(self, block: bytes) -> list[bytes]:
         data = self._rest + block if self._rest else block

@@ -18,7 +18,7 @@ from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLD
 from segmentlog.records import LostRange
 from segmentlog.storage.findings import Finding, Severity, Tally
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.inspect_files import CheckpointFound, StateFound
+from segmentlog.storage.inspect_files import CheckpointFound, StateFound, StateReader
 from segmentlog.storage.inspect_segment import SegmentFound, index_flaws, inspect_segment
 from segmentlog.storage.segment import segment_stem
 
@@ -92,13 +92,18 @@ class LogLook:
         checkpoint = found.checkpoint.checkpoint
         start_offset = checkpoint.log_start_offset if checkpoint else (bases[0] if bases else 0)
         if log is not None and found.live:
-            start_offset = log.log_start_offset
+            start_offset = max(log.log_start_offset, self._start_now())
         if bases and bases[0] > start_offset:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
             self._check_gap(path, 0, start_offset, bases[0], compacted=False)
         epoch = 0
         for base, next_base in zip(bases, [*bases[1:], None], strict=False):
-            segment = self._look_at_segment(base, next_base, epoch)
+            try:
+                segment = self._look_at_segment(base, next_base, epoch)
+            except FileNotFoundError:
+                if found.live and next_base is not None and next_base <= self._start_now():
+                    continue  # trimmed since the folder was listed
+                raise
             found.segments.append(segment)
             epoch = max([epoch, *segment.epochs])
         if log is not None and found.live and log.active_base_offset not in bases:
@@ -106,7 +111,27 @@ class LogLook:
             end_offset = max([start_offset, *(segment.end_offset for segment in found.segments)])
             self._hole(missing, -1, end_offset, log.log_end_offset, "missing: appends go to this segment")
         if not found.live:
+            self._check_recovery_point(bases)
             self._tell_torn()
+
+    def _check_recovery_point(self, bases: list[int]) -> None:
+        """Below the recovery point there is nothing missing at the end of the log."""
+        found, checkpoint = self._found, self._found.checkpoint.checkpoint
+        if (
+            checkpoint is None
+            or checkpoint.recovery_segment in bases
+            or max(bases, default=-1) > checkpoint.recovery_segment
+        ):
+            return
+        missing = segment_stem(self._folder, checkpoint.recovery_segment) + LOG_SUFFIX
+        ends = [segment.end_offset for segment in found.segments]
+        self._check_gap(
+            missing, -1, max([checkpoint.log_start_offset, *ends]), checkpoint.recovery_offset, compacted=False
+        )
+
+    def _start_now(self) -> int:
+        log = StateReader(self._fs, self._folder).read().log
+        return 0 if log is None else log.log_start_offset
 
     def _look_at_segment(self, base: int, next_base: int | None, epoch: int) -> SegmentFound:
         found, log = self._found, self._found.state.log

@@ -30,8 +30,8 @@ from segmentlog.storage.inspect_log import LogLook, PartitionFound
 from segmentlog.storage.segment import list_segments, segment_stem
 from segmentlog.storage.state import REWRITING
 
-_ATTEMPTS = 4
-_PAUSE_S = 0.05
+_ATTEMPTS = 10
+_PAUSE_S = 0.02
 _OLD_S = 60
 """A temporary file older than this was left by a process that died."""
 
