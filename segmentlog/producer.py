@@ -277,9 +277,10 @@ class Producer:
 
         The fast path: no work in Python for each record. Raises what `Partition.append` raises.
         """
-        from segmentlog.partition.encoding import check_columns
+        from segmentlog.partition.encoding import check_columns, check_items
 
         columns = check_columns(values, keys, timestamps, headers)
+        check_items(columns)
         with self._mutex:
             self._begin(topic)
             earlier = self._chunks.pop(topic)

@@ -31,6 +31,7 @@ _blobs_decoder = msgspec.msgpack.Decoder(list[bytes | None])
 _headers_decoder = msgspec.msgpack.Decoder(list[Headers])
 
 _INT32_MAX = 2**31 - 1
+_PLAIN_TYPES = frozenset((bytes, bytearray, type(None)))
 
 
 class ColumnSizes(msgspec.Struct, frozen=True, gc=False):
@@ -56,9 +57,13 @@ def check_blobs(column: str, blobs: Sequence[Any]) -> None:
     """
     try:
         b"".startswith(tuple(blobs), 1)
-        return
-    except (TypeError, ValueError, BufferError):  # the latter two: a view that was released, or has gaps
-        pass
+    except (TypeError, ValueError, BufferError):  # a null; or a view that was released, or has gaps
+        if not set(map(type, blobs)) <= _PLAIN_TYPES:
+            _check_each(column, blobs)
+
+
+def _check_each(column: str, blobs: Sequence[Any]) -> None:
+    """The same, item by item: to say which one it is."""
     for index, blob in enumerate(blobs):
         if isinstance(blob, memoryview):
             _check_view(column, index, blob)
@@ -138,10 +143,12 @@ def encode_columns(
     headers: Sequence[Headers] | None,
     offset_deltas: npt.NDArray[np.uint32] | None = None,
 ) -> ColumnSizes:
-    """Write the columns into ``scratch``, replacing what it held.
+    """Write the columns into ``scratch``, replacing what it held. Raises `InvalidRecord`.
 
     ``timestamps`` are absolute, or None when all equal the base timestamp. The scratch
     buffer is reused from batch to batch: fresh memory of this size costs its page faults.
+    Types are checked once the columns are encoded: the items are in the cache then, and the
+    check takes half as long.
     """
     head = b""
     if offset_deltas is not None:
@@ -153,15 +160,24 @@ def encode_columns(
         head += relative.astype("<i4" if narrow else "<i8", copy=False).tobytes()
     timestamps_size = len(head) - deltas_size
     keys_size = headers_size = 0
+    try:
+        if keys is not None:
+            encoded = _encoder.encode(keys)
+            keys_size = len(encoded)
+            head = head + encoded if head else encoded
+        end = len(head)
+        if end:
+            # Not encoded in place: the buffer would shrink to the keys, and grow again for the values.
+            scratch[:end] = head
+        _encoder.encode_into(values, scratch, end)
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
+        if keys is not None:
+            _check_each("keys", keys)
+        _check_each("values", values)
+        raise InvalidRecord("values", 0, str(error), "bytes, bytearray or memoryview") from None
     if keys is not None:
-        encoded = _encoder.encode(keys)
-        keys_size = len(encoded)
-        head += encoded
-    end = len(head)
-    if end:
-        # Not encoded in place: the buffer would shrink to the keys, and grow again for the values.
-        scratch[:end] = head
-    _encoder.encode_into(values, scratch, end)
+        check_blobs("keys", keys)
+    check_blobs("values", values)
     values_size = len(scratch) - end
     if headers is not None:
         end += values_size

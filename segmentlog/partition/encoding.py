@@ -44,16 +44,17 @@ _scratch = _Scratch()
 
 
 def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Columns:
-    """The caller's columns, checked. Raises `InvalidRecord` that names the column and the index."""
+    """The caller's columns, with as many items each. Raises `InvalidRecord` that names the column and the index.
+
+    What the items of values and keys are is checked when they are encoded, or by `check_items`.
+    """
     if values.__class__ is not list:
         values = _as_list("values", values)
-    check_blobs("values", values)
     if keys is not None:
         if keys.__class__ is not list:
             keys = _as_list("keys", keys)
         if len(keys) != len(values):
             raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one a value")
-        check_blobs("keys", keys)
     if timestamps is not None:
         timestamps = as_timestamps(timestamps, len(values))
     if headers is not None:
@@ -63,6 +64,13 @@ def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Colu
         if not any(headers):
             headers = None
     return Columns(values, keys, timestamps, headers)
+
+
+def check_items(columns: Columns) -> None:
+    """Raise `InvalidRecord` unless every value and key is bytes-like or None."""
+    check_blobs("values", columns.values)
+    if columns.keys is not None:
+        check_blobs("keys", columns.keys)
 
 
 def _as_list(column: str, items: Any) -> list[Any]:
@@ -76,7 +84,7 @@ def encode_columns_as_batches(
 ) -> list[EncodedBatch]:
     """Finished batches of the columns, in order, none above the topic's limits.
 
-    Raises `RecordTooLarge` when a single record is. Without ``scratch`` the batch may use a
+    Raises `InvalidRecord`, and `RecordTooLarge` when a single record is. Without ``scratch`` the batch may use a
     buffer that belongs to this thread: place it before encoding anything else here.
     """
     count = len(columns.values)
@@ -86,6 +94,8 @@ def encode_columns_as_batches(
             return [_encode(columns, config, now_ms, _scratch.buffer if scratch is None else scratch)]
         except RecordTooLarge:
             pass
+    else:
+        check_items(columns)  # for the index of one that is wrong: that in a part would say little
     batches: list[EncodedBatch] = []
     for start in range(0, count, limit):
         _encode_part(columns, start, min(start + limit, count), config, now_ms, batches)
@@ -110,16 +120,13 @@ def _encode_part(
 
 
 def _encode(columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray) -> EncodedBatch:
-    try:
-        return encode_batch(
-            columns.values,
-            columns.keys,
-            columns.timestamps,
-            columns.headers,
-            now_ms=now_ms,
-            codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
-            limit_bytes=config.max_message_bytes,
-            scratch=scratch,
-        )
-    except TypeError as error:  # bytes-like, but nothing that MessagePack knows: array.array, mmap, ...
-        raise InvalidRecord("values", 0, str(error), "bytes, bytearray or memoryview") from None
+    return encode_batch(
+        columns.values,
+        columns.keys,
+        columns.timestamps,
+        columns.headers,
+        now_ms=now_ms,
+        codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
+        limit_bytes=config.max_message_bytes,
+        scratch=scratch,
+    )

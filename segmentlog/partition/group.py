@@ -20,7 +20,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.partition.appender import Appender
-from segmentlog.partition.encoding import Columns, encode_columns_as_batches
+from segmentlog.partition.encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.syncer import Syncer
 
@@ -202,9 +202,11 @@ class GroupCommit:
 
 
 def _is_small(columns: Columns, config: TopicConfig) -> bool:
+    """Whether the append is to be merged with others. Raises `InvalidRecord`: before others depend on it."""
     values, keys = columns.values, columns.keys
     if len(values) > _MERGE_RECORDS or (config.segment_records or _MERGE_RECORDS) < _MERGE_RECORDS:
         return False
+    check_items(columns)
     size_bytes = sum(len(value) for value in values if value is not None)
     if keys is not None:
         size_bytes += sum(len(key) for key in keys if key is not None)
