@@ -6,6 +6,7 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -29,13 +30,23 @@ _RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
 
 
+_Options = tuple[Headers | None, int | None, int | None]
+"""Headers, timestamp and partition of one record, as far as it brings its own."""
+
+
 class _Chunk:
-    """Records of one topic on their way, in the order they were sent; then where they went."""
+    """Records of one topic on their way, in the order they were sent; then where they went.
+
+    Records are numbered as they come and added by one `list.extend` each, without a lock.
+    Whoever sends the chunk seals it first and takes its records later: a thread that finds it
+    sealed right after it added a record asks under the producer's lock whether that was taken,
+    and if not adds it to the next chunk.
+    """
 
     __slots__ = (
-        "_partitions", "_ranks", "_sent", "all_headers", "all_timestamps", "base_offsets", "begun_ms",
-        "begun_ns", "error", "headers", "keys", "logs", "partitions", "producer", "room", "timestamps", "topic",
-        "values",
+        "_partitions", "_positions", "_ranks", "_sent", "_triples", "add", "all_headers", "all_timestamps",
+        "base_offsets", "begun_ms", "begun_ns", "error", "headers", "keys", "logs", "noted", "number", "partitions",
+        "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, topic: str, room: int, now_ms: int, now_ns: int) -> None:
@@ -44,23 +55,58 @@ class _Chunk:
         self.begun_ms = now_ms
         self.begun_ns = now_ns
         self.room = room
-        """Bytes that it still takes before it is sent."""
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.headers: dict[int, Any] = {}
+        """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
+        self.sealed = self.taken = False
+        self.number = itertools.count().__next__
+        self._triples: list[Any] = []
+        self.add = self._triples.extend
+        """Takes the number, the value and the key of a record."""
+        self.values: Sequence[bytes | None] = ()
+        self.keys: Sequence[bytes | None] = ()
+        self.noted: dict[int, _Options] = {}
+        """What single records bring beside value and key, by their numbers."""
+        self.headers: dict[int, Headers] = {}
         self.timestamps: dict[int, int] = {}
         self.partitions: dict[int, int] = {}
+        """The same by their positions, once they are taken."""
         self.all_headers: Sequence[Headers] | None = None
         self.all_timestamps: npt.NDArray[np.int64] | None = None
         self.error: Exception | None = None
         self.logs: dict[int, Partition] = {}
         self.base_offsets: dict[int, int] = {}
+        self._positions: dict[int, int] | None = None
         self._partitions: npt.NDArray[np.int32] | None = None
         self._ranks: npt.NDArray[np.int64] | None = None
         self._sent = threading.Event()
 
-    def placed(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64]) -> None:
-        """Note for each record its partition and how many of the chunk come before it there."""
+    def take(self) -> None:
+        """Turn what was added into columns. The caller holds the producer's lock."""
+        self.taken = True
+        triples, self._triples = self._triples, []
+        if not triples:
+            return
+        numbers, self.values, self.keys = triples[::3], triples[1::3], triples[2::3]
+        if self.noted or numbers != list(range(len(numbers))):  # in another order than they were numbered, or fewer
+            positions = self._positions = {number: position for position, number in enumerate(numbers)}
+            for number, (headers, timestamp, partition) in list(self.noted.items()):
+                position = positions.get(number)
+                if position is None:
+                    continue
+                if headers is not None:
+                    self.headers[position] = headers
+                if timestamp is not None:
+                    self.timestamps[position] = timestamp
+                if partition is not None:
+                    self.partitions[position] = partition
+
+    def has_taken(self, number: int) -> bool:
+        """Whether the record was among those that were taken; only the caller who added it asks."""
+        if self._positions is not None:
+            return number in self._positions
+        return number < len(self.values)
+
+    def placed(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64] | None) -> None:
+        """Note for each record its partition and how many of the chunk come before it there (None: all of them)."""
         self._partitions, self._ranks = partitions, ranks
 
     def timestamp_column(self) -> npt.NDArray[np.int64]:
@@ -79,12 +125,6 @@ class _Chunk:
         none: Headers = ()
         return [self.headers.get(row, none) for row in range(len(self.values))]
 
-    def timestamp(self, index: int) -> int:
-        """The timestamp of one record."""
-        if self.all_timestamps is not None:
-            return int(self.all_timestamps[index])
-        return self.timestamps.get(index, self.begun_ms)
-
     def finish(self, error: Exception | None = None) -> None:
         self.error = error
         self._sent.set()
@@ -101,25 +141,31 @@ class _Chunk:
 
     def places(self) -> list[tuple[int, int, int]]:
         """(partition, offset of the first, how many) for each partition that records went to."""
-        assert self._partitions is not None
+        if self._partitions is None:  # there was nothing to place
+            return []
         counts = np.bincount(self._partitions)
         return [(partition, base, int(counts[partition])) for partition, base in sorted(self.base_offsets.items())]
 
-    def result(self, index: int) -> Appended:
-        if self._partitions is None or self._ranks is None:  # it failed before any record had its place
+    def result(self, number: int) -> Appended:
+        if self._partitions is None:  # it failed before any record had its place
             raise self.error or StoreClosed("producer")
+        index = number if self._positions is None else self._positions[number]
         partition = int(self._partitions[index])
         if partition not in self.base_offsets:
             raise self.error or StoreClosed("producer")
-        offset = self.base_offsets[partition] + int(self._ranks[index])
-        return Appended(self.topic, partition, offset, self.timestamp(index))
+        offset = self.base_offsets[partition] + (index if self._ranks is None else int(self._ranks[index]))
+        if self.all_timestamps is not None:
+            timestamp = int(self.all_timestamps[index])
+        else:
+            timestamp = self.timestamps.get(index, self.begun_ms)
+        return Appended(self.topic, partition, offset, timestamp)
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What became of one record that was sent. Thread-safe."""
 
     _chunk: _Chunk
-    _index: int
+    _number: int
 
     def done(self) -> bool:
         """Whether it was appended, or failed."""
@@ -128,7 +174,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
     def result(self, timeout_s: float | None = None) -> Appended:
         """(topic, partition, offset, timestamp) once it is appended; raises what kept it from being, TimeoutError."""
         self._chunk.wait(timeout_s)
-        return self._chunk.result(self._index)
+        return self._chunk.result(self._number)
 
     def exception(self, timeout_s: float | None = None) -> Exception | None:
         """What kept it from being appended, or None."""
@@ -218,6 +264,7 @@ class Producer:
         self._sticky: dict[str, int] = {}
         self._failure: Exception | None = None
         self._closed = False
+        self._lingerer_sleeps = True
         self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
 
     def __enter__(self) -> Producer:
@@ -245,23 +292,40 @@ class Producer:
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
             value, key = _as_bytes("values", value), _as_bytes("keys", key)
+        try:
+            chunk = self._chunks[topic]
+        except KeyError:
+            chunk = self._begin(topic)
+        number = chunk.number()
+        if headers is not None or timestamp is not None or partition is not None:
+            chunk.noted[number] = _checked_options(headers, timestamp, partition)
+        chunk.add((number, value, key))
+        chunk.room = room = chunk.room - _RECORD_OVERHEAD - (0 if value is None else len(value))
+        if room <= 0 or chunk.sealed:
+            return self._send_sealed(chunk, number, value, key)
+        return Delivery(chunk, number)
+
+    def _send_sealed(self, chunk: _Chunk, number: int, value: bytes | None, key: bytes | None) -> Delivery:
+        """Seal a chunk that is full, or go on to the next one when it was taken without this record; send."""
         with self._mutex:
-            try:
-                chunk = self._chunks[topic]
-            except KeyError:
-                chunk = self._begin(topic)
-            values = chunk.values
-            index = len(values)
-            if headers is not None or timestamp is not None or partition is not None:
-                self._note_options(chunk, index, headers, timestamp, partition)
-            values.append(value)
-            chunk.keys.append(key)
-            chunk.room -= _RECORD_OVERHEAD if value is None else len(value) + _RECORD_OVERHEAD
-            if chunk.room > 0:
-                return Delivery(chunk, index)
-            self._full[topic].append(self._chunks.pop(topic))
-        self._send_full(topic)
-        return Delivery(chunk, index)
+            if chunk.taken and not chunk.has_taken(number):
+                late = chunk
+                chunk = self._begin_locked(late.topic)
+                options, number = late.noted.get(number), chunk.number()
+                if options is not None:
+                    chunk.noted[number] = options
+                chunk.add((number, value, key))
+            if chunk.room <= 0:
+                self._seal(chunk)
+        self._send_full(chunk.topic)
+        return Delivery(chunk, number)
+
+    def _seal(self, chunk: _Chunk) -> None:
+        """Let a chunk go; the next record begins another one. The caller holds the mutex."""
+        if not chunk.sealed:
+            chunk.sealed = True
+            del self._chunks[chunk.topic]
+            self._full[chunk.topic].append(chunk)
 
     def send_many(
         self,
@@ -282,11 +346,10 @@ class Producer:
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
         with self._mutex:
-            self._begin(topic)
-            earlier = self._chunks.pop(topic)
-            if earlier.values:
-                self._full[topic].append(earlier)
+            earlier = self._begin_locked(topic)
+            self._seal(earlier)
             chunk = _Chunk(self, topic, 0, earlier.begun_ms, earlier.begun_ns)
+            chunk.sealed = True
             chunk.values = list(columns.values)
             chunk.keys = [] if columns.keys is None else list(columns.keys)
             chunk.all_headers = columns.headers
@@ -304,7 +367,11 @@ class Producer:
         return Deliveries(chunk)
 
     def _begin(self, topic: str) -> _Chunk:
-        """The chunk that takes records of a topic now. The caller holds the mutex."""
+        """The chunk that takes records of a topic now."""
+        with self._mutex:
+            return self._begin_locked(topic)
+
+    def _begin_locked(self, topic: str) -> _Chunk:
         if self._closed:
             raise StoreClosed("producer")
         if topic not in self._full:
@@ -319,23 +386,10 @@ class Producer:
             )
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
-                if len(self._chunks) == 1:
+                if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
+                    self._lingerer_sleeps = False
                     self._lingerer.wake()
         return chunk
-
-    @staticmethod
-    def _note_options(chunk: _Chunk, index: int, headers: Any, timestamp: int | None, partition: int | None) -> None:
-        from segmentlog.format.columns import as_timestamps, check_headers
-
-        # All are checked before any is noted: a record that is refused leaves nothing for the next one.
-        pairs = None if headers is None else check_headers([headers])[0]
-        at_ms = None if timestamp is None else int(as_timestamps([timestamp], 1)[0])
-        if partition is not None:
-            chunk.partitions[index] = _check_partition(partition)
-        if pairs is not None:
-            chunk.headers[index] = pairs
-        if at_ms is not None:
-            chunk.timestamps[index] = at_ms
 
     def _send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
@@ -347,7 +401,10 @@ class Producer:
                 except IndexError:
                     return
                 try:
-                    self._send(chunk)
+                    with self._mutex:
+                        chunk.take()
+                    if chunk.values:
+                        self._send(chunk)
                     chunk.finish()
                 except Exception as error:
                     chunk.finish(error)
@@ -363,20 +420,23 @@ class Producer:
         topic = self._store.topic(chunk.topic)
         count = topic.partition_count
         partitions = self._partitions_of(chunk, count)
-        order = np.argsort(partitions, kind="stable")
+        total = len(partitions)
         counts = np.bincount(partitions, minlength=count)
-        starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-        ranks = np.empty(len(partitions), np.int64)
-        ranks[order] = np.arange(len(partitions)) - np.repeat(starts, counts)
-        chunk.placed(partitions, ranks)
+        numbers = counts.nonzero()[0].tolist()
+        if len(numbers) <= 1:
+            chunk.placed(partitions, None)
+            rows_of: dict[int, list[int] | None] = dict.fromkeys(numbers)
+        else:
+            order = np.argsort(partitions, kind="stable")
+            starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+            ranks = np.empty(total, np.int64)
+            ranks[order] = np.arange(total) - np.repeat(starts, counts)
+            chunk.placed(partitions, ranks)
+            rows_of = {number: order[starts[number] : starts[number] + counts[number]].tolist() for number in numbers}
         first: Exception | None = None
-        for number in counts.nonzero()[0].tolist():
+        for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
-                if counts[number] == len(partitions):
-                    rows = None
-                else:
-                    rows = order[starts[number] : starts[number] + counts[number]].tolist()
                 chunk.base_offsets[number] = self._append(log, chunk, rows)
             except (SegmentlogError, OSError) as error:
                 first = first or error
@@ -421,9 +481,10 @@ class Producer:
                 rest_ns = chunk.begun_ns + self._linger_ns - now_ns
                 if rest_ns <= 0:
                     due.append(topic)
-                    self._full[topic].append(self._chunks.pop(topic))
+                    self._seal(chunk)
                 else:
                     pause_ns = min(pause_ns, rest_ns)
+            self._lingerer_sleeps = not self._chunks
         for topic in due:
             self._send_full(topic)
         return pause_ns / 1e9
@@ -432,8 +493,7 @@ class Producer:
         """Somebody waits for this chunk, and no thread watches how long it lingers: send it now."""
         if self._lingerer is None:
             with self._mutex:
-                if self._chunks.get(chunk.topic) is chunk:
-                    self._full[chunk.topic].append(self._chunks.pop(chunk.topic))
+                self._seal(chunk)
             self._send_full(chunk.topic)
 
     def flush(self) -> None:
@@ -445,7 +505,7 @@ class Producer:
             topics = list(self._full)
             for topic in topics:
                 if topic in self._chunks:
-                    self._full[topic].append(self._chunks.pop(topic))
+                    self._seal(self._chunks[topic])
         for topic in topics:
             self._send_full(topic)
             with self._senders[topic]:
@@ -456,14 +516,26 @@ class Producer:
 
     def close(self) -> None:
         """Flush, and take no more records. Idempotent."""
-        if self._closed:
-            return
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True  # before the flush: a chunk begun after it would be sent by nobody
         try:
             self.flush()
         finally:
-            self._closed = True
             if self._lingerer is not None:
                 self._lingerer.stop()
+
+
+def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> _Options:
+    """Raises `InvalidRecord`, `InvalidConfig`."""
+    from segmentlog.format.columns import as_timestamps, check_headers
+
+    return (
+        None if headers is None else check_headers([headers])[0],
+        None if timestamp is None else int(as_timestamps([timestamp], 1)[0]),
+        None if partition is None else _check_partition(partition),
+    )
 
 
 def _as_bytes(column: str, blob: Any) -> bytes | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +276,41 @@ def test_a_closed_producer_takes_no_records(store: LogStore) -> None:
         producer.send_many("one", [b"b"])
 
 
+@pytest.mark.parametrize("flush_first", [True, False])
+def test_a_record_that_meets_a_chunk_being_sent_arrives_once(store: LogStore, flush_first: bool) -> None:
+    """A chunk is sent right before, or right after a record was added to it: the record is in it or in the next."""
+    with store.producer(linger_ms=1000) as producer:
+        producer.send("one", b"a")
+        chunk = producer._chunks["one"]
+        add = chunk.add
+
+        def add_meanwhile(record: Any) -> None:
+            if flush_first:
+                producer.flush()
+            add(record)
+            if not flush_first:
+                producer.flush()
+
+        chunk.add = add_meanwhile
+        delivery = producer.send("one", b"b", headers=[("h", b"1")])
+        producer.send("one", b"c")
+        producer.flush()
+        assert delivery.result().offset == 1
+    records = contents(store.topic("one").partition(0))
+    assert [record.value for record in records] == [b"a", b"b", b"c"]
+    assert records[1].headers == (("h", b"1"),)
+
+
+@pytest.fixture
+def hurried_threads() -> Iterator[None]:
+    """Threads that take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hurried_threads")
 def test_many_threads_share_a_producer(tmp_path: Path) -> None:
     """Every record of every thread arrives once, at its delivery's place, in its thread's order for each key."""
     with segmentlog.open(tmp_path / "store") as store:
