@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
+from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
 from segmentlog.errors import CorruptBatch, InvalidConfig, StoreClosed, UnknownTopic
@@ -30,16 +31,40 @@ _PATTERN_CHARACTERS = frozenset("*?[")
 class _Cursor:
     """Where this consumer is in one partition."""
 
-    __slots__ = ("end_offset", "log", "moved", "paused", "position", "tp")
+    __slots__ = ("_handed_out", "_position", "_records", "end_offset", "log", "paused", "tp")
 
     def __init__(self, tp: TopicPartition, log: Partition, position: int, end_offset: int) -> None:
         self.tp = tp
         self.log = log
-        self.position = position
         self.end_offset = end_offset
         self.paused = False
-        self.moved = False
-        """A seek or a pause, since the batch that is being handed out was fetched."""
+        self._position = position
+        self._records: list[Record] = []
+        self._handed_out: Iterator[Record] = iter(self._records)
+
+    def hand_out(self, batch: RecordBatch) -> Iterator[Record]:
+        """The records of a batch, one by one; the position follows without any work for each of them."""
+        self._records = list(batch.records())
+        self._handed_out = iter(self._records)
+        self._position = batch.next_offset
+        return self._handed_out
+
+    @property
+    def position(self) -> int:
+        """The offset after the last record that was handed out."""
+        left = length_hint(self._handed_out)
+        return self._records[-left].offset if left else self._position
+
+    @position.setter
+    def position(self, offset: int) -> None:
+        self.stop()
+        self._position = offset
+
+    def stop(self) -> None:
+        """Hand out no more of the batch: it is read again from where this is now."""
+        self._position = self.position
+        for _ in self._handed_out:
+            pass
 
 
 class Consumer:
@@ -152,14 +177,7 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Records; the position moves with each one."""
         for cursor, batch in self._fetches():
-            cursor.moved = False
-            for record in batch.records():
-                cursor.position = record.offset + 1
-                yield record
-                if cursor.moved:
-                    break
-            else:
-                cursor.position = batch.next_offset
+            yield from cursor.hand_out(batch)
 
     def batches(self) -> Iterator[RecordBatch]:
         """Batches of columns: the fast path. The position moves with each one."""
@@ -175,14 +193,8 @@ class Consumer:
         try:
             while (fetched := await asyncio.to_thread(next, fetches, None)) is not None:
                 cursor, batch = fetched
-                cursor.moved = False
-                for record in batch.records():
-                    cursor.position = record.offset + 1
+                for record in cursor.hand_out(batch):
                     yield record
-                    if cursor.moved:
-                        break
-                else:
-                    cursor.position = batch.next_offset
         finally:
             self.wakeup()
 
@@ -290,7 +302,6 @@ class Consumer:
         """Go on from another place; returns the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
         cursor = self._cursor(topic, partition)
         cursor.position = self._resolve(cursor.log, to)
-        cursor.moved = True
         return cursor.position
 
     def lag(self) -> dict[TopicPartition, int]:
@@ -300,7 +311,8 @@ class Consumer:
     def pause(self, topic: str, partition: int = 0) -> None:
         """Read no more of a partition until `resume`."""
         cursor = self._cursor(topic, partition)
-        cursor.paused = cursor.moved = True
+        cursor.paused = True
+        cursor.stop()
 
     def resume(self, topic: str, partition: int = 0) -> None:
         """Go on reading a paused partition."""

@@ -256,16 +256,17 @@ def claimed_size(view: memoryview, position: int) -> int | None:
 
 def _flaw_of(header: BatchHeader) -> str | None:
     """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
-    raw, count = header.raw_size, header.record_count
+    raw, stored, count = header.raw_size, header.payload_size, header.record_count
+    base, last, codec = header.base_offset, header.last_offset_delta, header.attributes & CODEC_MASK
     deltas = raw - (header.timestamps_size + header.keys_size + header.values_size + header.headers_size)
-    if raw > MAX_RAW_SIZE or raw > header.payload_size * _LZ4_MAX_RATIO:
-        return f"{raw} bytes decompressed from {header.payload_size}"
-    if header.codec not in (CODEC_NONE, CODEC_LZ4) or (header.codec == CODEC_NONE and raw != header.payload_size):
-        return f"codec {header.codec} with {raw} bytes raw and {header.payload_size} stored"
-    if not count or count > header.values_size or deltas not in (0, 4 * count):
+    if raw > MAX_RAW_SIZE or raw > stored * _LZ4_MAX_RATIO:
+        return f"{raw} bytes decompressed from {stored}"
+    if codec != CODEC_LZ4 and (codec != CODEC_NONE or raw != stored):
+        return f"codec {codec} with {raw} bytes raw and {stored} stored"
+    if not count or count > header.values_size or (deltas and deltas != 4 * count):
         return f"{count} records in {header.values_size} bytes of values and {deltas} bytes of offset deltas"
-    if not 0 <= header.base_offset <= _MAX_OFFSET - header.last_offset_delta or header.last_offset_delta + 1 < count:
-        return f"{count} records from offset {header.base_offset} on, the last at +{header.last_offset_delta}"
+    if not 0 <= base <= _MAX_OFFSET - last or last + 1 < count:
+        return f"{count} records from offset {base} on, the last at +{last}"
     return None
 
 

@@ -187,13 +187,15 @@ class RecordBatch:
         part._start, part._stop = self._start + start, self._start + stop
         return part
 
-    def from_offset(self, offset: int) -> RecordBatch:
-        """The records at and after ``offset``; may be empty where compaction left a gap."""
-        if offset <= self.header.base_offset:
-            return self
-        if self.header.column_sizes.offset_deltas:
-            return self.slice(int(np.searchsorted(self.offsets, np.int64(offset))))
-        return self.slice(offset - self.header.base_offset - self._start)
+    def skip_to(self, offset: int) -> bool:
+        """Show no record below ``offset``, and say whether any is left. For who made the batch: others `slice`."""
+        base = self.header.base_offset
+        if offset > base:
+            if self.header.column_sizes.offset_deltas:
+                self._start = int(np.searchsorted(self._all_offsets(), np.int64(offset)))
+            else:
+                self._start = min(offset - base, self._stop)
+        return self._start < self._stop
 
     def records(self) -> Iterator[Record]:
         """The records one by one; built in C, about 0.1 us each on top of decoding the columns."""

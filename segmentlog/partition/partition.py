@@ -171,17 +171,21 @@ class Partition:
         Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
         range.
         """
-        self._check_open()
-        self._handle.check_usable()
+        if self._closed or self._handle.is_moved:
+            self._check_open()
+            self._handle.check_usable()
         bound = self.end_offset(isolation=isolation, durable_only=durable_only)
         return self._reader.read(self._reader.check_position(offset), bound, max_bytes, on_skip)
 
     def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
         """Where a reader of that kind ends now."""
-        if isolation not in ("read_uncommitted", "read_committed"):
-            raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
         log = self._handle.page.log.read()
-        bound = log.last_stable_offset if isolation == "read_committed" else log.log_end_offset
+        if isolation == "read_uncommitted":
+            bound = log.log_end_offset
+        elif isolation == "read_committed":
+            bound = log.last_stable_offset
+        else:
+            raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
         return min(bound, self.durable_offset) if durable_only else bound
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:

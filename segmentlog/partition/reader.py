@@ -93,10 +93,10 @@ class Reader:
                 for batch in self._read_segment(segment, offset, next_base, log, on_skip):
                     if batch.header.base_offset >= bound:
                         return
-                    part = batch.from_offset(offset)
+                    left = batch.skip_to(offset)
                     offset = batch.header.next_offset
-                    if len(part):
-                        yield part
+                    if left:
+                        yield batch
                         handed_out += batch.size_bytes
                         if max_bytes is not None and handed_out >= max_bytes:
                             return
@@ -242,10 +242,10 @@ class Reader:
                     return None
                 if batch.header.max_timestamp < timestamp:
                     continue
-                part = batch.from_offset(log.log_start_offset)
-                late = (part.timestamps >= timestamp).nonzero()[0]
+                batch.skip_to(log.log_start_offset)
+                late = (batch.timestamps >= timestamp).nonzero()[0]
                 if len(late):
-                    found = int(part.offsets[late[0]])
+                    found = int(batch.offsets[late[0]])
                     return found if found < bound else None
         return None
 
