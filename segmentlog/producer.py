@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.records import Appended, Headers
 from segmentlog.workers import Worker
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
-    from segmentlog.store import LogStore
+    from segmentlog.store import LogStore, Topic
 
 _RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
@@ -44,16 +45,16 @@ class _Chunk:
     """
 
     __slots__ = (
-        "_partitions", "_positions", "_ranks", "_sent", "_triples", "add", "all_headers", "all_timestamps",
-        "base_offsets", "begun_ms", "begun_ns", "error", "headers", "keys", "logs", "noted", "number", "partitions",
-        "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
+        "_partitions", "_positions", "_ranks", "_triples", "add", "all_headers", "all_partition", "all_timestamps",
+        "base_offsets", "begun_ms", "begun_ns", "error", "headers", "is_sent", "keys", "logs", "noted", "number",
+        "partitions", "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
     )  # fmt: skip
 
-    def __init__(self, producer: Producer, topic: str, room: int, now_ms: int, now_ns: int) -> None:
+    def __init__(self, producer: Producer, topic: str, room: int) -> None:
         self.producer = producer
         self.topic = topic
-        self.begun_ms = now_ms
-        self.begun_ns = now_ns
+        self.begun_ms = time.time_ns() // 1_000_000
+        self.begun_ns = time.monotonic_ns()
         self.room = room
         """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
         self.sealed = self.taken = False
@@ -71,13 +72,14 @@ class _Chunk:
         """The same by their positions, once they are taken."""
         self.all_headers: Sequence[Headers] | None = None
         self.all_timestamps: npt.NDArray[np.int64] | None = None
+        self.all_partition: int | None = None
         self.error: Exception | None = None
         self.logs: dict[int, Partition] = {}
         self.base_offsets: dict[int, int] = {}
         self._positions: dict[int, int] | None = None
         self._partitions: npt.NDArray[np.int32] | None = None
         self._ranks: npt.NDArray[np.int64] | None = None
-        self._sent = threading.Event()
+        self.is_sent = False
 
     def take(self) -> None:
         """Turn what was added into columns. The caller holds the producer's lock."""
@@ -109,9 +111,9 @@ class _Chunk:
         """Note for each record its partition and how many of the chunk come before it there (None: all of them)."""
         self._partitions, self._ranks = partitions, ranks
 
-    def timestamp_column(self) -> npt.NDArray[np.int64]:
-        """The timestamps of all records: as given, else when the chunk was begun."""
-        if self.all_timestamps is not None:
+    def timestamp_column(self) -> npt.NDArray[np.int64] | None:
+        """The timestamps of all records; None when all are from when the chunk was begun."""
+        if self.all_timestamps is not None or not self.timestamps:
             return self.all_timestamps
         column = np.full(len(self.values), self.begun_ms, np.int64)
         for row, timestamp in self.timestamps.items():
@@ -127,16 +129,13 @@ class _Chunk:
 
     def finish(self, error: Exception | None = None) -> None:
         self.error = error
-        self._sent.set()
-
-    @property
-    def is_sent(self) -> bool:
-        return self._sent.is_set()
+        self.is_sent = True
+        self.producer.tell_waiting()
 
     def wait(self, timeout_s: float | None) -> None:
-        if not self._sent.is_set():
+        if not self.is_sent:
             self.producer.send_if_nobody_else_does(self)
-            if not self._sent.wait(timeout_s):
+            if not self.producer.wait_for(lambda: self.is_sent, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")
 
     def places(self) -> list[tuple[int, int, int]]:
@@ -261,7 +260,10 @@ class Producer:
         self._chunks: dict[str, _Chunk] = {}
         self._full: dict[str, deque[_Chunk]] = {}
         self._senders: dict[str, threading.Lock] = {}
+        self._topics: dict[str, Topic] = {}
         self._sticky: dict[str, int] = {}
+        self._told = threading.Condition()
+        self._waiting = 0
         self._failure: Exception | None = None
         self._closed = False
         self._lingerer_sleeps = True
@@ -341,22 +343,20 @@ class Producer:
 
         The fast path: no work in Python for each record. Raises what `Partition.append` raises.
         """
-        from segmentlog.partition.encoding import check_columns, check_items
-
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
         with self._mutex:
-            earlier = self._begin_locked(topic)
-            self._seal(earlier)
-            chunk = _Chunk(self, topic, 0, earlier.begun_ms, earlier.begun_ns)
+            self._check_topic(topic)
+            earlier = self._chunks.get(topic)
+            if earlier is not None:
+                self._seal(earlier)
+            chunk = _Chunk(self, topic, 0)
             chunk.sealed = True
             chunk.values = list(columns.values)
             chunk.keys = [] if columns.keys is None else list(columns.keys)
             chunk.all_headers = columns.headers
             chunk.all_timestamps = columns.timestamps
-            if partition is not None:
-                _check_partition(partition)
-                chunk.partitions = dict.fromkeys(range(len(chunk.values)), partition)
+            chunk.all_partition = None if partition is None else _check_partition(partition)
             self._full[topic].append(chunk)
         self._send_full(topic)
         chunk.wait(None)
@@ -372,24 +372,24 @@ class Producer:
             return self._begin_locked(topic)
 
     def _begin_locked(self, topic: str) -> _Chunk:
-        if self._closed:
-            raise StoreClosed("producer")
-        if topic not in self._full:
-            self._store.topic(topic)  # raises for one that does not exist
-            self._full[topic] = deque()
-            self._senders[topic] = threading.Lock()
+        self._check_topic(topic)
         chunk = self._chunks.get(topic)
         if chunk is None:
-            now_ms, now_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
-            chunk = self._chunks[topic] = _Chunk(
-                self, topic, self._batch_size if self._linger_ns else 0, now_ms, now_ns
-            )
+            chunk = self._chunks[topic] = _Chunk(self, topic, self._batch_size if self._linger_ns else 0)
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
                     self._lingerer_sleeps = False
                     self._lingerer.wake()
         return chunk
+
+    def _check_topic(self, topic: str) -> None:
+        if self._closed:
+            raise StoreClosed("producer")
+        if topic not in self._full:
+            self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist
+            self._full[topic] = deque()
+            self._senders[topic] = threading.Lock()
 
     def _send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
@@ -417,8 +417,8 @@ class Producer:
 
     def _send(self, chunk: _Chunk) -> None:
         """Append a chunk's records to their partitions."""
-        topic = self._store.topic(chunk.topic)
-        count = topic.partition_count
+        topic = self._topics[chunk.topic]
+        count = topic.partition_count  # it may have grown
         partitions = self._partitions_of(chunk, count)
         total = len(partitions)
         counts = np.bincount(partitions, minlength=count)
@@ -449,9 +449,9 @@ class Producer:
         if rows is not None:
             values = list(map(values.__getitem__, rows))
             keys = list(map(keys.__getitem__, rows)) if keys else keys
-            timestamps = timestamps[rows]
+            timestamps = None if timestamps is None else timestamps[rows]
             headers = None if headers is None else list(map(headers.__getitem__, rows))
-        return log.append(values, keys or None, timestamps, headers, self._ack)
+        return log.append_columns(Columns(values, keys or None, timestamps, headers), self._ack, chunk.begun_ms)
 
     def _partitions_of(self, chunk: _Chunk, count: int) -> npt.NDArray[np.int32]:
         """The partition of each record: as it says, else by its key, else the one whose turn it is."""
@@ -459,13 +459,18 @@ class Producer:
         if sticky >= count:
             sticky = 0
         self._sticky[chunk.topic] = sticky
+        total = len(chunk.values)
+        if chunk.all_partition is not None:
+            if chunk.all_partition >= count:
+                raise _no_partition(chunk.topic, chunk.all_partition, count)
+            return np.full(total, chunk.all_partition, np.int32)
         if count == 1 or not chunk.keys:
-            partitions = np.full(len(chunk.values), sticky, np.int32)
+            partitions = np.full(total, sticky, np.int32)
         else:
             partitions = self._partitioner.partitions(chunk.keys, count, sticky)
         for row, number in chunk.partitions.items():
             if number >= count:
-                raise UnknownTopic(chunk.topic, f"it has no partition {number}, only 0 to {count - 1}")
+                raise _no_partition(chunk.topic, number, count)
             partitions[row] = number
         return partitions
 
@@ -495,6 +500,21 @@ class Producer:
             with self._mutex:
                 self._seal(chunk)
             self._send_full(chunk.topic)
+
+    def wait_for(self, is_sent: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait for a chunk to be sent; False when it was not in time."""
+        with self._told:
+            self._waiting += 1  # before the first look: who sends it after that look tells
+            try:
+                return self._told.wait_for(is_sent, timeout_s)
+            finally:
+                self._waiting -= 1
+
+    def tell_waiting(self) -> None:
+        """A chunk was sent, or failed."""
+        if self._waiting:
+            with self._told:
+                self._told.notify_all()
 
     def flush(self) -> None:
         """Append everything that was sent so far. Raises the first failure that nobody was told of yet.
@@ -536,6 +556,10 @@ def _checked_options(headers: Any, timestamp: int | None, partition: int | None)
         None if timestamp is None else int(as_timestamps([timestamp], 1)[0]),
         None if partition is None else _check_partition(partition),
     )
+
+
+def _no_partition(topic: str, number: int, count: int) -> UnknownTopic:
+    return UnknownTopic(topic, f"it has no partition {number}, only 0 to {count - 1}")
 
 
 def _as_bytes(column: str, blob: Any) -> bytes | None:

@@ -17,7 +17,7 @@ from segmentlog.errors import InvalidRecord, SegmentlogError
 if TYPE_CHECKING:
     from segmentlog.producer import Deliveries, Producer
 
-_READ_BYTES = 256 << 10  # what the cache holds while it is cut into lines
+_READ_BYTES = 128 << 10
 
 
 class _Lists:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
@@ -25,6 +26,12 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     keys: Sequence[bytes | None] | None
     timestamps: Int64Array | None
     headers: Sequence[Headers] | None
+
+    def stamped(self, timestamp_ms: int) -> Columns:
+        """The same with timestamps: their own, or this one for all."""
+        if self.timestamps is not None:
+            return self
+        return Columns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
 
     def part(self, start: int, stop: int) -> Columns:
         return Columns(

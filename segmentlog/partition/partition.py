@@ -20,7 +20,7 @@ from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.appender import Appender
-from segmentlog.partition.encoding import check_columns, encode_columns_as_batches
+from segmentlog.partition.encoding import Columns, check_columns, encode_columns_as_batches
 from segmentlog.partition.group import GroupCommit
 from segmentlog.partition.handle import REWRITING, Clock, Handle
 from segmentlog.partition.loader import open_partition, settle
@@ -100,19 +100,25 @@ class Partition:
         """
         if ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        return self.append_columns(check_columns(values, keys, timestamps, headers), ack)
+
+    def append_columns(self, columns: Columns, ack: Ack | None = None, create_ms: int | None = None) -> int:
+        """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
         handle = self._handle
         if self._closed or handle.read_only:
             self._check_open()
             handle.check_writable()
-        config = handle.config
-        columns = check_columns(values, keys, timestamps, headers)
         if not columns.values:
             return self.log_end_offset
+        config = handle.config
         now_ms = handle.clock.now_ms()
         kind = config.fsync.kind
         if ack == "durable" or kind == "always":
+            if create_ms is not None:
+                columns = columns.stamped(create_ms)
             return self._group.append(columns, config, now_ms)
-        base_offset, _ = self._appender.place(encode_columns_as_batches(columns, config, now_ms), now_ms)
+        batches = encode_columns_as_batches(columns, config, now_ms if create_ms is None else create_ms)
+        base_offset, _ = self._appender.place(batches, now_ms)
         if kind in ("records", "bytes") or not self._background:
             self._sync_if_due()
         return base_offset
