@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultyFileSystem
+from segmentlog.testing.faults import FaultyFileSystem
 from logs import FakeClock, contents, log_files, open_log, values
 
 import segmentlog

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from faults import Died, FaultyFileSystem
+from segmentlog.testing.faults import Died, FaultyFileSystem
 
 from segmentlog.errors import DiskFull
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, MalformedCheckpoint, decode_slot

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Died, FaultyFileSystem
+from segmentlog.testing.faults import Died, FaultyFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from batches import batch_bytes
-from faults import FaultyFileSystem
+from segmentlog.testing.faults import FaultyFileSystem
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from faults import FaultyFileSystem
+from segmentlog.testing.faults import FaultyFileSystem
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.storage.fs import FileSystem

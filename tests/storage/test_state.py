@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultyFileSystem
+from segmentlog.testing.faults import FaultyFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
