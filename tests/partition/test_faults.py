@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from segmentlog.testing.faults import FaultyFileSystem
 from logs import FakeClock, contents, log_files, open_log, values
 
 import segmentlog
 from segmentlog.errors import DiskFull, PartitionFailed
 from segmentlog.format.checkpoint import decode_checkpoint
 from segmentlog.partition.partition import Partition
+from segmentlog.testing.faults import FaultyFileSystem
 
 # ---------------------------------------------------------------- a failed fsync
 

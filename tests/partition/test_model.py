@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from segmentlog.testing.faults import Died, FaultyFileSystem
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +16,7 @@ from logs import FakeClock, Kept, contents, delete_indexes, log_files, machine_d
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import Headers, LostRange
+from segmentlog.testing.faults import Died, FaultyFileSystem
 
 BLOBS = st.one_of(st.none(), st.binary(max_size=12), st.just(b"long " * 60))
 HEADER = st.tuples(st.sampled_from(["h", "ü"]), st.none() | st.binary(max_size=3))

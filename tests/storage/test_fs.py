@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from segmentlog.testing.faults import Died, FaultyFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.errors import DiskFull
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, try_fallocate, write_all
+from segmentlog.testing.faults import Died, FaultyFileSystem
 
 OLD, NEW = b"old " * 1000, b"the new one " * 700
 

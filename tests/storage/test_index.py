@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from batches import batch_bytes
-from segmentlog.testing.faults import FaultyFileSystem
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from segmentlog.format.index import MAX_RELATIVE
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.testing.faults import FaultyFileSystem
 
 INTERVAL = 300
 SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)

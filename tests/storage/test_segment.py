@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from segmentlog.testing.faults import FaultyFileSystem
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import ActiveSegment, MappedSegment, list_segments, segment_stem
+from segmentlog.testing.faults import FaultyFileSystem
 
 KIB = 1024
 LIMIT = 64 << 20

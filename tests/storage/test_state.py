@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from segmentlog.testing.faults import FaultyFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import PAGE_SIZE, Block, LogState, StateDamaged, StatePage, SyncState
+from segmentlog.testing.faults import FaultyFileSystem
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 FLAG_BYTES = range(8 * 8, 13 * 8)
