@@ -42,6 +42,7 @@ class _Tail(msgspec.Struct):
     scanned_bytes: int = 0
     split: RecordBatch | None = None  # a batch that a truncation cuts in two
     gaps: tuple[LostRange, ...] = ()  # lost ranges that no checkpoint told of
+    whole: tuple[tuple[int, int], ...] = ()  # the segments before that, with the position where each ends
 
 
 def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryReport:
@@ -70,7 +71,8 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         end_offset=seen_offset,
         last_epoch=tail.last_epoch,
     )
-    known = checkpoint or Checkpoint(log_start_offset=bases[0] if bases else 0)
+    first = bases[0] if bases else 0
+    known = checkpoint or Checkpoint(recovery_offset=first, recovery_segment=first, log_start_offset=first)
     lost = _lost_range(handle, known, tail, verdict)
     report = RecoveryReport(
         verdict=_verdict_name(checkpoint, verdict, new=not bases, failed_fsync=before is not None),
@@ -83,9 +85,20 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     )
     active_base, position = tail.base, tail.position
     if write:
+        if checkpoint is None or slot_damaged:
+            # Before anything is cut or made: should this recovery die, the next one resumes at the same offset.
+            known = msgspec.structs.replace(
+                known,
+                offset_ceiling=verdict.resume_offset,
+                clean=not bases,
+                boot_id=handle.fs.boot_id(),
+                lost_ranges=(*known.lost_ranges, *tail.gaps),
+            )
+            tail.gaps = ()
+            handle.checkpoint.write(known)
         keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
-        _make_durable(handle, [base for base in bases if known.recovery_segment <= base < tail.base], before)
+        _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
@@ -208,6 +221,8 @@ def _scan(handle: Handle, checkpoint: Checkpoint | None, bases: list[int]) -> _T
             if base != tail.end_offset and not is_lost((*known.lost_ranges, *tail.gaps), tail.end_offset, base):
                 tail.torn = tail.torn or f"offset {tail.end_offset}, where the next segment begins at {base}"
                 break
+            if tail.base in bases:
+                tail.whole = (*tail.whole, (tail.base, tail.position))
             tail.base, tail.position, tail.end_offset, tail.appendable = base, 0, base, True
         mapped = MappedSegment(handle.fs, handle.folder, base)
         if len(mapped.view) < tail.position:
@@ -287,18 +302,17 @@ def _cut(handle: Handle, bases: list[int], tail: _Tail, *, copy: bool, keep: boo
     return truncated, kept
 
 
-def _make_durable(handle: Handle, bases: list[int], before: LogState | None) -> None:
-    """fsync the whole segments above the recovery point; write them anew if an fsync of theirs may have failed."""
-    for base in bases:
+def _make_durable(handle: Handle, whole: Sequence[tuple[int, int]], *, rewrite: bool) -> None:
+    """fsync the whole segments above the recovery point; write them anew if an fsync of theirs may have failed.
+
+    What is behind the end of one goes: space that a crash in the middle of a roll left preallocated.
+    """
+    for base, position in whole:
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
-        if before is not None:
-            replace_file(handle.fs, path, read_file(handle.fs, path))
-            continue
-        fd = handle.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            handle.fs.fsync(fd)
-        finally:
-            handle.fs.close(fd)
+        if rewrite:
+            replace_file(handle.fs, path, read_file(handle.fs, path)[:position])
+        else:
+            truncate_file(handle, base, position)
 
 
 def _copy_segment(handle: Handle, tail: _Tail) -> None:

@@ -42,6 +42,9 @@ class History:
     def __init__(self) -> None:
         self._first: dict[int, Claim] = {}
         self._durable: dict[int, Claim] = {}
+        self._acknowledged: set[int] = set()
+        self._withdrawn: set[int] = set()
+        self._gone: set[int] = set()
         self.conflicts: list[Conflict] = []
 
     def __len__(self) -> int:
@@ -50,8 +53,9 @@ class History:
 
     def acknowledged(self, base_offset: int, values: Iterable[bytes | None], *, durable: bool) -> None:
         """An append returned: its records stand at ``base_offset`` and after."""
-        for index, value in enumerate(values):
-            self._claim(Claim(base_offset + index, value, "the producer", durable))
+        for offset, value in enumerate(values, base_offset):
+            self._acknowledged.add(offset)
+            self._claim(Claim(offset, value, "the producer", durable))
 
     def handed(self, reader: str, offset: int, value: bytes | None, *, durable_only: bool = False) -> None:
         """A reader was handed a record."""
@@ -75,11 +79,20 @@ class History:
         """Every offset that was ever named, with the record that was named first."""
         return {offset: claim.value for offset, claim in self._first.items()}
 
+    def was_acknowledged(self, offset: int) -> bool:
+        """Whether the append of the record that was first named there returned, and nobody cut it off since."""
+        return offset in self._acknowledged and offset not in self._withdrawn
+
     def durable_below(self, end_offset: int) -> None:
-        """The log said that everything below is durable: what was named below it is promised from now on."""
+        """The log said that everything below is on disk: what it still holds of it is promised from now on."""
         for offset, claim in self._first.items():
-            if offset < end_offset:
+            if offset < end_offset and offset not in self._withdrawn and offset not in self._gone:
                 self._durable.setdefault(offset, claim)
+
+    def withdrawn(self, offset: int) -> None:
+        """Somebody is about to cut off what stands at and above ``offset``: no promise about it counts any more."""
+        self._withdrawn.update(named for named in self._first if named >= offset)
+        self._durable = {named: claim for named, claim in self._durable.items() if named < offset}
 
     def check(
         self,
@@ -99,6 +112,7 @@ class History:
         for offset, claim in self._first.items():
             if offset in contents or offset < log_start_offset:
                 continue
+            self._gone.add(offset)
             if offset in self._durable:
                 promised = self._durable[offset]
                 self._note("a durable record is gone", offset, promised)

@@ -1,0 +1,268 @@
+"""One long seeded life of a partition on a simulated machine, with the power cut at every call it makes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import msgspec
+from logs import FakeClock
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import LogTruncated
+from segmentlog.partition.partition import Partition
+from segmentlog.storage.inspect import Tally
+from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.testing import History
+from segmentlog.testing.disk import CrashPoint, SimulatedDisk
+from segmentlog.testing.faults import Died
+
+FOLDER = "/t/0"
+POLICIES = ("always", "20ms", "6records", "900bytes", "never")
+
+Event = Callable[[History], None]
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; the message says how to see it again."""
+
+
+class Moment(msgspec.Struct):
+    """A boundary between two calls: the disk as it was, and what had been said by then."""
+
+    point: CrashPoint
+    event_count: int
+
+
+class Trial:
+    """A workload, and the checks of every state that its crashes leave.
+
+    ``states`` counts the crash states that were recovered and checked, all different.
+    """
+
+    def __init__(self, seed: int, policy: str, writers: int) -> None:
+        self.seed, self.policy, self.writer_count = seed, policy, writers
+        self.rng = random.Random(f"{seed}/{policy}/{writers}")
+        self.config = TopicConfig.from_mapping({
+            "fsync": policy,
+            "segment_records": self.rng.choice((7, 20, 200)),
+            "segment_bytes": 32 << 10,
+            "index_interval_bytes": self.rng.choice((60, 500)),
+            "compression_type": self.rng.choice(("none", "lz4")),
+        })
+        self.disk = SimulatedDisk()
+        self.disk.make_folders(FOLDER)
+        self.disk.find(FOLDER).sync()
+        self.events: list[Event] = []
+        self.states = 0
+        self._number = 0
+        self._gone_before: set[int] = set()
+        self._moments: list[Moment] = []
+
+    def run(self, rounds: int, operations: int, variants: int) -> int:
+        """``rounds`` times: operations, then a crash at each call of them, then on from one of those crashes."""
+        with (
+            mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 24),
+            mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 1500),
+        ):
+            for number in range(rounds):
+                self._live(operations)
+                for moment in self._moments:
+                    events = self.events[: moment.event_count]
+                    if self.rng.random() < 0.2:
+                        self._check(moment.point.process_death(), events, f"round {number}, a process's death", moment)
+                    for disk in moment.point.crashes(self.rng, variants):
+                        self._check(disk, events, f"round {number}, a power cut", moment)
+                self._go_on()
+        return self.states
+
+    def _go_on(self) -> None:
+        """The machine dies at one of the moments, and the next round lives with what is left."""
+        moment = self.rng.choice(self._moments)
+        self.events = self.events[: moment.event_count]
+        self.disk = self.rng.choice(list(moment.point.crashes(self.rng, 8)))
+        self._moments = []
+
+    # ------------------------------------------------------------ living
+
+    def _open(self, disk: SimulatedDisk, **options: Any) -> Partition:
+        return Partition(FOLDER, "t", 0, lambda: self.config, fs=disk.process(), clock=FakeClock(), **options)
+
+    def _live(self, operations: int) -> None:
+        disk = self.disk
+        disk.on_effect = lambda: self._moments.append(Moment(disk.point(), len(self.events)))
+        writers = [self._open(disk) for _ in range(self.writer_count)]
+        history = History()
+        for event in self.events:
+            event(history)
+        self._gone_before = set(history.named()) - dict(_records(writers[0])).keys()
+        for _ in range(operations):
+            at = self.rng.randrange(len(writers))
+            try:
+                self._operate(writers, at)
+            except Died:
+                writers[at] = self._open(disk)
+        disk.on_effect = None
+
+    def _operate(self, writers: list[Partition], at: int) -> None:
+        log, rng = writers[at], self.rng
+        process: Any = log.handle.fs
+        process.fail_at = None
+        if rng.random() < 0.03:
+            process.fail_at = (process.calls + rng.randrange(1, 30), "die")
+        what = rng.random()
+        if what < 0.62:
+            self._append(log, at)
+        elif what < 0.68:
+            log.flush()
+        elif what < 0.82:
+            self._read(log, durable_only=rng.random() < 0.5)
+        elif what < 0.90:
+            clock: Any = log.handle.clock
+            clock.advance(rng.choice((1, 25)))
+            if log.sync_due():
+                log.flush()
+        elif what < 0.93:
+            log.close()
+            writers[at] = self._open(self.disk)
+        elif what < 0.96:
+            log.trim(rng.randint(log.log_start_offset, log.log_end_offset))
+        elif what < 0.97:
+            offset = rng.randint(log.log_start_offset, log.log_end_offset)
+            self.events.append(lambda history: history.withdrawn(offset))
+            log.truncate(offset)
+
+    def _append(self, log: Partition, at: int) -> None:
+        rng = self.rng
+        values = []
+        for _ in range(rng.choice((1, 1, 1, 2, 5))):
+            self._number += 1
+            padding = b"." * rng.choice((0, 0, 30, 600, 1500))
+            values.append(b"%d:%06d:%s" % (at, self._number, padding))
+        durable = rng.random() < 0.15
+        base_offset = log.append(values, ack="durable" if durable else None)
+        durable |= self.policy == "always"
+        self.events.append(lambda history: history.acknowledged(base_offset, values, durable=durable))
+
+    def _read(self, log: Partition, *, durable_only: bool) -> None:
+        durable_offset = log.durable_offset
+        found = list(_records(log, durable_only=durable_only))
+        who = "a durable-only reader" if durable_only else "a reader"
+
+        def event(history: History) -> None:
+            for offset, value in found:
+                history.handed(who, offset, value, durable_only=offset < durable_offset)
+
+        self.events.append(event)
+
+    # ------------------------------------------------------------ checking
+
+    def _check(self, disk: SimulatedDisk, events: list[Event], what: str, moment: Moment) -> None:
+        """Open the log as it was left, and hold it against everything that was said."""
+        self.states += 1
+        where = (
+            f"{what} after call {moment.point.effects}, state {self.states}; again with "
+            f"SEGMENTLOG_SEED={self.seed}, policy {self.policy}, {self.writer_count} writers"
+        )
+        history = History()
+        for event in events:
+            event(history)
+        thorough = self.states % 40 == 0
+        recovery: list[CrashPoint] = []
+        if thorough:
+            disk.on_effect = lambda: recovery.append(disk.point())
+        try:
+            log = self._open(disk)
+            disk.on_effect = None
+            first = self._verify(log, history, disk, where, thorough=thorough)
+            if disk.boot == moment.point.boot:
+                recovery = []  # a mere process death: a power cut after it is another story, not the same one again
+            for point in self.rng.sample(recovery, min(len(recovery), 3)):
+                for again in point.crashes(self.rng, 3):
+                    self._recover_again(again, events, first, where)
+        except Broken:
+            raise
+        except Exception as error:
+            raise Broken(f"{type(error).__name__}: {error}\n  {where}") from error
+
+    def _verify(
+        self, log: Partition, history: History, disk: SimulatedDisk, where: str, *, thorough: bool
+    ) -> tuple[dict[int, bytes | None], int]:
+        ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
+        contents = dict(_records(log))
+        named = history.named()
+        self._expect(history.check(contents, ranges, log.log_start_offset), where)
+        gone = [offset for offset in named if offset not in contents and offset >= log.log_start_offset]
+        for offset in gone[:3]:
+            self._expect_told(log, offset, where)
+        fresh = {offset: named[offset] for offset in gone if offset not in self._gone_before}
+        self._expect_bound(fresh, history, where)
+        self._expect_order(contents, where)
+        end_offset = log.log_end_offset
+        # A writer goes on: nothing it is given was ever anybody else's.
+        values = [b"after:%06d" % self.states, b"x" * 200]
+        base_offset = log.append(values, ack="durable")
+        history.acknowledged(base_offset, values, durable=True)
+        self._expect(history.check(dict(_records(log)), ranges, log.log_start_offset), where)
+        if thorough:
+            tally = Tally()
+            found = inspect_partition(disk.process(), FOLDER, "t", 0, self.config, tally)
+            errors = [finding for finding in found.findings if finding.severity == "error"]
+            self._expect(errors, where)
+        return contents, end_offset
+
+    def _recover_again(
+        self, disk: SimulatedDisk, events: list[Event], first: tuple[dict[int, bytes | None], int], where: str
+    ) -> None:
+        """A crash in the middle of the recovery changes nothing about its outcome."""
+        self.states += 1
+        history = History()
+        for event in events:
+            event(history)
+        log = self._open(disk)
+        contents, end_offset = self._verify(log, history, disk, where + ", and again in its recovery", thorough=False)
+        # Where no checkpoint was ever durable, each recovery steps over what it cannot know about; nothing is there yet.
+        unknown = log.recovery_report.verdict == "no checkpoint" and end_offset >= first[1]
+        if contents != first[0] or (end_offset != first[1] and not unknown):
+            raise Broken(
+                f"two recoveries differ: ends {first[1]} and {end_offset}, records {sorted(first[0])[-5:]} and "
+                f"{sorted(contents)[-5:]}\n  {where}"
+            )
+
+    def _expect_told(self, log: Partition, offset: int, where: str) -> None:
+        """Who had read up to a record that is gone is told so when it goes on."""
+        try:
+            log.read(offset + 1)
+        except LogTruncated as told:
+            if told.lost.base_offset <= offset < told.lost.end_offset:
+                return
+        raise Broken(f"a reader behind lost offset {offset} goes on unaware\n  {where}")
+
+    def _expect_bound(self, gone: dict[int, bytes | None], history: History, where: str) -> None:
+        """No more is lost of what was acknowledged than the policy says: see docs/durability.md."""
+        lost = [value for offset, value in gone.items() if history.was_acknowledged(offset)]
+        if self.policy == "6records" and len(lost) >= 6:
+            raise Broken(f"{len(lost)} acknowledged records are gone under {self.policy}\n  {where}")
+        size_bytes = sum(len(value or b"") for value in lost)
+        if self.policy == "900bytes" and self.config.compression_type == "none" and size_bytes >= 900:
+            raise Broken(f"{size_bytes} bytes of acknowledged records are gone under {self.policy}\n  {where}")
+
+    def _expect_order(self, contents: dict[int, bytes | None], where: str) -> None:
+        """Each producer's records stand in the order in which it sent them."""
+        last: dict[bytes, bytes] = {}
+        for offset in sorted(contents):
+            who, number, *_ = (contents[offset] or b"").split(b":")
+            if last.get(who, b"") >= number:
+                raise Broken(f"offset {offset}: {number!r} of {who!r} stands behind {last[who]!r}\n  {where}")
+            last[who] = number
+
+    def _expect(self, conflicts: list[Any], where: str) -> None:
+        if conflicts:
+            raise Broken("\n  ".join(map(str, conflicts[:5])) + f"\n  {where}")
+
+
+def _records(log: Partition, **options: Any) -> Iterator[tuple[int, bytes | None]]:
+    for batch in log.read(log.log_start_offset, **options):
+        yield from zip(batch.offsets.tolist(), batch.values, strict=True)
