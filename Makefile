@@ -14,16 +14,20 @@ PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
 
-.PHONY: help run test lint types bench clean
+.PHONY: help run test test-crash lint types bench clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
 
 test: $(VENV)/.installed-test  ## all tests; they must run COVERAGE_MIN=90 % of the lines
 	$(PY) -m pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
+
+test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
+	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_KILL_ROUNDS=10000 SEGMENTLOG_CRASHFS_ROUNDS=200 \
+	    $(PY) -m pytest tests/crash $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test  ## ruff: mistakes and layout
 	$(PY) -m ruff check

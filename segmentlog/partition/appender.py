@@ -264,7 +264,7 @@ class Appender:
         self._index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
 
     def _undo(self, before: LogState, made: Sequence[int]) -> None:
-        """Take back what was written but not published."""
+        """Take back what was written but not published, durably: its offsets go to other records."""
         handle = self._handle
         self._sealing.clear()
         self._close_active(flush=False)
@@ -272,7 +272,13 @@ class Appender:
             for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
-        self._cut_file(before.active_base_offset, before.end_position)
+        if made:
+            handle.fs.sync_folder(handle.folder)
+        segment = ActiveSegment(handle.fs, handle.folder, before.active_base_offset, 0, create=False)
+        try:
+            segment.drop(before.end_position)
+        finally:
+            segment.close()
         handle.page.writing = 0
 
     def _cut_file(self, base: int, size_bytes: int) -> None:

@@ -116,6 +116,9 @@ def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
             remove_segment(handle, base)
         else:
             truncate_file(handle, base, start)
+    if bases and bases[-1] > log.active_base_offset:
+        # Durably gone, like what `truncate_file` cuts: the offsets in it go to other records next.
+        fs.sync_folder(handle.folder)
     page.writing = 0
     return RecoveryReport(
         "torn write",

@@ -42,6 +42,7 @@ class _Tail(msgspec.Struct):
     scanned_bytes: int = 0
     split: RecordBatch | None = None  # a batch that a truncation cuts in two
     gaps: tuple[LostRange, ...] = ()  # lost ranges that no checkpoint told of
+    stale: tuple[int, ...] = ()  # segments whose offsets stand in others
     whole: tuple[tuple[int, int], ...] = ()  # the segments before that, with the position where each ends
 
 
@@ -186,7 +187,10 @@ def with_lost_range(ranges: tuple[LostRange, ...], lost: LostRange) -> tuple[Los
 
 
 def is_lost(ranges: Sequence[LostRange], base_offset: int, end_offset: int) -> bool:
-    """Whether lost ranges, one or several that touch, explain that ``[base_offset, end_offset)`` holds no record."""
+    """Whether lost ranges, one or several that touch, explain that ``[base_offset, end_offset)`` holds no record.
+
+    Not empty: ``base_offset`` lies below ``end_offset``.
+    """
     for lost in ranges:
         if lost.base_offset <= base_offset < lost.end_offset:
             base_offset = lost.end_offset
@@ -214,6 +218,10 @@ def _scan(handle: Handle, checkpoint: Checkpoint | None, bases: list[int]) -> _T
     tail.position = known.recovery_position
     for base in bases:
         if base < first:
+            continue
+        if tail.base < base < tail.end_offset:
+            # Its offsets stand in the segment before it: a file that was deleted and came back.
+            tail.stale = (*tail.stale, base)
             continue
         if base > tail.base:
             if checkpoint is None and base > tail.end_offset:
@@ -283,13 +291,13 @@ def _cut(handle: Handle, bases: list[int], tail: _Tail, *, copy: bool, keep: boo
     """Leave nothing behind the recovered end; (bytes put into quarantine, the last file of them)."""
     truncated, kept = 0, None
     for base in bases:
-        if base < tail.base:
+        if base < tail.base and base not in tail.stale:
             continue
         start = tail.position if base == tail.base else 0
         if keep:
             size, path = quarantine_tail(handle, base, start, "cut")
             truncated, kept = truncated + size, path or kept
-        if base > tail.base:
+        if base != tail.base:
             remove_segment(handle, base)
     if tail.base in bases and tail.appendable:
         if copy or tail.split is not None:

@@ -61,15 +61,24 @@ class ActiveSegment:
                 return
             write_all(self._fs, self.fd, buffers, position)  # many buffers, or all of it again after a short write
         except OSError as error:
-            self.cut(position)
+            self.drop(position)
             if error.errno in NO_ROOM:
                 raise DiskFull(self.path, size_bytes) from error
             raise
 
     def cut(self, position: int) -> None:
-        """Drop everything from ``position`` on: nothing there was ever published."""
+        """Give back what was preallocated from ``position`` on."""
         self._fs.ftruncate(self.fd, position)
         self._allocated = position
+
+    def drop(self, position: int) -> None:
+        """Take back what was written from ``position`` on and never published, durably.
+
+        Its offsets go to other records next: after a power cut the disk must not come up
+        with the old bytes in place of those.
+        """
+        self.cut(position)
+        self._fs.fsync(self.fd)
 
     def _allocate(self, position: int, size_bytes: int) -> None:
         size = self._fs.fstat(self.fd).st_size  # another process may have gone ahead

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import random
 import stat
@@ -33,7 +34,7 @@ from segmentlog.testing.faults import Died
 
 SECTOR = 512
 PAGE = 4096
-_CAPACITY = 64 << 10
+_CAPACITY = 32 << 10
 _DEVICE = 77
 
 
@@ -152,6 +153,7 @@ class SimulatedDisk:
         return CrashPoint(self)
 
 
+@functools.lru_cache(maxsize=1000)
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 

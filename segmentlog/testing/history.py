@@ -84,7 +84,7 @@ class History:
         return offset in self._acknowledged and offset not in self._withdrawn
 
     def durable_below(self, end_offset: int) -> None:
-        """The log said that everything below is on disk: what it still holds of it is promised from now on."""
+        """The log said that everything below is on disk: what `check` found still there is promised from now on."""
         for offset, claim in self._first.items():
             if offset < end_offset and offset not in self._withdrawn and offset not in self._gone:
                 self._durable.setdefault(offset, claim)

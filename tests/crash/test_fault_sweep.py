@@ -1,0 +1,164 @@
+"""A call fails, at each call of a workload in turn: whatever was acknowledged stays, and the log goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from logs import FakeClock
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import PartitionFailed, SegmentlogError
+from segmentlog.partition.partition import Partition
+from segmentlog.testing import History
+from segmentlog.testing.disk import SimulatedDisk
+
+FOLDER = "/t/0"
+FAULTS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR, "short write": "short", "death": "die"}
+
+
+class Workload:
+    """Appends, syncs, rolls, trims and reads of one process; what fails is noted, and the work goes on."""
+
+    def __init__(self, policy: str) -> None:
+        self.config = TopicConfig.from_mapping({"fsync": policy, "segment_records": 9, "index_interval_bytes": 100})
+        self.disk = SimulatedDisk()
+        self.disk.make_folders(FOLDER)
+        self.disk.find(FOLDER).sync()
+        self.policy = policy
+        self.process = self.disk.process()
+        self.history = History()
+        self.refused: list[BaseException] = []
+        self._number = 0
+
+    def opened(self, disk: SimulatedDisk | None = None) -> Partition:
+        fs = self.process if disk is None else disk.process()
+        return Partition(FOLDER, "t", 0, lambda: self.config, fs=fs, clock=FakeClock())
+
+    def run(self) -> None:
+        log: Partition | None = None
+        for step in range(14):
+            try:
+                if log is None:
+                    log = self.opened()
+                self._step(log, step)
+            except PartitionFailed as error:
+                self.refused.append(error)
+                log = None  # until it is opened anew
+            except (SegmentlogError, OSError) as error:
+                self.refused.append(error)
+
+    def _step(self, log: Partition, step: int) -> None:
+        if step == 6:
+            log.flush()
+        elif step == 9:
+            log.trim(3)
+        elif step == 11:
+            for batch in log.read(log.log_start_offset):
+                for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
+                    self.history.handed("a reader", offset, value)
+        else:
+            self.append(log, durable=step in (2, 12))
+
+    def append(self, log: Partition, *, durable: bool) -> None:
+        self._number += 1
+        values = [b"%d" % self._number, b"." * 300]
+        base_offset = log.append(values, ack="durable" if durable else None)
+        self.history.acknowledged(base_offset, values, durable=durable or self.policy == "always")
+
+    def check(self, disk: SimulatedDisk) -> None:
+        """The next process finds everything that was promised, and appends."""
+        log = self.opened(disk)
+        contents = _contents(log)
+        ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
+        assert not self.history.check(contents, ranges, log.log_start_offset)
+        assert log.append([b"after"], ack="durable") not in self.history.named()
+        assert len(_contents(log)) == len(contents) + 1
+
+
+def _contents(log: Partition) -> dict[int, bytes | None]:
+    return {
+        offset: value
+        for batch in log.read(log.log_start_offset)
+        for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
+    }
+
+
+@pytest.fixture(autouse=True)
+def small_steps() -> Iterator[None]:
+    """Ceilings and recovery points move often enough to fail in a short workload."""
+    with (
+        mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 10),
+        mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 800),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("policy", ["always", "4records", "never"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_at_any_call_breaks_no_promise(fault: str, policy: str) -> None:
+    """In the same process, in the next one, and after a power cut that follows."""
+    calls = _calls_of(policy)
+    assert calls > 150
+    met: set[str] = set()
+    for call in range(1, calls + 1):
+        work = Workload(policy)
+        how: Any = FAULTS[fault]
+        work.process.fail_at = (call, how)
+        note = f"call {call} ({{}}) fails with {fault}, policy {policy}"
+        try:
+            work.run()
+        except BaseException as error:
+            if type(error).__name__ != "Died":
+                raise AssertionError(note.format(work.process.failed)) from error
+        met.add(work.process.failed)
+        try:
+            point = work.disk.point()
+            work.check(point.process_death())
+            for survivor in point.crashes(random.Random(call), 3):
+                work.check(survivor)
+        except Exception as error:
+            raise AssertionError(note.format(work.process.failed)) from error
+    assert {"pwritev", "fdatasync", "fsync", "ftruncate", "open", "flock", "fstat"} <= met
+
+
+def _calls_of(policy: str) -> int:
+    work = Workload(policy)
+    work.run()
+    assert not work.refused
+    return work.process.calls
+
+
+@pytest.mark.parametrize("method", ["pwritev", "fallocate", "open"])
+def test_after_a_full_disk_appends_go_on_without_a_restart(method: str) -> None:
+    """ENOSPC once: that append is refused or takes another way, and the next one is in order."""
+    for nth in range(1, 6):
+        work = Workload("never")
+        log = work.opened()
+        work.append(log, durable=False)
+        seen = 0
+        process = work.process
+        real = getattr(process, method)
+
+        def failing(*args: Any, real: Any = real, nth: int = nth, **options: Any) -> Any:
+            nonlocal seen
+            seen += method != "open" or bool(args[1] & os.O_CREAT)
+            if seen == nth:
+                seen += 1
+                raise OSError(errno.ENOSPC, "no room")
+            return real(*args, **options)
+
+        setattr(process, method, failing)
+        refused = 0
+        for _ in range(12):
+            try:
+                work.append(log, durable=False)
+            except (SegmentlogError, OSError):
+                refused += 1
+        assert refused <= 1
+        work.check(work.disk.point().process_death())
