@@ -13,6 +13,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
+WORKERS ?= auto
 
 .PHONY: help run test test-crash lint types bench clean
 
@@ -23,7 +24,7 @@ run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
 
 test: $(VENV)/.installed-test  ## all tests; they must run COVERAGE_MIN=90 % of the lines
-	$(PY) -m pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
 
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
 	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_KILL_ROUNDS=10000 SEGMENTLOG_CRASHFS_ROUNDS=200 \

@@ -342,7 +342,8 @@ class SimulatedProcess(FileSystem):
     """The seam as one process of a simulated machine calls it. Errors are those of the system calls.
 
     ``fail_at`` makes one call fail, counted over all methods from 1: with an errno, by writing
-    half (``"short"``), or by the process's death before it (``"die"``).
+    half (``"short"``), by writing half and finding the disk full at the next write (``"full"``),
+    or by the process's death before it (``"die"``).
     """
 
     def __init__(self, disk: SimulatedDisk, number: int) -> None:
@@ -354,7 +355,7 @@ class SimulatedProcess(FileSystem):
         """The method that `fail_at` made fail."""
         self._fds: dict[int, Node] = {}
         self._next_fd = 1000 * number
-        self._dead = False
+        self._dead = self._full = False
         for name in _CALLS:
             setattr(self, name, self._counted(name, getattr(self, f"_{name}")))
 
@@ -363,6 +364,9 @@ class SimulatedProcess(FileSystem):
             self.calls += 1
             if self._dead:
                 raise Died
+            if name == "pwritev" and self._full:
+                self._full = False
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.fail_at is not None and self.calls == self.fail_at[0]:
                 how = self.fail_at[1]
                 self.failed = name
@@ -372,6 +376,7 @@ class SimulatedProcess(FileSystem):
                 if isinstance(how, int):
                     raise OSError(how, os.strerror(how))
                 if name == "pwritev":
+                    self._full = how == "full"
                     data = b"".join(args[1])
                     return call(args[0], [data[: len(data) // 2]], args[2])
             return call(*args, **options)

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -13,13 +14,21 @@ import pytest
 from logs import FakeClock
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import PartitionFailed, SegmentlogError
+from segmentlog.errors import DiskFull, PartitionFailed, SegmentlogError
 from segmentlog.partition.partition import Partition
 from segmentlog.testing import History
 from segmentlog.testing.disk import SimulatedDisk
+from segmentlog.testing.faults import Died
 
 FOLDER = "/t/0"
-FAULTS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR, "short write": "short", "death": "die"}
+FAULTS = {
+    "EIO": errno.EIO,
+    "ENOSPC": errno.ENOSPC,
+    "EINTR": errno.EINTR,
+    "short write": "short",
+    "half and full": "full",
+    "death": "die",
+}
 
 
 class Workload:
@@ -63,11 +72,11 @@ class Workload:
                 for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
                     self.history.handed("a reader", offset, value)
         else:
-            self.append(log, durable=step in (2, 12))
+            self.append(log, durable=step in (2, 12), count=25 if step == 7 else 1)
 
-    def append(self, log: Partition, *, durable: bool) -> None:
+    def append(self, log: Partition, *, durable: bool, count: int = 1) -> None:
         self._number += 1
-        values = [b"%d" % self._number, b"." * 300]
+        values = [b"%d:%d" % (self._number, index) for index in range(count)] + [b"." * 300]
         base_offset = log.append(values, ack="durable" if durable else None)
         self.history.acknowledged(base_offset, values, durable=durable or self.policy == "always")
 
@@ -99,8 +108,9 @@ def small_steps() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("policy", ["always", "4records", "never"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "policy"), [*product(FAULTS, ("always", "never")), ("EIO", "4records"), ("death", "4records")]
+)
 def test_a_failure_at_any_call_breaks_no_promise(fault: str, policy: str) -> None:
     """In the same process, in the next one, and after a power cut that follows."""
     calls = _calls_of(policy)
@@ -120,7 +130,7 @@ def test_a_failure_at_any_call_breaks_no_promise(fault: str, policy: str) -> Non
         try:
             point = work.disk.point()
             work.check(point.process_death())
-            for survivor in point.crashes(random.Random(call), 3):
+            for survivor in point.crashes(random.Random(call), 2):
                 work.check(survivor)
         except Exception as error:
             raise AssertionError(note.format(work.process.failed)) from error
@@ -162,3 +172,34 @@ def test_after_a_full_disk_appends_go_on_without_a_restart(method: str) -> None:
                 refused += 1
         assert refused <= 1
         work.check(work.disk.point().process_death())
+
+
+@pytest.mark.parametrize("how", ["refused", "died"])
+def test_records_of_an_append_that_never_was_do_not_come_back_under_others_offsets(how: str) -> None:
+    """Half of a long append was written, then the disk was full, or its process dead; its offsets went to others."""
+    work = Workload("never")
+    log = work.opened()
+    log.append([b"first"], ack="durable")
+    writes = 0
+    real = work.process.pwritev
+
+    def second_fails(fd: int, buffers: Any, position: int) -> int:
+        nonlocal writes
+        writes += len(buffers) > 1  # batches: header and payload
+        if writes == 2:
+            if how == "died":
+                work.process.die()
+                raise Died
+            raise OSError(errno.ENOSPC, "no room")
+        return real(fd, buffers, position)
+
+    work.process.pwritev = second_fails
+    with pytest.raises((DiskFull, Died)):
+        log.append([b"never %d" % index for index in range(30)])
+    assert writes == 2
+    if how == "died":
+        log = work.opened(work.disk)
+    work.append(log, durable=False)
+    point = work.disk.point()
+    for survivor in point.crashes(random.Random(1), 300):
+        work.check(survivor)
