@@ -88,6 +88,9 @@ if TYPE_CHECKING:
         Record as Record,
     )
     from segmentlog.records import (
+        RecoveryMode as RecoveryMode,
+    )
+    from segmentlog.records import (
         RecoveryReport as RecoveryReport,
     )
     from segmentlog.records import (
@@ -113,7 +116,8 @@ _HOMES = {
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producer": ("Delivery", "Producer"),
     "segmentlog.records": (
-        "Appended", "EpochStart", "LostRange", "Record", "RecoveryReport", "SegmentInfo", "TopicPartition",
+        "Appended", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport", "SegmentInfo",
+        "TopicPartition",
     ),
     "segmentlog.store": ("LogStore", "Topic"),
 }  # fmt: skip
@@ -123,19 +127,30 @@ __all__ = ["open", *_HOME_OF]
 
 
 def open(
-    path: str | os.PathLike[str], *, create: bool = True, read_only: bool = False, background: bool = True
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    background: bool = True,
+    recovery: RecoveryMode = "tail",
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 
     read_only   change nothing, not even what a recovery would mend
     background  start threads for fsync policies and lingering; without, appends do what is due
 
+    recovery    "tail" cuts a torn tail off, and damage elsewhere raises when it is read; "strict"
+                reads all of a partition when it is opened and raises for any damage, a torn tail
+                too; "salvage" steps over damage when reading, with a warning and `Partition.damage`
+
+    A store on a read-only file system is opened read_only, with a warning.
+
     Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
     for one that cannot be read.
     """
     from segmentlog.store import LogStore
 
-    return LogStore(path, create=create, read_only=read_only, background=background)
+    return LogStore(path, create=create, read_only=read_only, background=background, recovery=recovery)
 
 
 def __getattr__(name: str) -> Any:

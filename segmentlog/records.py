@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,15 @@ class LostRange(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     reason: str
     at_ms: int = 0
+
+
+RecoveryMode = Literal["strict", "tail", "salvage"]
+"""What opening a log does about damage.
+
+strict   any damage raises, a torn tail too, and nothing is changed: the whole log is read first
+tail     a torn tail is cut off and kept in quarantine; damage elsewhere raises when it is read
+salvage  as tail, but reading steps over damage and tells: a warning, and `Partition.damage`
+"""
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):

@@ -36,7 +36,10 @@ from segmentlog.format.names import (
 )
 from segmentlog.partition.handle import Clock, Handle
 from segmentlog.partition.partition import Partition
+from segmentlog.partition.scrubber import Scrubber, ScrubReport, ScrubTarget
+from segmentlog.records import RecoveryMode
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
+from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.workers import Worker, logger
 
@@ -97,21 +100,40 @@ class LogStore:
         create: bool = True,
         read_only: bool = False,
         background: bool = True,
+        recovery: RecoveryMode = "tail",
+        scrub_bytes_per_s: int | None = None,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
-        self.read_only = read_only
+        if recovery not in ("strict", "tail", "salvage"):
+            raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         self._fs = fs or FileSystem()
+        self.read_only = read_only or self._is_on_read_only_disk()
+        self.recovery: RecoveryMode = recovery
         self._clock = clock or Clock()
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._topic_files: dict[str, tuple[tuple[int, int, int], tuple[int, TopicConfig]]] = {}
         self._closed = False
         self._budget = _DescriptorBudget()
-        self._flusher = Worker("flush", self.flush_tick) if background and not read_only else None
-        self.store_id = self._open(create and not read_only)
+        self._flusher = Worker("flush", self.flush_tick) if background and not self.read_only else None
+        self._scrubber = self._make_scrubber(scrub_bytes_per_s)
+        self._scrub_worker = Worker("scrub", self.scrub_tick) if background and self._scrubber else None
+        self.store_id = self._open(create and not self.read_only)
+        self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
+        if self._scrub_worker is not None:
+            self._scrub_worker.ensure_running()
+
+    def _is_on_read_only_disk(self) -> bool:
+        try:
+            read_only = self._fs.is_read_only(self.path)
+        except OSError:  # not there yet
+            return False
+        if read_only:
+            logger.warning("%s is on a read-only file system: opened read_only", self.path)
+        return read_only
 
     def _open(self, create: bool) -> str:
         """Read the store's own file, making the store if that is wanted; its id."""
@@ -343,6 +365,7 @@ class LogStore:
                 fs=self._fs,
                 clock=self._clock,
                 read_only=self.read_only,
+                recovery=self.recovery,
                 background=self._flusher is not None,
                 on_open=self._opened,
             )
@@ -436,11 +459,39 @@ class LogStore:
                     partition.flush()
         return pause_s
 
+    def _make_scrubber(self, bytes_per_s: int | None) -> Scrubber | None:
+        if bytes_per_s is None:
+            return None
+        if not isinstance(bytes_per_s, int) or isinstance(bytes_per_s, bool) or bytes_per_s < 1:
+            raise InvalidConfig("scrub_bytes_per_s", bytes_per_s, "a whole number of bytes a second, or None for off")
+        return Scrubber(self._fs, self._scrub_targets, bytes_per_s)
+
+    def _scrub_targets(self) -> Iterator[ScrubTarget]:
+        for name in self.topics(internal=True):
+            with contextlib.suppress(UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                for number in range(self.read_topic_file(name)[0]):
+                    yield ScrubTarget(name, number, f"{self.path}/{name}/{number}")
+
+    def scrub_tick(self) -> float:
+        """Check as many bytes of sealed segments as ``scrub_bytes_per_s`` allows by now; seconds until the next call.
+
+        With ``background`` a thread does it. Raises `InvalidConfig` when scrubbing is off.
+        """
+        if self._scrubber is None:
+            raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
+        self._check_open()
+        return self._scrubber.tick(self._clock.monotonic_ms())
+
+    def scrub_report(self) -> ScrubReport:
+        """How much the scrubber has checked so far, and the damage it knows of. Empty while scrubbing is off."""
+        return ScrubReport() if self._scrubber is None else self._scrubber.report()
+
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = {}
-        if self._flusher is not None and self._flusher.error is not None:
-            problems[self._flusher.name] = str(self._flusher.error)
+        for worker in (self._flusher, self._scrub_worker):
+            if worker is not None and worker.error is not None:
+                problems[worker.name] = str(worker.error)
         for (name, number), partition in list(self._partitions.items()):
             if partition.failed is not None:
                 problems[f"{name}/{number}"] = partition.failed
@@ -457,6 +508,10 @@ class LogStore:
             self._closed = True
             if self._flusher is not None:
                 self._flusher.stop()
+            if self._scrub_worker is not None:
+                self._scrub_worker.stop()
+            if self._scrubber is not None:
+                self._scrubber.close()
             first: Exception | None = None
             for partition in self._partitions.values():
                 try:
@@ -465,6 +520,8 @@ class LogStore:
                     first = first or error
             self._partitions.clear()
             _open_stores.discard(self)
+            if self._neighbour is not None and first is None:
+                self._neighbour.remove()
         if first is not None:
             raise first
 

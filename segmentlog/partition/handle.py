@@ -16,6 +16,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionFailed, ReadOnlyStore, UnknownTopic
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.records import RecoveryMode
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import list_segments
@@ -54,6 +55,7 @@ class Handle:
         clock: Clock,
         *,
         read_only: bool = False,
+        recovery: RecoveryMode = "tail",
         on_open: Callable[[Handle], None] | None = None,
     ) -> None:
         self.fs = fs
@@ -63,6 +65,7 @@ class Handle:
         self.log_name = f"{topic}/{partition}"
         self.clock = clock
         self.read_only = read_only
+        self.recovery = recovery
         self.config = load_config()
         self._load_config = load_config
         self._on_open = on_open

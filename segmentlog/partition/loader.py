@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import os
 
-from segmentlog.errors import DiskFull
+from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import STATE_FILE
 from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.recovery import quarantine_tail, recover, remove_segment, truncate_file
 from segmentlog.records import RecoveryReport
+from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import NO_ROOM
+from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
@@ -21,6 +23,8 @@ def open_partition(handle: Handle) -> RecoveryReport:
 
     Raises OSError for files that cannot be read, DiskFull when recovery has no room.
     """
+    if handle.recovery == "strict":
+        _refuse_damage(handle)
     if handle.read_only:
         return _open_read_only(handle)
     handle.open_files()
@@ -43,6 +47,14 @@ def open_partition(handle: Handle) -> RecoveryReport:
             return recover(handle, page)
     finally:
         handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
+
+
+def _refuse_damage(handle: Handle) -> None:
+    """Raise `CorruptBatch` for the first thing that is not as it was written, before anything is changed."""
+    found = inspect_partition(handle.fs, handle.folder, handle.topic, handle.partition, handle.config, Tally())
+    damage = [one for one in found.findings if one.severity == "damage"] or [one for one in (found.torn,) if one]
+    for one in damage:
+        raise CorruptBatch(one.path, max(one.position, 0), "a whole log (recovery='strict')", one.what, one.base_offset)
 
 
 def _map_page(handle: Handle) -> StatePage:

@@ -8,6 +8,7 @@ in this folder; this one says what a partition promises.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import InvalidConfig, OffsetOutOfRange, StoreClosed
+from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
@@ -28,9 +29,11 @@ from segmentlog.partition.reader import Reader, SkipListener
 from segmentlog.partition.recovery import recover, with_lost_range
 from segmentlog.partition.syncer import Syncer
 from segmentlog.policy.flush import append_must_sync, background_sync_due
-from segmentlog.records import EpochStart, LostRange, RecoveryReport, SegmentInfo
+from segmentlog.records import EpochStart, LostRange, RecoveryMode, RecoveryReport, SegmentInfo
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
+
+logger = logging.getLogger("segmentlog")
 
 Ack = Literal["written", "durable"]
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -54,11 +57,12 @@ class Partition:
         clock: Clock | None = None,
         read_only: bool = False,
         background: bool = False,
+        recovery: RecoveryMode = "tail",
         on_open: Callable[[Handle], None] | None = None,
     ) -> None:
         self._handle = Handle(
             fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
-            read_only=read_only, on_open=on_open,
+            read_only=read_only, recovery=recovery, on_open=on_open,
         )  # fmt: skip
         self._background = background
         self._closed = False
@@ -68,6 +72,8 @@ class Partition:
         self._reader = Reader(self._handle)
         self.topic = topic
         self.number = number
+        self.damage: list[tuple[int, int, CorruptBatch]] = []
+        """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
         self.recovery_report: RecoveryReport = open_partition(self._handle)
         """What opening found and did, as the one who opened the partition first in this process saw it."""
 
@@ -172,16 +178,26 @@ class Partition:
         ``durable_only`` ends at the durable offset, ``isolation="read_committed"`` at the last
         stable offset. At least one batch comes if there is one, however small ``max_bytes``.
         Damage raises `CorruptBatch` when it is reached; with ``on_skip`` it is stepped over,
-        and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped.
+        and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped. A
+        partition that was opened with ``recovery="salvage"`` steps over it anyway, see `damage`.
 
         Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
-        range.
+        range. At the very start of one it does not: who stands there missed nothing.
         """
         if self._closed or self._handle.is_moved:
             self._check_open()
             self._handle.check_usable()
+        if on_skip is None and self._handle.recovery == "salvage":
+            on_skip = self._note_damage
         bound = self.end_offset(isolation=isolation, durable_only=durable_only)
         return self._reader.read(self._reader.check_position(offset), bound, max_bytes, on_skip)
+
+    def _note_damage(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        if any(known[:2] == (base_offset, end_offset) for known in self.damage):
+            return
+        self.damage.append((base_offset, end_offset, damage))
+        name = self._handle.log_name
+        logger.warning("%s: stepped over offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
 
     def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
         """Where a reader of that kind ends now."""

@@ -64,6 +64,11 @@ class FileSystem:
         """Reserve and zero ``[position, position + size_bytes)``, growing the file. No room is an OSError."""
         os.posix_fallocate(fd, position, size_bytes)
 
+    def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
+        """Let the kernel forget what it has cached of these bytes; no promise, and what is mapped stays."""
+        if size_bytes and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
+
     def sync_folder(self, path: str) -> None:
         """Make names in this folder durable: until then a power cut may undo a create or a rename."""
         fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -77,6 +82,22 @@ class FileSystem:
         from segmentlog.storage.map import map_shared
 
         return map_shared(fd, size_bytes, writable=writable)
+
+    def is_read_only(self, path: str) -> bool:
+        """Whether the file system is mounted so that nothing can be changed."""
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+    def kind_of_mount(self, path: str) -> str:
+        """The type of the file system that holds ``path`` (ext4, nfs4, ...); empty when nobody can tell."""
+        best, kind = "", ""
+        real = os.path.realpath(path)
+        with contextlib.suppress(OSError), open("/proc/self/mountinfo") as mounts:
+            for line in mounts:
+                fields, _, rest = line.partition(" - ")
+                at = fields.split()[4].encode().decode("unicode_escape")  # spaces are written as \\040
+                if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best):
+                    best, kind = at, rest.split()[0]
+        return kind
 
     def boot_id(self) -> str:
         """A name for the time since the machine started: page caches live as long as it does."""

@@ -1,0 +1,87 @@
+"""A store on a network file system: locks and memory maps end at the machine, and nothing else tells.
+
+What is written on one machine is not seen through another one's map, and an `flock` may or
+may not reach it; two machines that append to one partition overwrite each other. So a
+process that opens such a store for writing leaves its machine's name, and whoever finds
+another machine's there is warned. Nothing can be promised on top of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import time
+from typing import Final
+
+from segmentlog.format.names import HIDDEN
+from segmentlog.storage.fs import FileSystem, read_file, write_all
+
+NETWORK_MOUNTS: Final = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",
+    "fuse.s3fs", "fuse.rclone", "fuse.juicefs", "lustre", "gpfs", "beegfs", "orangefs", "ocfs2", "gfs2", "virtiofs",
+))  # fmt: skip
+
+logger = logging.getLogger("segmentlog")
+
+
+class NetworkMark:
+    """The name of this machine in a store that several machines may reach."""
+
+    FILE: Final = f"{HIDDEN}writer.json"
+
+    def __init__(self, fs: FileSystem, path: str, host: str) -> None:
+        self._fs = fs
+        self._path = f"{path}/{self.FILE}"
+        self._host = host
+
+    @classmethod
+    def leave(cls, fs: FileSystem, path: str, now_ms: int) -> NetworkMark | None:
+        """Warn of a network file system and of another machine's mark, and leave our own; None on a local disk."""
+        kind = fs.kind_of_mount(path)
+        if kind not in NETWORK_MOUNTS:
+            return None
+        logger.warning(
+            "%s is on a network file system (%s): locks, memory maps and fsync may not mean there what they mean on a"
+            " disk; use the store from one machine only",
+            path,
+            kind,
+        )
+        mark = cls(fs, path, platform.node() or fs.boot_id())
+        host, at_ms = mark.read()
+        if host and host != mark._host:
+            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
+            logger.warning(
+                "%s was opened for writing by the machine %s at %s and was not closed there: if it still writes, both"
+                " will damage the log; close it there, or open it with read_only=True",
+                path,
+                host,
+                when,
+            )
+        mark._write(now_ms)
+        return mark
+
+    def read(self) -> tuple[str, int]:
+        """(machine, when) of the last one that left its mark; an empty name without one."""
+        try:
+            document = json.loads(read_file(self._fs, self._path))
+            return str(document["host"]), int(document["at_ms"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", 0
+
+    def _write(self, now_ms: int) -> None:
+        data = json.dumps({"host": self._host, "at_ms": now_ms}).encode()
+        with contextlib.suppress(OSError):  # a warning is all that it serves
+            fd = self._fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                write_all(self._fs, fd, [data], 0)
+            finally:
+                self._fs.close(fd)
+
+    def remove(self) -> None:
+        """At a clean close, if it is still ours."""
+        if self.read()[0] == self._host:
+            with contextlib.suppress(OSError):
+                self._fs.unlink(self._path)

@@ -1,0 +1,203 @@
+"""What `segmentlog.open` makes of damage, of disks that cannot be written to, and of other machines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logs import tree_bytes
+
+import segmentlog
+from segmentlog.errors import CorruptBatch, InvalidConfig, ReadOnlyStore, StoreVersionError
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.network import NetworkMark
+from segmentlog.store import LogStore
+
+FIRST = "00000000000000000000.log"
+
+
+class OtherBoot(FileSystem):
+    """The machine was started anew."""
+
+    def boot_id(self) -> str:
+        return "another boot"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store whose partition t/0 has three segments of two batches each."""
+    with segmentlog.open(tmp_path / "store") as store:
+        log = store.create_topic("t", segment_records=20).partition(0)
+        for number in range(6):
+            log.append([b"%d-%d" % (number, index) for index in range(10)])
+    return tmp_path / "store"
+
+
+def _damage(folder: Path) -> None:
+    """Flip a bit in the second batch of the first segment."""
+    path = folder / "t" / "0" / FIRST
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def _tear(folder: Path) -> Path:
+    """Leave half a batch at the end, as a power cut does; the log was not closed."""
+    store = LogStore(folder, background=False)
+    log = store.topic("t").partition(0)
+    log.append([b"late" * 100])
+    log.abandon()
+    path = sorted((folder / "t" / "0").glob("*.log"))[-1]
+    size = len(path.read_bytes().rstrip(b"\0"))
+    os.truncate(path, size - 20)
+    return path
+
+
+def _values(store: LogStore) -> list[bytes | None]:
+    log = store.topic("t").partition(0)
+    return [value for batch in log.read(log.log_start_offset) for value in batch.values]
+
+
+def test_a_sound_log_opens_alike_in_every_mode(folder: Path) -> None:
+    """No mode finds anything in a log without damage, new topics included."""
+    for mode in ("strict", "tail", "salvage"):
+        with segmentlog.open(folder, recovery=mode) as store:
+            assert len(_values(store)) == 60
+            store.create_topic(f"new-{mode}").partition(0).append([b"x"])
+
+
+def test_strict_refuses_damage_and_changes_nothing(folder: Path) -> None:
+    """The first flipped byte raises when the partition is opened, with path and position."""
+    _damage(folder)
+    before = tree_bytes(folder)
+    with segmentlog.open(folder, recovery="strict") as store, pytest.raises(CorruptBatch) as told:
+        store.topic("t").partition(0)
+    assert told.value.path.endswith(FIRST)
+    assert told.value.position > 0
+    assert tree_bytes(folder) == before
+
+
+def test_strict_refuses_a_torn_tail_which_tail_cuts_off(folder: Path) -> None:
+    """After a power cut: strict leaves all as it is, tail goes on without the half batch and says so."""
+    path = _tear(folder)
+    before = tree_bytes(folder)
+    store = LogStore(folder, recovery="strict", fs=OtherBoot(), background=False)
+    with pytest.raises(CorruptBatch) as told:
+        store.topic("t").partition(0)
+    assert told.value.path == str(path)
+    store.close()
+    assert tree_bytes(folder) == before
+    with LogStore(folder, fs=OtherBoot(), background=False) as store:
+        log = store.topic("t").partition(0)
+        assert log.recovery_report.truncated_bytes > 0
+        assert log.recovery_report.lost is not None
+        assert len(_values(store)) == 60
+
+
+def test_tail_raises_where_damage_is_read(folder: Path) -> None:
+    """Opening is quick and looks at nothing below the recovery point."""
+    _damage(folder)
+    with segmentlog.open(folder) as store:
+        log = store.topic("t").partition(0)
+        assert len([value for batch in log.read(20) for value in batch.values]) == 40
+        with pytest.raises(CorruptBatch):
+            _values(store)
+
+
+def test_salvage_steps_over_damage_and_tells(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Everything else is read, by partitions and consumers; what was stepped over is told once."""
+    _damage(folder)
+    with segmentlog.open(folder, recovery="salvage") as store:
+        with caplog.at_level(logging.WARNING, "segmentlog"):
+            assert len(_values(store)) == len(_values(store)) == 50
+            assert len(list(store.consumer("t"))) == 50
+        (skipped,) = store.topic("t").partition(0).damage
+        assert skipped[:2] == (10, 20)
+        assert skipped[2].path.endswith(FIRST)
+        assert len([line for line in caplog.messages if "stepped over offsets 10 to 19" in line]) == 1
+
+
+def test_an_unknown_mode_is_refused(folder: Path) -> None:
+    """The error names the accepted ones."""
+    with pytest.raises(InvalidConfig, match="'strict', 'tail' or 'salvage'"):
+        segmentlog.open(folder, recovery="hopeful")  # type: ignore[arg-type]
+
+
+def test_a_store_of_a_newer_format_is_refused(folder: Path) -> None:
+    """With the version it has, and nothing is changed."""
+    path = folder / "store.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    before = tree_bytes(folder)
+    with pytest.raises(StoreVersionError, match="format 2"):
+        segmentlog.open(folder)
+    assert tree_bytes(folder) == before
+
+
+# ---------------------------------------------------------------- a disk that cannot be written to
+
+
+@pytest.fixture
+def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
+    """The store on a file system that is mounted read-only; needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    mount = tmp_path / "mounted"
+    mount.mkdir()
+    subprocess.run(["mount", "--bind", folder, mount], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", mount], check=True)
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)  # what is mapped may outlive the test
+
+
+def test_a_store_on_a_read_only_file_system_opens_read_only(
+    read_only_mount: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without being asked to, with a warning; reading works, and appending says why it does not."""
+    with caplog.at_level(logging.WARNING, "segmentlog"), segmentlog.open(read_only_mount) as store:
+        assert store.read_only
+        assert len(_values(store)) == 60
+        with pytest.raises(ReadOnlyStore):
+            store.topic("t").partition(0).append([b"x"])
+    assert any("read-only file system" in line for line in caplog.messages)
+
+
+# ---------------------------------------------------------------- a disk that other machines see
+
+
+class NetworkDisk(FileSystem):
+    """As if the store lay on a network file system."""
+
+    def kind_of_mount(self, path: str) -> str:
+        return "nfs4"
+
+
+def test_another_machine_that_writes_is_warned_about(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each machine leaves its name, and takes it away when it closes; whoever finds another one is warned."""
+    monkeypatch.setattr("platform.node", lambda: "alpha")
+    first = LogStore(folder, fs=NetworkDisk(), background=False)
+    assert any("network file system (nfs4)" in line for line in caplog.messages)
+    assert not any("alpha" in line for line in caplog.messages)
+    monkeypatch.setattr("platform.node", lambda: "beta")
+    with LogStore(folder, fs=NetworkDisk(), background=False):
+        assert any("the machine alpha" in line for line in caplog.messages)
+    assert not (folder / NetworkMark.FILE).exists()
+    first.close()
+    caplog.clear()
+    with LogStore(folder, fs=NetworkDisk(), background=False):
+        assert not any("alpha" in line or "beta" in line for line in caplog.messages)
+    with LogStore(folder, background=False):
+        assert not (folder / NetworkMark.FILE).exists()
+
+
+def test_the_kind_of_a_mount_is_that_of_the_innermost(tmp_path: Path) -> None:
+    """/proc is told from the disk above it."""
+    assert FileSystem().kind_of_mount("/proc/self") == "proc"
+    assert FileSystem().kind_of_mount(str(tmp_path)) not in ("", "proc")
