@@ -384,8 +384,9 @@ class Partition:
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
                     return  # another process appended meanwhile, and will close after us
-                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
+                # The page first: whoever appends after a death between the two must reserve offsets anew.
                 page.log.write(msgspec.structs.replace(log, offset_ceiling=log.log_end_offset))
+                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
 
     @property
     def handle(self) -> Handle:

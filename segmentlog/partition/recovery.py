@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -119,6 +120,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 lost_ranges=ranges,
             )
         )
+        _remove_deleted(handle, report.log_start_offset, active_base)
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     else:
         report = msgspec.structs.replace(report, log_end_offset=tail.end_offset)
@@ -366,6 +368,13 @@ def _begin(handle: Handle, bases: list[int], tail: _Tail, resume_offset: int) ->
         handle.fs.close(handle.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
     handle.fs.sync_folder(handle.folder)
     return active
+
+
+def _remove_deleted(handle: Handle, log_start_offset: int, active_base: int) -> None:
+    """Remove once more the segments below the log start: a crash may have undone it."""
+    for base, following in pairwise(list_segments(handle.fs, handle.folder)):
+        if following <= min(log_start_offset, active_base):
+            remove_segment(handle, base)
 
 
 # ---------------------------------------------------------------- files

@@ -182,6 +182,9 @@ class LogLook:
         at = f" at byte {error.position}" if error.position != broken.position else ""
         why = f"expected {error.expected}{at}, found {error.found}"
         behind = broken.following_offset if broken.following_offset is not None else end_offset
+        checkpoint = found.checkpoint.checkpoint
+        if behind is None and checkpoint is not None and tail_from is not None and broken.position < tail_from:
+            behind = checkpoint.recovery_offset  # the last batches below the recovery point: they went up to there
         cut = Cut(
             segment.base_offset, segment.path, broken.position, broken.end_position, broken.expected_offset,
             max(behind if behind is not None else broken.expected_offset, broken.expected_offset), why,
@@ -242,7 +245,8 @@ class LogLook:
 
     def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int, *, compacted: bool) -> None:
         """A gap is explained by lost ranges, or by compaction where it may have been at work."""
-        base_offset = self._behind_lost_ranges(base_offset)
+        # What lies below the log start was deleted; a power cut may have brought a file of it back.
+        base_offset = max(self._behind_lost_ranges(base_offset), self._start_now())
         if base_offset < end_offset and not compacted:
             what = "no batch has these offsets, and no lost range accounts for them"
             self._hole(path, position, base_offset, end_offset, what)
