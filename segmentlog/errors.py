@@ -75,7 +75,7 @@ class TopicExists(SegmentlogError):
 
 
 class RecordTooLarge(SegmentlogError, ValueError):
-    """One record alone is larger than a batch may be; nothing of the call was appended."""
+    """One record alone is larger than a batch may be; nothing of the call was appended to its partition."""
 
     def __init__(self, size_bytes: int, limit_bytes: int, index: int = 0) -> None:
         super().__init__(size_bytes, limit_bytes, index)
@@ -84,7 +84,7 @@ class RecordTooLarge(SegmentlogError, ValueError):
     def __str__(self) -> str:
         return (
             f"record {self.index} of the call takes {self.size_bytes} bytes, over max.message.bytes"
-            f" = {self.limit_bytes}; nothing was appended; raise max.message.bytes or split the record"
+            f" = {self.limit_bytes}; nothing was appended to its partition; raise max.message.bytes or split the record"
         )
 
 

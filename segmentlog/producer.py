@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.errors import InvalidConfig, InvalidRecord, RecordTooLarge, SegmentlogError, StoreClosed, UnknownTopic
 from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.records import Appended, Headers
@@ -341,7 +341,8 @@ class Producer:
     ) -> Deliveries:
         """Send a list of records at once, after what was sent before them; returns when they are appended.
 
-        The fast path: no work in Python for each record. Raises what `Partition.append` raises.
+        The fast path: no work in Python for each record. Raises what `Partition.append` raises; what
+        goes to one partition is appended whole or not at all, whatever became of the others.
         """
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
@@ -438,6 +439,9 @@ class Producer:
             try:
                 log = chunk.logs[number] = topic.partition(number)
                 chunk.base_offsets[number] = self._append(log, chunk, rows)
+            except RecordTooLarge as error:
+                index = error.index if rows is None else rows[error.index]
+                first = first or RecordTooLarge(error.size_bytes, error.limit_bytes, index)
             except (SegmentlogError, OSError) as error:
                 first = first or error
         if first is not None:

@@ -69,8 +69,21 @@ def _add(rows: Rows, document: dict[str, Any], fields: Fields, number: int) -> N
     rows.values.append(value)
     rows.keys.append(_bytes(document, fields.key or "key", number, optional=fields.key is None))
     rows.timestamps.append(_milliseconds(document, fields.timestamp, number))
-    pairs = document.get("headers") if not fields.whole else None
-    rows.headers.append([(one["key"], _bytes(one, "value", number)) for one in pairs or []])
+    rows.headers.append([] if fields.whole else _headers(document.get("headers") or [], number))
+
+
+def _headers(pairs: Any, number: int) -> list[tuple[str, bytes | None]]:
+    """A list of objects with "name" (Spark's and Arrow's schema calls it "key") and "value" or "value_base64"."""
+    shape = '{"name": text, "value": text}'
+    if not isinstance(pairs, list):
+        raise TransferError(f"record {number}: headers are a list of {shape}, not {pairs!r}")
+    headers = []
+    for pair in pairs:
+        name = pair.get("name", pair.get("key")) if isinstance(pair, dict) else None
+        if not isinstance(name, str):
+            raise TransferError(f"record {number}: a header is {shape}, not {pair!r}")
+        headers.append((name, _bytes(pair, "value", number, optional=True)))
+    return headers
 
 
 def _trimmed(rows: Rows) -> Rows:
@@ -139,7 +152,7 @@ def read_ndjson(source: IO[bytes]) -> Iterator[dict[str, Any]]:
             continue
         try:
             document = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TransferError(f"line {number} is no JSON: {error}") from None
         if not isinstance(document, dict):
             raise TransferError(f"line {number} is no JSON object: {line[:60]!r}")
@@ -198,7 +211,7 @@ class NdjsonWriter:
             _put(document, "key", record.key)
             _put(document, "value", record.value)
             if record.headers:
-                document["headers"] = [_put({"key": name}, "value", value) for name, value in record.headers]
+                document["headers"] = [_put({"name": name}, "value", value) for name, value in record.headers]
             lines.append(msgspec.json.encode(document))
         self._out.write(b"\n".join(lines) + b"\n")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import say
-from segmentlog.cli.options import json_option
+from segmentlog.cli.options import FiniteRange, json_option
 from segmentlog.cli.tables import show_json, show_table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _IMPLAUSIBLE_US = 20.0
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Time for each policy.")
+@click.option("--seconds", type=FiniteRange(0.05), default=1.0, show_default=True, help="Time for each policy.")
 @click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True, metavar="RECORDS",
               help="Records an append.")  # fmt: skip
 @click.option("--record-size", type=click.IntRange(1), default=100, show_default=True, metavar="BYTES",

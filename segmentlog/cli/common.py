@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,14 +33,15 @@ def run(command: click.Command, args: Sequence[str] | None) -> int:
         error.show()
         return EXIT_USAGE
     except click.ClickException as error:
-        error.show()
+        say(f"error: {error.format_message()}")
         return EXIT_FAILED
     except click.Abort:
         say("stopped")
+        if not sys.stdout.isatty():
+            _forget_stdout()  # it may be a pipe that nobody reads: then the exit would wait for ever
         return EXIT_FAILED
-    except BrokenPipeError:
-        # The reader has seen enough (`| head`). Python flushes stdout once more at exit: into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ReaderGone, BrokenPipeError):
+        _forget_stdout()
         return EXIT_DONE
     except CorruptBatch as error:
         say(f"error: {error}")
@@ -47,13 +50,72 @@ def run(command: click.Command, args: Sequence[str] | None) -> int:
         say(f"error: {error}")
         return EXIT_FAILED
     except OSError as error:
+        if error.filename == _STDOUT:
+            _forget_stdout()
         say(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return EXIT_FAILED
 
 
+# ---------------------------------------------------------------- standard streams
+
+_STDOUT: Final = "stdout"
+
+
+class ReaderGone(Exception):
+    """Whoever read stdout has seen enough (`| head`): no failure. No OSError, as click answers those itself."""
+
+
+class _Results(io.FileIO):
+    """Stdout, whose errors tell that it was stdout that failed, and not the store."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise ReaderGone from None
+        except OSError as error:
+            error.filename = _STDOUT
+            raise
+
+
+def prepare_process() -> None:
+    """What only a process of its own may change: its standard streams, and what SIGTERM does to it.
+
+    Descriptors 0 to 2 that are closed (`>&-`) are opened the wrong way round, as coreutils'
+    stdopen does: no file of the store gets their numbers, and using them fails.
+    """
+    for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, flags)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            if name != "stdout":
+                setattr(sys, name, os.fdopen(os.dup(fd), "r" if name == "stdin" else "w", closefd=True))
+    before = sys.stdout
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Results(1, "wb", closefd=False)),
+        encoding=before.encoding if before else "utf-8",
+        errors=before.errors if before else "replace",
+        line_buffering=before.line_buffering if isinstance(before, io.TextIOWrapper) else False,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders made for a while are deleted
+
+
+def check_stdin() -> None:
+    """Raises ClickException when stdin is closed."""
+    if fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        raise click.ClickException("stdin is closed: name a file, or pipe something in")
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout once more at exit: into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def say(text: str) -> None:
     """A line for the person at the terminal: stderr, so that stdout is results only."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):  # nobody listens, or there is no room: no reason to fail
         click.echo(text, err=True)
 
 
@@ -76,11 +138,14 @@ class Stop(Exception):
 def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
     """Within: SIGINT and SIGTERM do not kill; they add themselves to the list, and call ``on_signal``.
 
-    Loops look at the list after each batch, finish the batch in hand and say what was done.
+    Loops look at the list after each batch, finish the batch in hand and say what was done. Who
+    asks twice does not want to wait for that: the second signal interrupts.
     """
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
+        if received:
+            raise KeyboardInterrupt
         received.append(number)
         if on_signal is not None:
             on_signal()
@@ -91,6 +156,16 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def status_of(stopped: list[int]) -> int:
+    """The exit status of a command that was to go to an end: what a shell says of a process that a signal ended."""
+    return 128 + stopped[0] if stopped else EXIT_DONE
+
+
+def stopped_by(stopped: list[int]) -> str:
+    """The end of a summary."""
+    return f"; stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
 
 
 class Progress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, Progress, open_store, say, stoppable
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, json_option, resolve, selected_partitions
 
 if TYPE_CHECKING:
@@ -86,10 +86,12 @@ def consume(
             printer = _Printer(render, fetch_size, max_records, ends, flush=follow, total=total)
             printer.run(consumer, stopped)
         if not quiet:
-            say(printer.summary())
+            say(printer.summary() + stopped_by(stopped))
         for tp, base_offset, end_offset, damage in consumer.skipped:
             say(f"{tp}: skipped damaged offsets {base_offset} to {end_offset - 1} ({damage.path})")
-        return EXIT_DAMAGE if consumer.skipped else 0
+        if consumer.skipped:
+            return EXIT_DAMAGE
+        return status_of(stopped) if not follow else EXIT_DONE
 
 
 class _Printer:

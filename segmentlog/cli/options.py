@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -61,6 +62,16 @@ class _Duration(ParamType):
 SIZE = _Size()
 DURATION_MS = _Duration()
 DURATION_S = _Duration(bare_ms=1000)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; `nan` is in none, whatever comparisons say."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 # ---------------------------------------------------------------- places in a log
@@ -184,10 +195,12 @@ class Selector(NamedTuple):
 
     topic: str
     partition: str = "*"
+    may_come: bool = False
+    """Whether it was given as a pattern, of topics or partitions: those may be made later."""
 
     @property
     def has_pattern(self) -> bool:
-        """Whether topics that are made later may fit."""
+        """Whether several topics may fit."""
         return bool(PATTERN_CHARACTERS & set(self.topic))
 
     @property
@@ -207,11 +220,12 @@ class _SelectorType(ParamType):
             return value
         topic, slash, partition = value.partition("/")
         if not slash:
-            return Selector(topic)
+            return Selector(topic, may_come=bool(PATTERN_CHARACTERS & set(topic)))
         decimal = partition.isascii() and partition.isdecimal()
         if not topic or not (decimal or PATTERN_CHARACTERS & set(partition)) or "/" in partition:
             self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, as in clicks or clicks/0", param, ctx)
-        return Selector(topic, str(int(partition)) if decimal else partition)
+        may_come = bool(PATTERN_CHARACTERS & set(value))
+        return Selector(topic, str(int(partition)) if decimal else partition, may_come)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return complete_topic(ctx, param, incomplete)

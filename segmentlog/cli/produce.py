@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import Progress, open_store, say, stoppable
-from segmentlog.cli.options import complete_topic, existing_topic, json_option
-from segmentlog.errors import InvalidRecord, SegmentlogError
+from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
+from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, json_option
+from segmentlog.errors import InvalidRecord, RecordTooLarge, SegmentlogError
 
 if TYPE_CHECKING:
     from segmentlog.producer import Deliveries, Producer
@@ -32,6 +33,22 @@ class _Lists:
         self.timestamps: list[int] | None = None
         self.partition: int | None = None
 
+    def part(self, begin: int, end: int) -> _Lists:
+        """Records ``[begin, end)``."""
+        part = _Lists(self.values[begin:end], None if self.keys is None else self.keys[begin:end])
+        part.headers = None if self.headers is None else self.headers[begin:end]
+        part.timestamps = None if self.timestamps is None else self.timestamps[begin:end]
+        part.partition = self.partition
+        return part
+
+
+class _BadRecord(ValueError):
+    """A record that cannot be understood; ``index`` counts from 0 in its list."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
+
 
 Parse = Callable[[list[bytes]], Iterator[_Lists]]
 
@@ -41,7 +58,7 @@ Parse = Callable[[list[bytes]], Iterator[_Lists]]
 @click.argument("file", type=click.Path(allow_dash=True), default="-")
 @click.option("--batch-size", type=click.IntRange(1), default=4096, show_default=True, metavar="RECORDS",
               help="Append so many records at a time.")  # fmt: skip
-@click.option("--linger", type=click.FloatRange(0), default=5.0, show_default=True, metavar="MS",
+@click.option("--linger", type=FiniteRange(0, 60_000), default=5.0, show_default=True, metavar="MS",
               help="Append fewer when no more come for so long.")  # fmt: skip
 @click.option("-k", "--key-separator", metavar="TEXT", help="A line is KEY TEXT VALUE; without TEXT it has no key.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Append to this one.")
@@ -78,17 +95,23 @@ def produce(
     if key_separator is not None and shape == "json":
         raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
     pairs = tuple(_pair(header) for header in headers)
+    if file == "-":
+        check_stdin()
+    elif os.path.isdir(file):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
     fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     size = os.fstat(fd).st_size if file != "-" else 0
     with open_store(ctx) as store, stoppable() as stopped:
-        existing_topic(store, topic, to_write=True)
+        several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
         source = _Source(fd, shape, batch_size, linger / 1000, stopped)
         with store.producer(ack=ack) as producer, Progress("bytes", size or None) as progress:
-            sender = _Sender(producer, topic, partition, pairs, print_offsets, as_json)
+            limit = store.topic(topic).config.max_message_bytes if several else None
+            sender = _Sender(producer, topic, partition, pairs, print_offsets, as_json, limit)
             try:
                 for raw, count_bytes in source.lists(skip):
+                    sender.first = sender.records + skip
                     for lists in _parser(shape, key_separator)(raw):
-                        sender.send(lists)
+                        sender.send(lists, skip)
                     sender.bytes += count_bytes
                     progress.advance(count_bytes)
             except (SegmentlogError, ValueError) as error:
@@ -98,9 +121,10 @@ def produce(
                 )
                 if isinstance(error, SegmentlogError):
                     raise
-                raise click.ClickException(str(error)) from None
-        say(sender.summary() + (f"; stopped by signal {stopped[0]}" if stopped else ""))
-    return 128 + stopped[0] if stopped and source.unread else 0
+                where = f"record {sender.first + error.index + 1}: " if isinstance(error, _BadRecord) else ""
+                raise click.ClickException(f"{where}{error}") from None
+        say(sender.summary() + stopped_by(stopped))
+    return status_of(stopped) if source.unread else 0
 
 
 def _pair(header: str) -> tuple[str, bytes]:
@@ -145,7 +169,7 @@ class _Source:
                 self.unread = False
                 if self._rest and self._shape == "length-prefixed":
                     raise ValueError(f"the input ends in the middle of a record: {len(self._rest)} bytes are left over")
-                ready += [self._rest] if self._rest else []
+                ready += [self._rest] if self._rest and not skip else []
                 break
             found = self._cut(block)
             if skip:
@@ -172,6 +196,8 @@ class _Source:
         self._rest = records.pop()
         if self._shape != "nul" and b"\r" in data:
             records = [record.removesuffix(b"\r") for record in records]
+        if self._shape == "json":  # before they are counted, for --skip counts records
+            records = [record for record in records if record.strip()]
         return records
 
     def _cut_prefixed(self, data: bytes) -> list[bytes]:
@@ -209,18 +235,11 @@ def _parser(shape: str, separator: str | None) -> Parse:
 
 def _parse_json(raw: list[bytes]) -> Iterator[_Lists]:
     """Lists of records that go to one partition, in order."""
-    import msgspec
-
     lists: _Lists | None = None
-    for line in raw:
+    for index, line in enumerate(raw):
         if not line.strip():
             continue
-        try:
-            document = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"not a JSON object: {line[:60]!r}: {error}") from None
-        if not isinstance(document, dict) or not document.keys() & {"value", "value_base64"}:
-            raise ValueError(f"a JSON record has a 'value' or 'value_base64': {line[:60]!r}")
+        document, value, key, headers = _parse_document(index, line)
         partition = document.get("partition")
         if lists is None or lists.partition != partition:
             if lists is not None:
@@ -230,12 +249,35 @@ def _parse_json(raw: list[bytes]) -> Iterator[_Lists]:
         assert lists.keys is not None
         assert lists.headers is not None
         assert lists.timestamps is not None
-        lists.values.append(bytes_of(document, "value"))
-        lists.keys.append(bytes_of(document, "key"))
-        lists.timestamps.append(document.get("timestamp", time.time_ns() // 1_000_000))
-        lists.headers.append([_header(one, line) for one in document.get("headers") or []])
+        timestamp = document.get("timestamp")
+        lists.values.append(value)
+        lists.keys.append(key)
+        lists.timestamps.append(time.time_ns() // 1_000_000 if timestamp is None else timestamp)
+        lists.headers.append(headers)
     if lists is not None:
         yield _filled(lists)
+
+
+def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | None, bytes | None, list[Any]]:
+    """A line as (object, value, key, headers). Raises `_BadRecord`."""
+    import msgspec
+
+    try:
+        document = msgspec.json.decode(line)
+        if not isinstance(document, dict) or not document.keys() & {"value", "value_base64"}:
+            raise ValueError(f"a JSON record has a 'value' or 'value_base64': {line[:60]!r}")
+        headers = document.get("headers") or []
+        if not isinstance(headers, list):
+            raise ValueError(f'headers are a list of {{"name": ..., "value": ...}}: {line[:60]!r}')
+        pairs = [_header(one, line) for one in headers]
+        timestamp = document.get("timestamp")
+        if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
+            raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
+        return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None
+    except ValueError as error:
+        raise _BadRecord(index, str(error)) from None
 
 
 def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
@@ -285,28 +327,72 @@ class _Sender:
         pairs: tuple[tuple[str, bytes], ...],
         print_offsets: bool,
         as_json: bool,
+        limit_bytes: int | None,
     ) -> None:
+        """``limit_bytes``: of one record, where the records of a list may go to several partitions."""
         self._producer = producer
         self._topic = topic
         self._partition = partition
         self._pairs = list(pairs)
         self._print_offsets = print_offsets or as_json
         self._as_json = as_json
+        self._limit_bytes = limit_bytes
         self._started = time.perf_counter()
         self.records = self.bytes = 0
+        self.first = 0
+        """Number of the first record of the list in hand, those that were skipped included."""
 
-    def send(self, lists: _Lists) -> None:
+    def send(self, lists: _Lists, skip: int) -> None:
+        """Append a list; when a record is too large, what comes before it, so that the count of records is true.
+
+        Partitions are appended to one after another. A record that may be too large goes alone,
+        lest those after it that belong to other partitions arrive, and again with --skip.
+        """
+        begin = 0
+        for large in self._large(lists):
+            self._send_part(lists.part(begin, large), skip)
+            self._send_part(lists.part(large, large + 1), skip)
+            begin = large + 1
+        self._send_part(lists.part(begin, len(lists.values)) if begin else lists, skip)
+
+    def _large(self, lists: _Lists) -> list[int]:
+        """Which records may be over the limit, if they may go to several partitions at once."""
+        if self._limit_bytes is None or lists.keys is None or lists.partition is not None:
+            return []
+        limit_bytes = self._limit_bytes * 9 // 10  # headers are not counted; they are short
+        if max(map(len, filter(None, lists.values)), default=0) + max(map(len, filter(None, lists.keys)), default=0) < (
+            limit_bytes
+        ):
+            return []
+        sizes = (len(value or b"") + len(key or b"") for value, key in zip(lists.values, lists.keys, strict=True))
+        return [index for index, size in enumerate(sizes) if size >= limit_bytes]
+
+    def _send_part(self, lists: _Lists, skip: int) -> None:
+        if not lists.values:
+            return
+        try:
+            self._send_list(lists)
+        except RecordTooLarge as error:
+            self._send_list(lists.part(0, error.index))
+            number = self.records + skip
+            raise ValueError(
+                f"record {number + 1} takes {error.size_bytes} bytes, over max.message.bytes = {error.limit_bytes}:"
+                f" raise it with 'segmentlog alter', or leave the record out with --skip {number + 1}"
+            ) from None
+        except InvalidRecord as error:
+            raise _BadRecord(self.records - self.first + skip + error.index, str(error)) from None
+
+    def _send_list(self, lists: _Lists) -> None:
+        if not lists.values:
+            return
         headers = lists.headers
         if self._pairs:
             given = headers or [[]] * len(lists.values)
             headers = [[*one, *self._pairs] for one in given]
         partition = lists.partition if self._partition is None else self._partition
-        try:
-            deliveries = self._producer.send_many(
-                self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
-            )
-        except InvalidRecord as error:
-            raise ValueError(f"record {self.records + error.index}: {error}") from None
+        deliveries = self._producer.send_many(
+            self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
+        )
         self.records += len(lists.values)
         if self._print_offsets:
             self._tell(deliveries)

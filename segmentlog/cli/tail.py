@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from segmentlog.cli.common import open_store, stoppable
+from segmentlog.cli.common import open_store, say, stoppable, stopped_by
 from segmentlog.cli.options import SELECTOR, Selector, json_option, matching_topics, offset_of_last
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
-@click.option("-f", "--follow", is_flag=True, help="Go on; topics made later that fit a pattern are picked up.")
+@click.option("-f", "--follow", is_flag=True, help="Go on, also with what is made later: partitions, topics that fit.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=10, show_default=True, help="So many of each partition.")
 @click.option("-q", "--quiet", is_flag=True, help="Never print headers.")
 @click.option("-v", "--verbose", is_flag=True, help="Always print headers.")
@@ -42,13 +42,14 @@ def tail(
     """
     with open_store(ctx, background=False) as store:
         consumer = _consumer(store, topics, follow)
-        several = len(consumer.assignment()) > 1 or any(one.has_pattern for one in topics)
-        printer = _Printer(headers=not quiet and not as_json and (verbose or several), as_json=as_json)
+        several = len(consumer.assignment()) > 1 or any(one.may_come for one in topics)
+        printer = _Printer(headers=None if quiet or as_json else verbose or several, as_json=as_json)
         with stoppable(consumer.wakeup) as stopped, consumer:
             for tp in consumer.assignment():
                 log = store.topic(tp.topic).partition(tp.partition)
                 end = log.log_end_offset
-                begin = offset_of_last(log, lines, end)
+                wanted = any(one.fits(*tp) for one in topics)
+                begin = offset_of_last(log, lines, end) if wanted else end
                 for batch in log.read(begin) if begin < end else ():
                     if batch.base_offset >= end:
                         break
@@ -59,11 +60,13 @@ def tail(
             if follow and not stopped:
                 _end_with_stdout(consumer)
                 for batch in consumer.batches():
-                    if _fits(topics, batch):
+                    if any(one.fits(batch.topic, batch.partition) for one in topics):
                         printer.show(batch)
                         printer.flush()
                     if stopped:
                         break
+            if stopped:
+                say(f"{printer.records:,} records{stopped_by(stopped)}")
 
 
 def _consumer(store: LogStore, topics: tuple[Selector, ...], follow: bool) -> Consumer:
@@ -73,17 +76,18 @@ def _consumer(store: LogStore, topics: tuple[Selector, ...], follow: bool) -> Co
         if selector.number is not None and not selector.has_pattern:
             matching_topics(store, (selector.topic,))  # a name that is not there gets its advice
             wanted.append((selector.topic, selector.number))
-        elif follow and selector.has_pattern:
-            wanted.append(selector.topic)
+        elif follow:
+            name = selector.topic
+            if selector.may_come and not selector.has_pattern and name not in store.topics():
+                name = f"{name[:-1]}[{name[-1]}]"  # a pattern, which may be waited for, that only this name fits
+            elif not selector.has_pattern:
+                matching_topics(store, (name,))
+            wanted.append(name)  # partitions that are added later, too
         else:
             for name in matching_topics(store, (selector.topic,)):
                 count = store.topic(name).partition_count
                 wanted.extend((name, number) for number in range(count) if selector.fits(name, number))
     return store.consumer(*wanted, follow=follow)
-
-
-def _fits(topics: tuple[Selector, ...], batch: RecordBatch) -> bool:
-    return any(one.fits(batch.topic, batch.partition) for one in topics)
 
 
 def _end_with_stdout(consumer: Consumer) -> None:
@@ -99,20 +103,25 @@ def _end_with_stdout(consumer: Consumer) -> None:
 
 
 class _Printer:
-    """Bare values, with a header whenever another partition's turn comes."""
+    """Bare values, with a header whenever another partition's turn comes.
 
-    def __init__(self, *, headers: bool, as_json: bool) -> None:
+    ``headers``: also before the first; None for none at all.
+    """
+
+    def __init__(self, *, headers: bool | None, as_json: bool) -> None:
         self._headers = headers
         self._as_json = as_json
         self._last: tuple[str, int] | None = None
+        self.records = 0
 
     def show(self, batch: RecordBatch) -> None:
         out = sys.stdout.buffer
         source = (batch.topic, batch.partition)
-        if self._headers and source != self._last:
+        if source != self._last and (self._headers or (self._headers is not None and self._last is not None)):
             gap = b"\n" if self._last is not None else b""
             out.write(gap + f"==> {batch.topic}/{batch.partition} <==\n".encode())
         self._last = source
+        self.records += len(batch)
         if self._as_json:
             from segmentlog.cli.consume import render_json
 

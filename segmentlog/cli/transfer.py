@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import Progress, open_store, say, stoppable
+from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, existing_topic, resolve, selected_partitions
-from segmentlog.errors import UnknownTopic
+from segmentlog.errors import InvalidRecord, RecordTooLarge, UnknownTopic
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
@@ -49,7 +49,7 @@ def import_(
     whole: bool,
     timestamp: str | None,
     batch_size: int,
-) -> None:
+) -> int:
     """Append the records of SOURCE to TOPIC.
 
     SOURCE is a file (- for stdin), or redis://HOST[:PORT]/DB or unix:///PATH with a topic of
@@ -73,14 +73,23 @@ def import_(
         with store.producer() as producer, Progress("records", None) as progress:
             try:
                 for part in rows:
-                    producer.send_many(topic, part.values, part.keys, headers=part.headers, timestamps=part.timestamps)
+                    try:
+                        producer.send_many(
+                            topic, part.values, part.keys, headers=part.headers, timestamps=part.timestamps
+                        )
+                    except (InvalidRecord, RecordTooLarge) as error:
+                        raise click.ClickException(f"records {count + 1} to {count + len(part)}: {error}") from None
                     count += len(part)
                     progress.advance(len(part))
                     if stopped:
                         break
+            except UnicodeDecodeError as error:
+                raise click.ClickException(f"the input is not UTF-8: {error}") from None
             finally:
                 seconds = max(time.perf_counter() - started, 1e-9)
-                say(f"{count:,} records imported in {seconds:.2f} s ({count / seconds:,.0f} records/s)")
+                rate = f"{count / seconds:,.0f} records/s"
+                say(f"{count:,} records imported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
+        return status_of(stopped)
 
 
 def _from_file(stack: ExitStack, source: str, shape: str, fields: Any, batch_size: int) -> Iterator[Rows]:
@@ -92,7 +101,9 @@ def _from_file(stack: ExitStack, source: str, shape: str, fields: Any, batch_siz
         documents = transfer.read_parquet(source)
     else:
         file: IO[bytes] = sys.stdin.buffer
-        if source != "-":
+        if source == "-":
+            check_stdin()
+        else:
             file = stack.enter_context(open(source, "rb"))  # noqa: SIM115
         documents = transfer.read_csv(file) if shape == "csv" else transfer.read_ndjson(file)
     return transfer.records_of(documents, fields, batch_size)
@@ -127,7 +138,7 @@ def _from_redis(store: LogStore, url: str, topic: str, batch_size: int) -> Itera
               help="Where to begin.")  # fmt: skip
 @click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
 @click.pass_context
-def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, start: Place, stop: Place | None) -> None:
+def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, start: Place, stop: Place | None) -> int:
     """Write the records of TOPIC (or TOPIC/PARTITION) to FILE (or stdout), partition by partition."""
     from segmentlog import transfer
 
@@ -138,6 +149,10 @@ def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, st
     with ExitStack() as stack, stoppable() as stopped:
         store = stack.enter_context(open_store(ctx, read_only=True))
         partitions = selected_partitions(store, topic)
+        ends = [one.log_end_offset if stop is None else resolve(stop, one) for one in partitions]
+        ranges = [(one, resolve(start, one), end) for one, end in zip(partitions, ends, strict=True)]
+        for partition, begin, _ in ranges:
+            partition.read(begin)  # raises where there is no such place: before what FILE holds is gone
         writer: Any
         if form == "parquet":
             writer = transfer.ParquetWriter(file)
@@ -145,17 +160,20 @@ def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, st
             out: IO[bytes] = sys.stdout.buffer if file == "-" else stack.enter_context(open(file, "wb"))
             writer = transfer.CsvWriter(out) if form == "csv" else transfer.NdjsonWriter(out)
         started = time.perf_counter()
-        with Progress("records", None, wanted=file != "-") as progress:
-            for partition in partitions:
-                end = partition.log_end_offset if stop is None else resolve(stop, partition)
-                for batch in partition.read(resolve(start, partition)):
-                    part = batch.slice(0, int((batch.offsets < end).sum())) if batch.next_offset > end else batch
-                    if len(part):
-                        writer.write(part)
-                        count += len(part)
-                        progress.advance(len(part))
-                    if stopped or batch.next_offset >= end:
-                        break
-        writer.close()
+        try:
+            with Progress("records", None, wanted=file != "-") as progress:
+                for partition, begin, end in ranges:
+                    for batch in partition.read(begin):
+                        part = batch.slice(0, int((batch.offsets < end).sum())) if batch.next_offset > end else batch
+                        if len(part):
+                            writer.write(part)
+                            count += len(part)
+                            progress.advance(len(part))
+                        if stopped or batch.next_offset >= end:
+                            break
+        finally:
+            writer.close()  # also after an error: a CSV writer that is thrown away takes stdout with it
         seconds = max(time.perf_counter() - started, 1e-9)
-        say(f"{count:,} records exported in {seconds:.2f} s ({count / seconds:,.0f} records/s)")
+        rate = f"{count / seconds:,.0f} records/s"
+        say(f"{count:,} records exported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
+    return status_of(stopped)

@@ -1,12 +1,20 @@
 """Disks that forget, fail and die, and what a log must not do on them: for tests of segmentlog and of what uses it.
 
-`History` remembers what a log told anybody and finds where it went back on its word.
-`FaultyFileSystem` fails calls on demand. `CrashFS` (`segmentlog.testing.crashfs`, extra
-``[testing]``) is a mounted folder that forgets what was not synced.
+`History` remembers what a log told anybody and finds where it went back on its word. The
+disks, from the fastest to the most real:
+
+`SimulatedDisk`     a machine in memory that can be crashed at every call, in any state that
+                    POSIX allows: a millisecond a crash
+`WorstCaseDisk`     real files in a folder; a power cut takes everything that was not synced
+`CrashFS`           a mounted folder (FUSE, extra ``[testing]``) that any process may use,
+                    maps included; a crash takes a seeded choice of what was not synced
+`FaultyFileSystem`  real files, and calls that fail on demand
 """
 
+from segmentlog.testing.disk import SimulatedDisk as SimulatedDisk
 from segmentlog.testing.faults import Died as Died
 from segmentlog.testing.faults import FaultyFileSystem as FaultyFileSystem
 from segmentlog.testing.history import Claim as Claim
 from segmentlog.testing.history import Conflict as Conflict
 from segmentlog.testing.history import History as History
+from segmentlog.testing.worst_case import WorstCaseDisk as WorstCaseDisk

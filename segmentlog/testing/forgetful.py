@@ -1,0 +1,395 @@
+"""A disk that keeps what was not synced apart from what was: the model behind `CrashFS`, without any mount.
+
+A file is its pages as they are now, and for each page that changed since the file was last
+synced every content it had since, the synced one first; the same for its size. A folder is
+its names as they are now and as they are on disk; between the two lies one journal of
+changes (create, rename, delete), each of which reaches the disk whole or not at all.
+
+Syncing a file says nothing about its name, and syncing a folder says nothing about what is
+in its files. Most file systems promise more; a log must not count on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+PAGE: Final = 4096
+SECTOR: Final = 512
+ORPHAN_PREFIX: Final = ".fuse_hidden"
+"""libfuse renames what is deleted while it is open to such a name, so that it can still be read."""
+
+Keep = Literal["none", "all", "some"]
+"""How much of what was not synced survives a crash."""
+
+_KEEPS: Final[tuple[Keep, ...]] = ("none", "all", "some", "some", "some", "some")
+_ZEROS: Final = bytes(PAGE)
+_VERSIONS_MAX: Final = 64  # of one page; a log rewrites its last page with every append
+
+
+class Node:
+    """A file or a folder; everything in it is as processes see it, unless its name says that it is durable."""
+
+    __slots__ = (
+        "durable_names", "is_folder", "mode", "mtime_ns", "names", "number", "orphans", "pages", "size", "sizes",
+        "versions",
+    )  # fmt: skip
+
+    def __init__(self, number: int, mode: int, *, is_folder: bool) -> None:
+        self.number = number
+        self.mode = mode
+        self.is_folder = is_folder
+        self.mtime_ns = time.time_ns()
+        self.size = 0
+        self.pages: dict[int, bytes] = {}
+        """Page number -> its 4096 bytes; zeros where there is none."""
+        self.versions: dict[int, list[bytes]] = {}
+        """Of the pages that changed since the last sync: every content, the durable one first, the present one last."""
+        self.sizes: list[int] = [0]
+        """Every size since the last sync, the durable one first, the present one last."""
+        self.names: dict[str, Node] = {}
+        self.durable_names: dict[str, Node] = {}
+        self.orphans: dict[str, Node] = {}
+        """Files deleted from this folder that somebody has open: no disk knows their names."""
+
+    def put_page(self, index: int, content: bytes) -> None:
+        old = self.pages.get(index, _ZEROS)
+        if content == old:
+            return
+        versions = self.versions.setdefault(index, [old])
+        versions.append(content)
+        if len(versions) > _VERSIONS_MAX:
+            del versions[len(versions) // 2]
+        if content == _ZEROS:
+            self.pages.pop(index, None)
+        else:
+            self.pages[index] = content
+
+    def put_size(self, size: int) -> None:
+        if size != self.size:
+            self.size = size
+            self.sizes.append(size)
+
+    def sync_data(self) -> None:
+        self.versions.clear()
+        self.sizes = [self.size]
+
+    def content(self) -> bytes:
+        pages = (self.pages.get(index, _ZEROS) for index in range(-(-self.size // PAGE)))
+        return b"".join(pages)[: self.size]
+
+
+class _Change(NamedTuple):
+    """What one call did to names: all of it reaches the disk, or nothing."""
+
+    text: str
+    slots: tuple[tuple[Node, str, Node | None], ...]
+    """(folder, name, what it names from now on)"""
+
+
+class ForgetfulDisk:
+    """Files and folders in memory. Paths begin with a slash. Raises OSError as the system calls do. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._next_number = 1
+        self.root = self._new_node(0o755, is_folder=True)
+        self._journal: list[_Change] = []
+        """Changes of names that no sync covers yet, in the order in which they were made."""
+
+    def _new_node(self, mode: int, *, is_folder: bool) -> Node:
+        node = Node(self._next_number, mode, is_folder=is_folder)
+        self._next_number += 1
+        return node
+
+    # ------------------------------------------------------------ names
+
+    def find(self, path: str) -> Node:
+        node = self.root
+        for name in path.split("/"):
+            if name:
+                found = node.names.get(name) or node.orphans.get(name)
+                if found is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                node = found
+        return node
+
+    def _parent(self, path: str) -> tuple[Node, str]:
+        folder, _, name = path.rpartition("/")
+        node = self.find(folder)
+        if not node.is_folder:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return node, name
+
+    def _change(self, text: str, *slots: tuple[Node, str, Node | None]) -> None:
+        change = _Change(text, slots)
+        _apply(change, durable=False)
+        self._journal.append(change)
+
+    def create(self, path: str, mode: int = 0o644) -> Node:
+        return self._make(path, mode, is_folder=False)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> Node:
+        return self._make(path, mode, is_folder=True)
+
+    def _make(self, path: str, mode: int, *, is_folder: bool) -> Node:
+        folder, name = self._parent(path)
+        if name in folder.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        node = self._new_node(stat.S_IMODE(mode), is_folder=is_folder)
+        self._change(f"make {path}", (folder, name, node))
+        return node
+
+    def unlink(self, path: str) -> None:
+        folder, name = self._parent(path)
+        if folder.orphans.pop(name, None) is None:
+            self.find(path)
+            self._change(f"delete {path}", (folder, name, None))
+
+    def rmdir(self, path: str) -> None:
+        folder, name = self._parent(path)
+        if self.find(path).names:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._change(f"delete {path}", (folder, name, None))
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomic, between folders too; what ``new`` named before is replaced."""
+        node = self.find(old)
+        old_folder, old_name = self._parent(old)
+        new_folder, new_name = self._parent(new)
+        if new_name.startswith(ORPHAN_PREFIX):
+            self._change(f"delete {old}", (old_folder, old_name, None))
+            new_folder.orphans[new_name] = node
+            return
+        target = new_folder.names.get(new_name)
+        if target is node:
+            return
+        if target is not None and target.is_folder and target.names:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), new)
+        # libfuse moves what is replaced out of the way first if it is open. That is its own doing, not the
+        # caller's, and would let a crash find neither the old file nor the new one.
+        if self._journal and self._journal[-1].slots == ((new_folder, new_name, None),):
+            self._journal.pop()
+        self._change(f"rename {old} -> {new}", (old_folder, old_name, None), (new_folder, new_name, node))
+
+    def sync_folder(self, folder: Node) -> None:
+        """Make the names in a folder durable.
+
+        A rename between two folders is one change of both: with it go the earlier changes of either.
+        """
+        folders = {folder.number}
+        synced, rest = [], []
+        for change in reversed(self._journal):
+            touched = {node.number for node, _, _ in change.slots}
+            if folders & touched:
+                folders |= touched
+                synced.append(change)
+            else:
+                rest.append(change)
+        for change in reversed(synced):
+            _apply(change, durable=True)
+        self._journal = rest[::-1]
+
+    # ------------------------------------------------------------ data
+
+    def read(self, node: Node, position: int, size_bytes: int) -> bytes:
+        end = min(position + size_bytes, node.size)
+        if end <= position:
+            return b""
+        first = position // PAGE
+        joined = b"".join(node.pages.get(index, _ZEROS) for index in range(first, -(-end // PAGE)))
+        return joined[position - first * PAGE : end - first * PAGE]
+
+    def write(self, node: Node, position: int, data: bytes) -> int:
+        self._put(node, position, data)
+        node.put_size(max(node.size, position + len(data)))
+        node.mtime_ns = time.time_ns()
+        return len(data)
+
+    def _put(self, node: Node, position: int, data: bytes) -> None:
+        done = 0
+        while done < len(data):
+            index, start = divmod(position + done, PAGE)
+            part = data[done : done + PAGE - start]
+            page = node.pages.get(index, _ZEROS)
+            node.put_page(index, page[:start] + part + page[start + len(part) :])
+            done += len(part)
+
+    def truncate(self, node: Node, size_bytes: int) -> None:
+        """Set the size; what was cut off is zeros should the file grow again."""
+        if size_bytes < node.size:
+            last, start = divmod(size_bytes, PAGE)
+            for index in [index for index in node.pages if index >= last]:
+                node.put_page(index, node.pages[index][:start] + bytes(PAGE - start) if index == last else _ZEROS)
+        node.put_size(size_bytes)
+        node.mtime_ns = time.time_ns()
+
+    def reserve(self, node: Node, position: int, size_bytes: int) -> None:
+        """fallocate: the file is at least so large."""
+        node.put_size(max(node.size, position + size_bytes))
+
+    # ------------------------------------------------------------ the crash
+
+    def crash(self, rng: random.Random, keep: Keep | None = None) -> list[str]:
+        """Lose what was not synced, or a choice of it, and be a disk on which everything is durable; what was lost."""
+        chosen = rng.choice(_KEEPS) if keep is None else keep
+        lost = [f"not on disk: {change.text}" for change in self._lose_names(rng, chosen)]
+        self._journal.clear()
+        seen: set[int] = set()
+        for path, node in _walk(self.root, "", durable=True):
+            node.names = dict(node.durable_names)
+            node.orphans.clear()
+            if not node.is_folder and node.number not in seen:
+                seen.add(node.number)
+                if (what := _lose_data(node, rng, chosen)) is not None:
+                    lost.append(f"{path}: {what}")
+        return lost
+
+    def _lose_names(self, rng: random.Random, keep: Keep) -> list[_Change]:
+        """Apply the changes of names that survive, and return the others.
+
+        Each survives or not by a throw of its own, or all up to some moment do, as with a
+        journal. But never one without those before it that touched the same name: else a
+        new file could take the place of one whose renaming away was lost, and that one be
+        gone although nobody deleted it.
+        """
+        in_order = rng.random() < 0.3
+        end = rng.randrange(len(self._journal) + 1)
+        lost = []
+        lost_slots: set[tuple[int, str]] = set()
+        for index, change in enumerate(self._journal):
+            slots = {(folder.number, name) for folder, name, _ in change.slots}
+            survives = keep == "all" or (keep == "some" and (index < end if in_order else rng.random() < 0.5))
+            if survives and not slots & lost_slots:
+                _apply(change, durable=True)
+            else:
+                lost.append(change)
+                lost_slots |= slots
+        return lost
+
+    # ------------------------------------------------------------ a folder of the real file system
+
+    def load(self, folder: Path) -> None:
+        """Take over a folder's files; everything is durable."""
+        for path in sorted(folder.rglob("*")):
+            name = f"/{path.relative_to(folder)}"
+            if path.is_dir():
+                self.mkdir(name, path.stat().st_mode)
+            else:
+                node = self.create(name, path.stat().st_mode)
+                self.write(node, 0, path.read_bytes())
+                node.sync_data()
+        for change in self._journal:
+            _apply(change, durable=True)
+        self._journal.clear()
+
+    def dump(self, folder: Path) -> None:
+        """Make an empty folder hold what processes see here."""
+        for path, node in _walk(self.root, "", durable=False):
+            real = Path(f"{folder}{path}")
+            if node.is_folder:
+                real.mkdir(exist_ok=True)
+            else:
+                with real.open("wb") as file:
+                    file.truncate(node.size)
+                    for index, page in sorted(node.pages.items()):
+                        file.seek(index * PAGE)
+                        file.write(page[: max(0, node.size - index * PAGE)])
+            real.chmod(node.mode)
+
+
+def _apply(change: _Change, *, durable: bool) -> None:
+    for folder, name, node in change.slots:
+        names = folder.durable_names if durable else folder.names
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+def _walk(node: Node, path: str, *, durable: bool) -> Iterator[tuple[str, Node]]:
+    """Every node below and including ``node`` with its path, folders first."""
+    yield path, node
+    for name, child in sorted((node.durable_names if durable else node.names).items()):
+        yield from _walk(child, f"{path}/{name}", durable=durable)
+
+
+# What is left of a file's unsynced pages and size. Each takes the versions of a page, the durable one first.
+_WAYS: Final = ("none", "all", "zeros", "pages", "older", "sectors", "torn", "first", "last")
+
+
+def _lose_data(node: Node, rng: random.Random, keep: Keep) -> str | None:
+    """Choose what survives of a file that was not synced; a description, or None if nothing was at risk or lost.
+
+    none     what was synced
+    all      everything
+    zeros    the size, and no data: a file that grew ends in zeros
+    pages    each page or not
+    older    each page as it was at some moment since the sync, and the size likewise
+    sectors  each sector as it was at some moment
+    torn     all pages, but within one sector only the bytes up to some point, or only those after it
+    first    the pages before some point
+    last     the pages after some point: those that were written first are missing
+    """
+    if not node.versions and len(set(node.sizes)) == 1:
+        node.sync_data()
+        return None
+    way = keep if keep != "some" else rng.choice(_WAYS)
+    size = {"none": node.sizes[0], "older": rng.choice(node.sizes), "sectors": rng.choice(node.sizes)}.get(
+        way, node.size
+    )
+    pages = sorted(node.versions)
+    cut = rng.randrange(len(pages) + 1)
+    torn = rng.choice(pages) if pages else -1
+    lost = 0
+    for rank, index in enumerate(pages):
+        versions = node.versions[index]
+        old, new = versions[0], versions[-1]
+        if way == "older":
+            page = rng.choice(versions)
+        elif way == "sectors":
+            starts = range(0, PAGE, SECTOR)
+            page = b"".join(rng.choice(versions)[start : start + SECTOR] for start in starts)
+        elif way == "torn" and index == torn:
+            page = _torn(old, new, rng)
+        else:
+            survives = {
+                "none": False, "zeros": False, "pages": rng.random() < 0.5, "first": rank < cut, "last": rank >= cut,
+            }.get(way, True)  # fmt: skip
+            page = new if survives else old
+        lost += page != new
+        node.pages[index] = page
+    was = node.size
+    _cut(node, size)
+    node.sync_data()
+    if not lost and size == was:
+        return None
+    return f"way {way!r}: {lost} of {len(pages)} unsynced pages lost, size {size} (it was {was})"
+
+
+def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
+    """One sector that changed is half written: its first bytes are new and the others old, or the other way about."""
+    changed = [start for start in range(0, PAGE, SECTOR) if old[start : start + SECTOR] != new[start : start + SECTOR]]
+    if not changed:
+        return new
+    start = rng.choice(changed)
+    middle = start + rng.randrange(1, SECTOR)
+    end = start + SECTOR
+    if rng.random() < 0.5:
+        return new[:middle] + old[middle:end] + new[end:]
+    return new[:start] + old[start:middle] + new[middle:]
+
+
+def _cut(node: Node, size: int) -> None:
+    last, start = divmod(size, PAGE)
+    for index in [index for index in node.pages if index >= last]:
+        if index == last and start:
+            node.pages[index] = node.pages[index][:start] + bytes(PAGE - start)
+        else:
+            del node.pages[index]
+    node.size = size

@@ -1,0 +1,479 @@
+"""What each command refuses: with which status, in one line that says what to do, and with nothing lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import segmentlog
+from segmentlog.cli import cli
+from segmentlog.cli.common import run
+
+Run = Callable[..., tuple[int, str]]
+
+LINES = [b"%d" % number for number in range(100)]
+TOO_LARGE = 5_000_000
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store and files, of which each test gets a copy of its own."""
+    folder = tmp_path_factory.mktemp("files")
+    with segmentlog.open(folder / "store") as store:
+        store.create_topic("words").partition(0).append(LINES)
+        store.create_topic("several", partitions=4)
+    (folder / "empty").write_bytes(b"")
+    (folder / "folder").mkdir()
+    (folder / "binary").write_bytes(bytes(range(256)) * 40)
+    (folder / "large").write_bytes(b"before\n" + b"x" * TOO_LARGE + b"\nafter\n")
+    (folder / "keyed").write_bytes(
+        b"".join(b"k%d:v%d\n" % (one, one) for one in range(50))
+        + b"k:" + b"x" * TOO_LARGE + b"\n"
+        + b"".join(b"k%d:v%d\n" % (one, one) for one in range(50, 99))
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def here(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that commands run in, with $SEGMENTLOG_DIR set to the store in it."""
+    shutil.copytree(files, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("SEGMENTLOG_DIR", "store")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def call(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Run a command: (exit status, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        status = run(cli, arguments)
+        sys.stdout.flush()
+        return status, capfdbinary.readouterr().err.decode()
+
+    return call
+
+
+def values(path: Path | str, topic: str = "words") -> list[bytes | None]:
+    """What a topic holds."""
+    with segmentlog.open(path, read_only=True) as store:
+        return [record.value for record in store.consumer(topic)]
+
+
+def check_told(err: str, status: int, told: str) -> None:
+    """One line of error, after click's usage when the status is 2, that holds what it should."""
+    assert "Traceback" not in err
+    errors = [line for line in err.splitlines() if line.lower().startswith("error: ")]
+    assert len(errors) == 1, err
+    assert err.splitlines()[-1] == errors[0], "the error is what is read last"
+    assert told in errors[0], err
+    assert err.startswith("Usage:") == (status == 2)
+
+
+# ---------------------------------------------------------------- names, values, places
+
+SEGMENT = "store/words/0/00000000000000000000.log"
+
+TOPIC_COMMANDS = (
+    "details {}", "alter {} -c fsync=always", "delete {} --yes", "rename {} x", "produce {} binary", "consume {}",
+    "tail {}", "tail -f {}", "consume -f {}", "flush {}", "trim {} --before 0", "truncate {} --at 0 --yes",
+    "verify {}", "repair {} --yes", "import empty {}", "export {}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", TOPIC_COMMANDS)
+def test_an_unknown_topic_gets_a_hint(call: Run, command: str) -> None:
+    """Every command says which topic was probably meant, or how to find or make one; nothing is made by mistake."""
+    status, err = call(*command.format("word").split())
+    assert status == 1
+    check_told(err, 1, "topic 'word': it does not exist; did you mean 'words'?")
+    status, err = call(*command.format("zzz").split())
+    assert status == 1
+    check_told(err, 1, "'segmentlog ")
+    assert segmentlog.open("store", read_only=True).topics() == ["several", "words"]
+
+
+PARTITION_COMMANDS = (
+    "consume words/{}", "consume words --partition {}", "tail words/{}", "flush words/{}", "export words/{}",
+    "trim words/{} --before 0", "truncate words/{} --at 0 --yes", "produce words --partition {} binary",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", PARTITION_COMMANDS)
+@pytest.mark.parametrize("number", ["1", "99", "99999999999999999999"])
+def test_a_partition_that_is_not_there_is_told(call: Run, command: str, number: str) -> None:
+    """With those that there are, however large the number."""
+    status, err = call(*command.format(number).split())
+    assert status == 1
+    check_told(err, 1, "only 0 to 0")
+    assert values("store") == LINES
+
+
+USAGE = [
+    ("create x --segment-bytes 64XiB", "'64XiB' is not a size such as 64MiB"),
+    ("create x --segment-bytes -5", "'-5' is not a size"),
+    ("create x --retention-ms forever", "'forever' is not a time such as 7d"),
+    ("create x -p many", "not a valid integer"),
+    ("create x -c retention", "KEY=VALUE"),
+    ("create", "Missing argument 'TOPIC'"),
+    ("create x y", "unexpected extra argument"),
+    ("topics x", "unexpected extra argument"),
+    ("details words -n -1", "-1 is not in the range"),
+    ("alter words", "nothing to change"),
+    ("alter words -c x", "KEY=VALUE"),
+    ("delete", "Missing argument"),
+    ("delete words", "--yes"),
+    ("rename words", "Missing argument 'NEW_NAME'"),
+    ("produce words --batch-size 0", "0 is not in the range"),
+    ("produce words --linger -1", "is not in the range"),
+    ("produce words --linger nan", "finite"),
+    ("produce words --linger inf", "not in the range"),
+    ("produce words --linger 1e300", "not in the range"),
+    ("produce words --partition -1", "-1 is not in the range"),
+    ("produce words --skip -1", "-1 is not in the range"),
+    ("produce words --format xml", "'xml' is not one of"),
+    ("produce words --ack never", "'never' is not one of"),
+    ("produce words -H x", "NAME=VALUE"),
+    ("produce words -k :: --format json", "--key-separator"),
+    ("consume words/x", "as in clicks or clicks/0"),
+    ("consume words --partition -1", "-1 is not in the range"),
+    ("consume words --from yesterday", "is not a place: earliest, latest, an offset"),
+    ("consume words --from 99999999999999999999", "is not a place"),
+    ("consume words --to 2026-99-99", "is not a place"),
+    ("consume words -n 0", "0 is not in the range"),
+    ("consume words --fetch-size 0", "0 is not in the range"),
+    ("consume words --isolation some", "'some' is not one of"),
+    ("consume words --format %z", "%z is no token; there are %t"),
+    ("consume words --format %", "% is no token"),
+    ("consume words --format \\q", "is no escape"),
+    ("consume words --json --values", "exclude each other"),
+    ("tail", "Missing argument"),
+    ("tail words/0/0", "as in clicks or clicks/0"),
+    ("tail -n -1 words", "-1 is not in the range"),
+    ("flush", "Missing argument 'TOPIC'"),
+    ("trim words", "--before"),
+    ("trim several --before 1", "name one, as in several/0"),
+    ("truncate words --at 5", "say --yes where nobody can be asked"),
+    ("truncate several --at 0 --yes", "name one, as in several/0"),
+    ("dump nothing", "'nothing' does not exist"),
+    ("dump folder", "is a directory"),
+    (f"dump {SEGMENT} --from 99999999", "the file has"),
+    (f"dump {SEGMENT} --from x", "is not a size"),
+    ("import binary words --batch-size 0", "0 is not in the range"),
+    ("import binary words --whole --value x", "give one of them"),
+    ("import - words --format parquet", "not from a pipe"),
+    ("import binary", "Missing argument 'TOPIC'"),
+    ("export words --format xml", "'xml' is not one of"),
+    ("export words --format parquet", "not to a pipe"),
+    ("bench --seconds 0", "not in the range"),
+    ("bench --seconds nan", "finite"),
+    ("bench --batch-size 0", "not in the range"),
+    ("bench --record-size -1", "not in the range"),
+    ("creat x", "Did you mean 'create'?"),
+    ("--no-such-option", "--no-such-option"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "told"), USAGE, ids=[command for command, _ in USAGE])
+def test_wrong_usage_is_status_2(call: Run, command: str, told: str) -> None:
+    """The usage of the command, and a line that names what is wrong; nothing is changed."""
+    status, err = call(*command.split())
+    assert status == 2, err
+    check_told(err, 2, told)
+    assert values("store") == LINES
+
+
+FAILURES = [
+    ("create words", "exists already"),
+    ("create a/b", "letters, digits, '.', '_' and '-' only; found '/'"),
+    ("create __x", "internal"),
+    ("create ..", "are not names"),
+    ("create " + "a" * 250, "249"),
+    ("create x -p 0", "from 1 to"),
+    ("create x -p -1", "from 1 to"),
+    ("create x -p 99999999", "from 1 to 100000"),
+    ("create x --page-size 0", "from 1 to"),
+    ("create x --max 0", "from 1 to"),
+    ("create x --fsync sometimes", "always, everysec, never, <n>ms"),
+    ("create x --fsync -1ms", "always, everysec, never, <n>ms"),
+    ("create x --compression zip", "lz4 or none"),
+    ("create x --cleanup-policy shred", "delete, compact or delete,compact"),
+    ("create x -c segment.bytes=lots", "a size from"),
+    ("create x -c segment.bytes=1", "a size from"),
+    ("create x -c retention.mss=1", "did you mean retention.ms? The keys are segment.bytes,"),
+    ("create x -c =", "no such key. The keys are"),
+    ("alter words -c nonsense=1", "no such key. The keys are"),
+    ("alter words -p 0", "from 1 to"),
+    ("alter several -p 2", "4"),
+    ("delete z* --yes", "no topic matches"),
+    ("rename words several", "exists already"),
+    ("rename words a/b", "is not valid"),
+    ("produce words nothing", "nothing"),
+    ("produce words folder", "Is a directory: folder"),
+    ("consume words --from 101", "offset 101 is outside the log, which holds offsets [0, 100)"),
+    ("consume w*", "is not valid"),
+    ("trim words --before 101", "outside the log"),
+    ("truncate words --at 101 --yes", "outside the log"),
+    ("truncate words --at 101", "outside the log"),
+    ("import nothing words", "No such file or directory: nothing"),
+    ("import folder words", "Is a directory: folder"),
+    ("import binary words --format parquet", "binary is no Parquet file"),
+    ("import redis://127.0.0.1:1/0 words", "redis://127.0.0.1:1/0: "),
+    ("import unix:///nothing words", "unix:///nothing: "),
+    ("export words folder", "Is a directory: folder"),
+    ("export words nothing/x.csv", "No such file or directory: nothing/x.csv"),
+    ("export words nothing/x.parquet", "nothing/x.parquet"),
+    ("export words binary --from 101", "outside the log"),
+    ("export words binary --format parquet --from 101", "outside the log"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "told"), FAILURES, ids=[command[:60] for command, _ in FAILURES])
+def test_what_cannot_be_done_is_status_1(call: Run, here: Path, command: str, told: str) -> None:
+    """A single line that says what is accepted or where to look; store and files stay as they were."""
+    before = (here / "binary").read_bytes()
+    status, err = call(*command.split())
+    assert status == 1, err
+    errors = [line for line in err.splitlines() if not line[:1].isdigit()]  # but for a summary
+    check_told("\n".join(errors), 1, told)
+    assert len(errors) == 1, err
+    assert values("store") == LINES
+    assert (here / "binary").read_bytes() == before
+    assert call("verify")[0] == 0
+
+
+# ---------------------------------------------------------------- the folder of the store
+
+
+@pytest.mark.parametrize("command", ["topics", "verify", "repair", *(one.format("words") for one in TOPIC_COMMANDS)])
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [("nothing", "there is no"), ("folder", "there is no store here"), ("binary", "not a folder"),
+     ("binary/x", "not a folder")],
+)  # fmt: skip
+def test_a_folder_that_is_no_store_is_told(call: Run, here: Path, command: str, folder: str, told: str) -> None:
+    """By its path, and no store is made there, by option as by $SEGMENTLOG_DIR."""
+    status, err = call("--dir", folder, *command.split())
+    assert status == 1
+    check_told(err, 1, told)
+    assert str(here / folder) in err
+    assert not (here / "nothing").exists()
+    assert list((here / "folder").iterdir()) == []
+
+
+def test_the_environment_names_the_store(call: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """$SEGMENTLOG_DIR counts where there is no --dir; without either it is ./segmentlog-data."""
+    monkeypatch.setenv("SEGMENTLOG_DIR", "elsewhere")
+    assert call("create", "x")[0] == 0
+    assert (here / "elsewhere" / "x").is_dir()
+    assert call("--dir", "store", "details", "x")[0] == 1
+    monkeypatch.delenv("SEGMENTLOG_DIR")
+    assert call("create", "y")[0] == 0
+    assert (here / "segmentlog-data" / "y").is_dir()
+    status, err = call("--dir", "binary", "create", "z")
+    assert status == 1
+    check_told(err, 1, "not a folder")
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"{}", b'{"version": 99}', b"[1]", b"nonsense"])
+@pytest.mark.parametrize("command", ["topics", "create x", "consume words", "produce words binary"])
+def test_a_spoiled_store_file_is_told(call: Run, here: Path, command: str, content: bytes) -> None:
+    """A store.json that says nothing, or another version, fails in a line with its path."""
+    (here / "store" / "store.json").write_bytes(content)
+    status, err = call(*command.split())
+    assert status in (1, 3)
+    check_told(err, status, "store")
+
+
+# ---------------------------------------------------------------- what is fed to produce
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "expected"),
+    [
+        ("lines", b"", []),
+        ("lines", b"\n", [b""]),
+        ("lines", b"\xff\xfe\n\0\n", [b"\xff\xfe", b"\0"]),
+        ("lines", b"a\r\nb\rc\n", [b"a", b"b\rc"]),
+        ("nul", b"", []),
+        ("nul", b"a\nb\0\0c", [b"a\nb", b"", b"c"]),
+        ("length-prefixed", b"", []),
+        ("length-prefixed", b"\0\0\0\0\0\0\0\2\n\0", [b"", b"\n\0"]),
+        ("json", b"", []),
+        ("json", b'\n  \n{"value":"\xc3\xa4"}\n{"value":null}\n{"value":[1]}', ["ä".encode(), None, b"[1]"]),
+    ],
+)
+def test_any_bytes_can_be_a_record(
+    call: Run, here: Path, shape: str, data: bytes, expected: list[bytes | None]
+) -> None:
+    """Empty, binary and invalid UTF-8 input arrives as it is."""
+    (here / "data").write_bytes(data)
+    assert call("produce", "--format", shape, "words", "data")[0] == 0
+    assert values("store")[100:] == expected
+
+
+BAD_RECORDS = [
+    ("length-prefixed", b"\0\0\0\1a\0\0", "2 bytes are left over"),
+    ("length-prefixed", b"\0\0\0\1a\0\0\0\x09abc", "7 bytes are left over"),
+    ("length-prefixed", b"a line of text\n", "is the input length-prefixed?"),
+    ("json", b'{"value":"a"}\n\n{"value":', "record 2: not a JSON object"),
+    ("json", b'{"value":"a"}\n[1]', "record 2: a JSON record has a 'value'"),
+    ("json", b'{"value":"a"}\n{"key":"a"}', "record 2: a JSON record has a 'value'"),
+    ("json", b'{"value":"\xff"}', "record 1: not a JSON object"),
+    ("json", b'{"value":"a","partition":9}', "it has no partition 9, only 0 to 0"),
+    ("json", b'{"value":"a","partition":"0"}', "a partition's number"),
+    ("json", b'{"value":"a","partition":-1}', "a partition's number"),
+    ("json", b'{"value":"a"}\n{"value":"a","timestamp":"now"}', "record 2: timestamp 'now'"),
+    ("json", b'{"value":"a","timestamp":-7}', "record 1: timestamp -7"),
+    ("json", b'{"value":"a","timestamp":99999999999999999999}', "record 1: timestamp 9999"),
+    ("json", b'{"value":"a","headers":5}', "record 1: headers are a list"),
+    ("json", b'{"value":"a","headers":{"a":"b"}}', "record 1: headers are a list"),
+    ("json", b'{"value":"a","headers":[{"x":"b"}]}', "record 1: a header is"),
+    ("json", b'{"value_base64":"x"}', "record 1: value_base64 is no base64"),
+    ("json", b'{"value_base64":7}', "record 1: value_base64 is no base64"),
+]
+
+
+@pytest.mark.parametrize(("shape", "data", "told"), BAD_RECORDS)
+def test_a_record_that_cannot_be_understood_is_told(call: Run, here: Path, shape: str, data: bytes, told: str) -> None:
+    """By its number from 1 on, with how many are appended, which is the truth."""
+    (here / "data").write_bytes(data)
+    status, err = call("produce", "--format", shape, "words", "data")
+    assert status == 1
+    check_told(err, 1, told)
+    appended = len(values("store")) - 100
+    assert f"the first {appended} records are appended; go on with --skip {appended}" in err
+
+
+@pytest.mark.parametrize("batch_size", ["1", "2", "4096"])
+def test_a_line_that_is_too_long_is_told_and_can_be_left_out(call: Run, here: Path, batch_size: str) -> None:
+    """What comes before it is appended; the advice, followed, gives every other line once."""
+    status, err = call("produce", "--batch-size", batch_size, "words", "large")
+    assert status == 1
+    check_told(err, 1, "record 2 takes 5000006 bytes, over max.message.bytes = 1048588")
+    assert "--skip 2" in err
+    assert values("store")[100:] == [b"before"]
+    assert call("produce", "--skip", "2", "words", "large")[0] == 0
+    assert values("store")[100:] == [b"before", b"after"]
+
+
+def test_a_long_line_among_several_partitions_doubles_nothing(call: Run, here: Path) -> None:
+    """Keys spread a batch over partitions; none is ahead of the count that --skip is given."""
+    status, err = call("produce", "-k", ":", "several", "keyed")
+    assert status == 1
+    check_told(err, 1, "record 51 takes")
+    assert sorted(values("store", "several")) == sorted(b"v%d" % one for one in range(50))
+    assert call("produce", "-k", ":", "--skip", "51", "several", "keyed")[0] == 0
+    assert sorted(values("store", "several")) == sorted(b"v%d" % one for one in range(99))
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("skip", [0, 1, 2, 3, 4, 1000])
+def test_skipping_counts_every_record(call: Run, here: Path, skip: int, end: bytes) -> None:
+    """Also a last line without its newline; skipping all of them appends nothing."""
+    lines = [b"a", b"b", b"c"]
+    (here / "data").write_bytes(b"\n".join(lines) + end)
+    assert call("produce", "--skip", str(skip), "words", "data")[0] == 0
+    assert values("store")[100:] == lines[skip:]
+
+
+# ---------------------------------------------------------------- what is imported and exported
+
+BAD_ROWS = [
+    ("x.ndjson", b'{"value":"a"}\n{oops\n', "line 2 is no JSON"),
+    ("x.ndjson", b'{"value":"a"}\n\n[1]\n', "line 3 is no JSON object"),
+    ("x.ndjson", b'{"value":"\xff"}\n', "line 1 is no JSON: 'utf-8' codec"),
+    ("x.ndjson", b'{"v":"a"}\n', "record 1: there is no field 'value' (there are: v)"),
+    ("x.ndjson", b'{"value":"a","timestamp":[1]}\n', "record 1: [1] is no timestamp"),
+    ("x.ndjson", b'{"value_base64":"x"}\n', "record 1: value_base64 is no base64"),
+    ("x.ndjson", b'{"value":"' + b"x" * TOO_LARGE + b'"}\n', "over max.message.bytes"),
+    ("x.csv", b"key,value\n1,2\n1,2,3\n", "line 3 has another number of columns"),
+    ("x.csv", b"key,value\n1\n", "line 2 has another number of columns"),
+    ("x.csv", b"k,v\n1,2\n", "record 1: there is no field 'value' (there are: k, v)"),
+    ("x.csv", b"value\n\xff\n", "not UTF-8"),
+    ("x.csv", b"value,timestamp\na,soon\n", "record 1: 'soon' is no timestamp"),
+    ("x.parquet", b"PAR1", "is no Parquet file"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "told"), BAD_ROWS)
+def test_rows_that_cannot_be_understood_are_told(call: Run, here: Path, name: str, data: bytes, told: str) -> None:
+    """By line or record, with how many were imported; the topic holds just those."""
+    (here / name).write_bytes(data)
+    status, err = call("import", name, "words")
+    assert status == 1
+    check_told(err, 1, told)
+    assert err.startswith("0 records imported")
+    assert values("store") == LINES
+
+
+@pytest.mark.parametrize("headers", [b"7", b"[5]", b'[{"x":1}]', b'["a"]'])
+def test_imported_headers_that_are_none_are_told(call: Run, here: Path, headers: bytes) -> None:
+    """A line that is told by its number, and no traceback."""
+    (here / "x.ndjson").write_bytes(b'{"value":"a","headers":' + headers + b"}\n")
+    status, err = call("import", "x.ndjson", "words")
+    assert status == 1
+    check_told(err, 1, "record 1")
+
+
+def test_an_import_from_nothing_is_no_failure(call: Run) -> None:
+    """An empty file has no records."""
+    status, err = call("import", "empty", "words")
+    assert (status, err[:18]) == (0, "0 records imported")
+
+
+def test_binary_is_not_forced_into_csv(call: Run) -> None:
+    """It is told at which offset, and what to export to."""
+    assert call("produce", "words", "binary")[0] == 0
+    status, err = call("export", "words", "--format", "csv")
+    assert status == 1
+    check_told(err, 1, "words/0 offset 1")
+    assert "export to ndjson or parquet" in err
+    assert call("export", "words", "--format", "ndjson")[0] == 0
+
+
+# ---------------------------------------------------------------- every reading command, for programs
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("topics", {"topic", "partitions", "offsets"}),
+        ("details words", {"topic", "config", "partitions"}),
+        ("consume words", {"topic", "partition", "offset", "timestamp", "key", "value"}),
+        ("tail words", {"topic", "partition", "offset", "timestamp", "key", "value"}),
+        ("produce words binary", {"partition", "base_offset", "count"}),
+        ("flush words", {"partition", "durable_offset", "synced_records"}),
+        ("trim words --before 5", {"partition", "log_start_offset", "was", "deleted_segments"}),
+        ("truncate words --at 5 --yes", {"partition", "lost", "log_end_offset"}),
+        (f"dump {SEGMENT}", {"type", "position", "size_bytes", "base_offset"}),
+        (f"dump --records {SEGMENT}", {"type"}),
+        ("dump store/words/0/checkpoint", {"type", "slot"}),
+        ("dump store/words/0/state", {"type"}),
+        ("verify", {"severity", "path"}),
+        ("repair --dry-run", {"done", "topic", "partition"}),
+        ("bench --seconds 0.05", {"batch_size"}),
+    ],
+)
+def test_json_is_an_object_a_line(
+    call: Run, here: Path, capfdbinary: pytest.CaptureFixture[bytes], command: str, fields: set[str]
+) -> None:
+    """Each line on stdout parses by itself, and the first has the fields that scripts rely on."""
+    if command in ("verify", "repair --dry-run"):
+        segment = here / SEGMENT
+        segment.write_bytes(segment.read_bytes()[:-1] + b"!")
+    status = run(cli, [*command.split(), "--json"])
+    sys.stdout.flush()
+    assert status == (3 if command in ("verify", "repair --dry-run") else 0)
+    documents = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert documents
+    assert all(isinstance(document, dict) for document in documents)
+    assert fields <= documents[0].keys() | (documents[1].keys() if command.startswith("bench") else set())

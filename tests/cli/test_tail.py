@@ -1,0 +1,182 @@
+"""`segmentlog tail`: prompt when something comes, idle when nothing does, and there for what is made later."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli.processes import finish, read_until, started, stop
+
+import segmentlog
+
+PROMPT_S = 0.1
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
+    """An open store with a topic `t` of one partition and the records 0 to 19."""
+    with segmentlog.open(tmp_path / "store") as opened:
+        opened.create_topic("t").partition(0).append([b"%d" % number for number in range(20)])
+        yield opened
+
+
+def path_of(store: segmentlog.LogStore) -> Path:
+    """The folder of a store."""
+    return Path(store.path)
+
+
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Processor time that a process has used, its threads' included."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+@pytest.mark.parametrize("command", [("tail", "-f"), ("tail", "-f", "--json"), ("consume", "-f", "--from", "latest")])
+def test_an_appended_record_is_printed_within_100_ms(store: segmentlog.LogStore, command: tuple[str, ...]) -> None:
+    """By another process, whatever the follower was doing: the middle one of ten tries, so that one may be unlucky."""
+    partition = store.topic("t").partition(0)
+    delays = []
+    with started(path_of(store), *command, "t") as process:
+        if command[0] == "tail":
+            read_until(process, b"19")
+        else:
+            time.sleep(1)
+        for number in range(10):
+            time.sleep(0.05 * (number % 4))
+            value = b"record-%d-" % number
+            before = time.perf_counter()
+            partition.append([value])
+            read_until(process, value)
+            delays.append(time.perf_counter() - before)
+        stop(process)
+    assert statistics.median(delays) < PROMPT_S, delays
+
+
+def test_an_idle_follower_leaves_the_processor_alone(store: segmentlog.LogStore) -> None:
+    """Three seconds in which nothing comes take less than 1 % of a core, with a pattern to watch, too."""
+    store.create_topic("other", partitions=8)
+    path = path_of(store)
+    with started(path, "tail", "-f", "t") as plain, started(path, "tail", "-f", "*") as pattern:
+        read_until(plain, b"19\n")
+        read_until(pattern, b"19\n")
+        time.sleep(0.5)
+        before = cpu_seconds(plain), cpu_seconds(pattern)
+        time.sleep(3)
+        used = cpu_seconds(plain) - before[0], cpu_seconds(pattern) - before[1]
+        stop(plain)
+        stop(pattern)
+    assert max(used) <= 0.03, used
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], range(10, 20)),
+        (["-n", "3"], range(17, 20)),
+        (["-n", "0"], range(0)),
+        (["-n", "20"], range(20)),
+        (["-n", "21"], range(20)),
+        (["-n", "99999999999999999999"], range(20)),
+    ],
+)
+def test_so_many_last_records_are_printed(store: segmentlog.LogStore, options: list[str], expected: range) -> None:
+    """Ten, or as many as -n says, or as many as there are; bare values, nothing else."""
+    done = finish(path_of(store), "tail", *options, "t")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"".join(b"%d\n" % one for one in expected), b"")
+
+
+def test_headers_tell_partitions_apart(store: segmentlog.LogStore) -> None:
+    """As tail(1) tells files apart: when there are several, an empty line before all but the first."""
+    events = store.create_topic("events", partitions=2)
+    events.partition(0).append([b"a"])
+    events.partition(1).append([b"b"])
+    path = path_of(store)
+    both = b"==> events/0 <==\na\n\n==> events/1 <==\nb\n"
+    assert finish(path, "tail", "events").stdout == both
+    assert finish(path, "tail", "events/*").stdout == both
+    assert finish(path, "tail", "ev*").stdout == both
+    assert finish(path, "tail", "-n", "1", "events/0", "t").stdout == b"==> events/0 <==\na\n\n==> t/0 <==\n19\n"
+    assert finish(path, "tail", "-q", "events").stdout == b"a\nb\n"
+    assert finish(path, "tail", "events/1").stdout == b"b\n"
+    assert finish(path, "tail", "-v", "events/1").stdout == b"==> events/1 <==\nb\n"
+    documents = [json.loads(line) for line in finish(path, "tail", "--json", "events").stdout.splitlines()]
+    assert [(one["partition"], one["value"]) for one in documents] == [(0, "a"), (1, "b")]
+
+
+@pytest.mark.parametrize("pattern", ["events/*", "events*", "ev*/*"])
+def test_a_topic_made_later_is_picked_up(store: segmentlog.LogStore, pattern: str) -> None:
+    """A pattern of topics or of partitions waits for what fits it, with all that is in it by then."""
+    with started(path_of(store), "tail", "-f", pattern, "t") as process:
+        read_until(process, b"==> t/0 <==")
+        events = store.create_topic("events", partitions=2)
+        events.partition(1).append([b"first"])
+        assert read_until(process, b"first\n").endswith(b"\n==> events/1 <==\nfirst\n")
+        events.partition(0).append([b"second"])
+        assert read_until(process, b"second\n") == b"\n==> events/0 <==\nsecond\n"
+        stop(process)
+
+
+def test_a_pattern_may_fit_nothing_yet(store: segmentlog.LogStore) -> None:
+    """Only without -f is that an error."""
+    assert finish(path_of(store), "tail", "later-*").returncode == 1
+    assert finish(path_of(store), "tail", "later/*").returncode == 1
+    with started(path_of(store), "tail", "-f", "later-*") as process:
+        time.sleep(0.5)
+        store.create_topic("later-1").partition(0).append([b"here"])
+        assert read_until(process, b"here\n") == b"==> later-1/0 <==\nhere\n"
+        stop(process)
+
+
+def test_a_partition_added_later_is_picked_up(store: segmentlog.LogStore) -> None:
+    """Plain names go on with new partitions; from then on headers tell them apart."""
+    with started(path_of(store), "tail", "-f", "-n", "1", "t") as process:
+        assert read_until(process, b"\n") == b"19\n"
+        store.alter_topic("t", partitions=2)
+        store.topic("t").partition(1).append([b"new"])
+        assert read_until(process, b"new\n") == b"\n==> t/1 <==\nnew\n"
+        stop(process)
+
+
+def test_partitions_that_were_not_asked_for_stay_out(store: segmentlog.LogStore) -> None:
+    """A pattern of partitions holds for what is there and for what comes."""
+    events = store.create_topic("events", partitions=2)
+    events.partition(0).append([b"yes"])
+    events.partition(1).append([b"no"])
+    with started(path_of(store), "tail", "-f", "e*/0") as process:
+        assert read_until(process, b"yes\n") == b"==> events/0 <==\nyes\n"
+        events.partition(1).append([b"no"])
+        events.partition(0).append([b"more"])
+        assert read_until(process, b"more\n") == b"more\n"
+        stop(process)
+
+
+def test_a_name_that_is_not_there_is_no_pattern(store: segmentlog.LogStore) -> None:
+    """Following a misspelled topic would wait for ever: it fails at once, with what was meant."""
+    store.create_topic("events")
+    done = finish(path_of(store), "tail", "-f", "event")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == "error: topic 'event': it does not exist; did you mean 'events'?\n"
+
+
+def test_a_follower_goes_on_through_rolls_and_retention(store: segmentlog.LogStore) -> None:
+    """Every record comes once and in order while segments are rolled and the front is cut off behind it."""
+    log = store.create_topic("rolling", segment_records=10).partition(0)
+    log.append([b"start"])
+    expected = [b"start"]
+    with started(path_of(store), "tail", "-f", "rolling") as process:
+        seen = read_until(process, b"start\n")
+        for number in range(30):
+            values = [b"%d-%d" % (number, one) for one in range(7)]
+            log.append(values)
+            expected += values
+            seen += read_until(process, values[-1] + b"\n")
+            log.trim(log.log_end_offset)
+        stop(process)
+    assert seen.splitlines() == expected
