@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from segmentlog.config import FsyncPolicy as FsyncPolicy
     from segmentlog.config import TopicConfig as TopicConfig
     from segmentlog.consumer import Consumer as Consumer
+    from segmentlog.delivery import Delivery as Delivery
     from segmentlog.errors import (
         CorruptBatch as CorruptBatch,
     )
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition as Partition
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
-    from segmentlog.producer import Delivery as Delivery
     from segmentlog.producer import Producer as Producer
     from segmentlog.records import (
         Appended as Appended,
@@ -105,6 +105,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
     "segmentlog.consumer": ("Consumer",),
+    "segmentlog.delivery": ("Delivery",),
     "segmentlog.errors": (
         "CorruptBatch", "DiskFull", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "LogTruncated",
         "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerFenced", "ReadOnlyStore",
@@ -114,7 +115,7 @@ _HOMES = {
     "segmentlog.format.record_batch": ("RecordBatch",),
     "segmentlog.partition.partition": ("Partition",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
-    "segmentlog.producer": ("Delivery", "Producer"),
+    "segmentlog.producer": ("Producer",),
     "segmentlog.records": (
         "Appended", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport", "SegmentInfo",
         "TopicPartition",
@@ -133,6 +134,7 @@ def open(
     read_only: bool = False,
     background: bool = True,
     recovery: RecoveryMode = "tail",
+    scrub_bytes_per_s: int | None = None,
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 
@@ -143,6 +145,9 @@ def open(
                 reads all of a partition when it is opened and raises for any damage, a torn tail
                 too; "salvage" steps over damage when reading, with a warning and `Partition.damage`
 
+    scrub_bytes_per_s  read sealed segments in the background, so many bytes a second at most, and
+                check every checksum; damage is logged and told by `LogStore.scrub_report`. None: off
+
     A store on a read-only file system is opened read_only, with a warning.
 
     Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
@@ -150,7 +155,14 @@ def open(
     """
     from segmentlog.store import LogStore
 
-    return LogStore(path, create=create, read_only=read_only, background=background, recovery=recovery)
+    return LogStore(
+        path,
+        create=create,
+        read_only=read_only,
+        background=background,
+        recovery=recovery,
+        scrub_bytes_per_s=scrub_bytes_per_s,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -6,21 +6,19 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from segmentlog.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.errors import InvalidConfig, InvalidRecord, RecordTooLarge, SegmentlogError, StoreClosed, UnknownTopic
 from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
-from segmentlog.records import Appended, Headers
 from segmentlog.workers import Worker
 
 if TYPE_CHECKING:
@@ -31,197 +29,8 @@ _RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
 
 
-_Options = tuple[Headers | None, int | None, int | None]
-"""Headers, timestamp and partition of one record, as far as it brings its own."""
-
-
-class _Chunk:
-    """Records of one topic on their way, in the order they were sent; then where they went.
-
-    Records are numbered as they come and added by one `list.extend` each, without a lock.
-    Whoever sends the chunk seals it first and takes its records later: a thread that finds it
-    sealed right after it added a record asks under the producer's lock whether that was taken,
-    and if not adds it to the next chunk.
-    """
-
-    __slots__ = (
-        "_partitions", "_positions", "_ranks", "_triples", "add", "all_headers", "all_partition", "all_timestamps",
-        "base_offsets", "begun_ms", "begun_ns", "error", "headers", "is_sent", "keys", "logs", "noted", "number",
-        "partitions", "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
-    )  # fmt: skip
-
-    def __init__(self, producer: Producer, topic: str, room: int) -> None:
-        self.producer = producer
-        self.topic = topic
-        self.begun_ms = time.time_ns() // 1_000_000
-        self.begun_ns = time.monotonic_ns()
-        self.room = room
-        """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
-        self.sealed = self.taken = False
-        self.number = itertools.count().__next__
-        self._triples: list[Any] = []
-        self.add = self._triples.extend
-        """Takes the number, the value and the key of a record."""
-        self.values: Sequence[bytes | None] = ()
-        self.keys: Sequence[bytes | None] = ()
-        self.noted: dict[int, _Options] = {}
-        """What single records bring beside value and key, by their numbers."""
-        self.headers: dict[int, Headers] = {}
-        self.timestamps: dict[int, int] = {}
-        self.partitions: dict[int, int] = {}
-        """The same by their positions, once they are taken."""
-        self.all_headers: Sequence[Headers] | None = None
-        self.all_timestamps: npt.NDArray[np.int64] | None = None
-        self.all_partition: int | None = None
-        self.error: Exception | None = None
-        self.logs: dict[int, Partition] = {}
-        self.base_offsets: dict[int, int] = {}
-        self._positions: dict[int, int] | None = None
-        self._partitions: npt.NDArray[np.int32] | None = None
-        self._ranks: npt.NDArray[np.int64] | None = None
-        self.is_sent = False
-
-    def take(self) -> None:
-        """Turn what was added into columns. The caller holds the producer's lock."""
-        self.taken = True
-        triples, self._triples = self._triples, []
-        if not triples:
-            return
-        numbers, self.values, self.keys = triples[::3], triples[1::3], triples[2::3]
-        if self.noted or numbers != list(range(len(numbers))):  # in another order than they were numbered, or fewer
-            positions = self._positions = {number: position for position, number in enumerate(numbers)}
-            for number, (headers, timestamp, partition) in list(self.noted.items()):
-                position = positions.get(number)
-                if position is None:
-                    continue
-                if headers is not None:
-                    self.headers[position] = headers
-                if timestamp is not None:
-                    self.timestamps[position] = timestamp
-                if partition is not None:
-                    self.partitions[position] = partition
-
-    def has_taken(self, number: int) -> bool:
-        """Whether the record was among those that were taken; only the caller who added it asks."""
-        if self._positions is not None:
-            return number in self._positions
-        return number < len(self.values)
-
-    def placed(self, partitions: npt.NDArray[np.int32], ranks: npt.NDArray[np.int64] | None) -> None:
-        """Note for each record its partition and how many of the chunk come before it there (None: all of them)."""
-        self._partitions, self._ranks = partitions, ranks
-
-    def timestamp_column(self) -> npt.NDArray[np.int64] | None:
-        """The timestamps of all records; None when all are from when the chunk was begun."""
-        if self.all_timestamps is not None or not self.timestamps:
-            return self.all_timestamps
-        column = np.full(len(self.values), self.begun_ms, np.int64)
-        for row, timestamp in self.timestamps.items():
-            column[row] = timestamp
-        return column
-
-    def header_column(self) -> Sequence[Headers] | None:
-        """The headers of all records, or None when none has any."""
-        if self.all_headers is not None or not self.headers:
-            return self.all_headers
-        none: Headers = ()
-        return [self.headers.get(row, none) for row in range(len(self.values))]
-
-    def finish(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.is_sent = True
-        self.producer.tell_waiting()
-
-    def wait(self, timeout_s: float | None) -> None:
-        if not self.is_sent:
-            self.producer.send_if_nobody_else_does(self)
-            if not self.producer.wait_for(lambda: self.is_sent, timeout_s):
-                raise TimeoutError(f"the batch was not sent within {timeout_s} s")
-
-    def places(self) -> list[tuple[int, int, int]]:
-        """(partition, offset of the first, how many) for each partition that records went to."""
-        if self._partitions is None:  # there was nothing to place
-            return []
-        counts = np.bincount(self._partitions)
-        return [(partition, base, int(counts[partition])) for partition, base in sorted(self.base_offsets.items())]
-
-    def result(self, number: int) -> Appended:
-        if self._partitions is None:  # it failed before any record had its place
-            raise self.error or StoreClosed("producer")
-        index = number if self._positions is None else self._positions[number]
-        partition = int(self._partitions[index])
-        if partition not in self.base_offsets:
-            raise self.error or StoreClosed("producer")
-        offset = self.base_offsets[partition] + (index if self._ranks is None else int(self._ranks[index]))
-        if self.all_timestamps is not None:
-            timestamp = int(self.all_timestamps[index])
-        else:
-            timestamp = self.timestamps.get(index, self.begun_ms)
-        return Appended(self.topic, partition, offset, timestamp)
-
-
-class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What became of one record that was sent. Thread-safe."""
-
-    _chunk: _Chunk
-    _number: int
-
-    def done(self) -> bool:
-        """Whether it was appended, or failed."""
-        return self._chunk.is_sent
-
-    def result(self, timeout_s: float | None = None) -> Appended:
-        """(topic, partition, offset, timestamp) once it is appended; raises what kept it from being, TimeoutError."""
-        self._chunk.wait(timeout_s)
-        return self._chunk.result(self._number)
-
-    def exception(self, timeout_s: float | None = None) -> Exception | None:
-        """What kept it from being appended, or None."""
-        try:
-            self.result(timeout_s)
-        except (SegmentlogError, OSError) as error:
-            return error
-        return None
-
-    def durable(self, timeout_s: float | None = None) -> Appended:
-        """The result, once the record is on disk; makes the fsync happen if nobody else does."""
-        result = self.result(timeout_s)
-        self._chunk.logs[result.partition].sync_upto(result.offset + 1)
-        return result
-
-
-class Deliveries:
-    """What became of the records of one `Producer.send_many`, in their order."""
-
-    __slots__ = ("_chunk",)
-
-    def __init__(self, chunk: _Chunk) -> None:
-        self._chunk = chunk
-
-    def __len__(self) -> int:
-        return len(self._chunk.values)
-
-    def __getitem__(self, index: int) -> Delivery:
-        return Delivery(self._chunk, range(len(self))[index])
-
-    def places(self) -> list[tuple[int, int, int]]:
-        """(partition, offset of the first, how many) for each partition that records went to."""
-        return self._chunk.places()
-
-    def result(self) -> list[Appended]:
-        """Where each record went."""
-        return [self._chunk.result(index) for index in range(len(self))]
-
-    def durable(self) -> list[Appended]:
-        """Where each record went, once all are on disk."""
-        for partition, log in self._chunk.logs.items():
-            if partition in self._chunk.base_offsets:
-                log.flush()
-        return self.result()
-
-
 class Producer:
-    """Sends records to topics. Thread-safe: one lock for the lists, one a topic for sending.
+    """Sends records to topics. Thread-safe: `send` takes no lock unless it fills a chunk; one lock a topic for sending.
 
     linger_ms    how long a record may wait for others to share its batch
     batch_size   bytes of records after which a chunk is sent at once
@@ -257,8 +66,8 @@ class Producer:
         self._partitioner = partitioner or HashPartitioner()
         self._ack: Ack | None = ack
         self._mutex = threading.Lock()
-        self._chunks: dict[str, _Chunk] = {}
-        self._full: dict[str, deque[_Chunk]] = {}
+        self._chunks: dict[str, Chunk] = {}
+        self._full: dict[str, deque[Chunk]] = {}
         self._senders: dict[str, threading.Lock] = {}
         self._topics: dict[str, Topic] = {}
         self._sticky: dict[str, int] = {}
@@ -307,7 +116,7 @@ class Producer:
             return self._send_sealed(chunk, number, value, key)
         return Delivery(chunk, number)
 
-    def _send_sealed(self, chunk: _Chunk, number: int, value: bytes | None, key: bytes | None) -> Delivery:
+    def _send_sealed(self, chunk: Chunk, number: int, value: bytes | None, key: bytes | None) -> Delivery:
         """Seal a chunk that is full, or go on to the next one when it was taken without this record; send."""
         with self._mutex:
             if chunk.taken and not chunk.has_taken(number):
@@ -322,7 +131,7 @@ class Producer:
         self._send_full(chunk.topic)
         return Delivery(chunk, number)
 
-    def _seal(self, chunk: _Chunk) -> None:
+    def _seal(self, chunk: Chunk) -> None:
         """Let a chunk go; the next record begins another one. The caller holds the mutex."""
         if not chunk.sealed:
             chunk.sealed = True
@@ -351,7 +160,7 @@ class Producer:
             earlier = self._chunks.get(topic)
             if earlier is not None:
                 self._seal(earlier)
-            chunk = _Chunk(self, topic, 0)
+            chunk = Chunk(self, topic, 0)
             chunk.sealed = True
             chunk.values = list(columns.values)
             chunk.keys = [] if columns.keys is None else list(columns.keys)
@@ -367,16 +176,16 @@ class Producer:
             raise chunk.error
         return Deliveries(chunk)
 
-    def _begin(self, topic: str) -> _Chunk:
+    def _begin(self, topic: str) -> Chunk:
         """The chunk that takes records of a topic now."""
         with self._mutex:
             return self._begin_locked(topic)
 
-    def _begin_locked(self, topic: str) -> _Chunk:
+    def _begin_locked(self, topic: str) -> Chunk:
         self._check_topic(topic)
         chunk = self._chunks.get(topic)
         if chunk is None:
-            chunk = self._chunks[topic] = _Chunk(self, topic, self._batch_size if self._linger_ns else 0)
+            chunk = self._chunks[topic] = Chunk(self, topic, self._batch_size if self._linger_ns else 0)
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
@@ -416,7 +225,7 @@ class Producer:
 
     # ------------------------------------------------------------ where records go
 
-    def _send(self, chunk: _Chunk) -> None:
+    def _send(self, chunk: Chunk) -> None:
         """Append a chunk's records to their partitions."""
         topic = self._topics[chunk.topic]
         count = topic.partition_count  # it may have grown
@@ -447,7 +256,7 @@ class Producer:
         if first is not None:
             raise first
 
-    def _append(self, log: Partition, chunk: _Chunk, rows: list[int] | None) -> int:
+    def _append(self, log: Partition, chunk: Chunk, rows: list[int] | None) -> int:
         values, keys = chunk.values, chunk.keys
         timestamps, headers = chunk.timestamp_column(), chunk.header_column()
         if rows is not None:
@@ -457,7 +266,7 @@ class Producer:
             headers = None if headers is None else list(map(headers.__getitem__, rows))
         return log.append_columns(Columns(values, keys or None, timestamps, headers), self._ack, chunk.begun_ms)
 
-    def _partitions_of(self, chunk: _Chunk, count: int) -> npt.NDArray[np.int32]:
+    def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
         """The partition of each record: as it says, else by its key, else the one whose turn it is."""
         sticky = self._sticky.get(chunk.topic, -1) + 1
         if sticky >= count:
@@ -498,7 +307,7 @@ class Producer:
             self._send_full(topic)
         return pause_ns / 1e9
 
-    def send_if_nobody_else_does(self, chunk: _Chunk) -> None:
+    def send_if_nobody_else_does(self, chunk: Chunk) -> None:
         """Somebody waits for this chunk, and no thread watches how long it lingers: send it now."""
         if self._lingerer is None:
             with self._mutex:
@@ -551,7 +360,7 @@ class Producer:
                 self._lingerer.stop()
 
 
-def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> _Options:
+def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> Options:
     """Raises `InvalidRecord`, `InvalidConfig`."""
     from segmentlog.format.columns import as_timestamps, check_headers
 

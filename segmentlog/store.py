@@ -12,7 +12,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import (
@@ -29,6 +29,7 @@ from segmentlog.format.names import (
     FORMAT_VERSION,
     HIDDEN,
     INTERNAL_TOPICS,
+    MAX_PARTITIONS,
     STATE_FILE,
     STORE_FILE,
     TOPIC_FILE,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producer import Producer
 
-MAX_PARTITIONS = 100_000
 
 _FILES_PER_PARTITION = 5
 _FLUSH_TICK_MAX_S = 0.25
@@ -70,12 +70,12 @@ class Topic:
     @property
     def config(self) -> TopicConfig:
         """The configuration as it is on disk now."""
-        return self._store.read_topic_file(self.name)[1]
+        return self._store.read_topic_file(self.name).config
 
     @property
     def partition_count(self) -> int:
         """How many partitions there are now."""
-        return self._store.read_topic_file(self.name)[0]
+        return self._store.read_topic_file(self.name).partitions
 
     def partition(self, number: int) -> Partition:
         """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
@@ -84,6 +84,14 @@ class Topic:
     def partitions(self) -> list[Partition]:
         """All of them, opened."""
         return [self.partition(number) for number in range(self.partition_count)]
+
+
+class TopicFile(NamedTuple):
+    """What topic.json says: how many partitions, the configuration, the most that a batch ever may have held."""
+
+    partitions: int
+    config: TopicConfig
+    largest_batch_bytes: int
 
 
 class LogStore:
@@ -114,12 +122,12 @@ class LogStore:
         self._clock = clock or Clock()
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._topic_files: dict[str, tuple[tuple[int, int, int], tuple[int, TopicConfig]]] = {}
+        self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
         self._closed = False
         self._budget = _DescriptorBudget()
         self._flusher = Worker("flush", self.flush_tick) if background and not self.read_only else None
         self._scrubber = self._make_scrubber(scrub_bytes_per_s)
-        self._scrub_worker = Worker("scrub", self.scrub_tick) if background and self._scrubber else None
+        self._scrub_worker = Worker("scrub", self._scrub) if background and self._scrubber else None
         self.store_id = self._open(create and not self.read_only)
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
@@ -174,7 +182,7 @@ class LogStore:
         try:
             document = json.loads(text)
             version, store_id = document["format"], document["store_id"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreVersionError(path, "damaged: it should be JSON with 'format' and 'store_id'") from None
         if version != FORMAT_VERSION:
             why = f"the store has format {version!r}, and this version of segmentlog reads format {FORMAT_VERSION}"
@@ -231,7 +239,7 @@ class LogStore:
                 self._fs.mkdir(making)
                 for number in range(partitions):
                     self._fs.mkdir(f"{making}/{number}")
-                self._write_topic_file(making, partitions, settings)
+                self._write_topic_file(making, partitions, settings, settings.max_message_bytes)
                 self._fs.rename(making, folder)
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -260,7 +268,7 @@ class LogStore:
         self._check_writable("alter a topic")
         check_topic_name(name)
         with self._mutex:
-            count, current = self.read_topic_file(name)
+            count, current, largest = self.read_topic_file(name)
             settings = current.replace({**(config or {}), **options})
             wanted = count if partitions is None else partitions
             _check_partition_count(wanted)
@@ -271,7 +279,7 @@ class LogStore:
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
             self._fs.sync_folder(folder)
-            self._write_topic_file(folder, wanted, settings)
+            self._write_topic_file(folder, wanted, settings, max(largest, settings.max_message_bytes))
             self._for_each_page(name, StatePage.count_config_change)
         return Topic(self, name)
 
@@ -303,8 +311,8 @@ class LogStore:
             self._fs.sync_folder(self.path)
         return Topic(self, new_name)
 
-    def read_topic_file(self, name: str) -> tuple[int, TopicConfig]:
-        """(number of partitions, configuration) of a topic as they are on disk. Raises `UnknownTopic`."""
+    def read_topic_file(self, name: str) -> TopicFile:
+        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`."""
         path = f"{self.path}/{name}/{TOPIC_FILE}"
         try:
             found = self._fs.stat(path)
@@ -315,21 +323,29 @@ class LogStore:
             document = json.loads(read_file(self._fs, path))
             if document["format"] != FORMAT_VERSION:
                 raise StoreVersionError(path, f"the topic has format {document['format']!r}, not {FORMAT_VERSION}")
-            parsed = int(document["partitions"]), TopicConfig.from_mapping(document["config"])
+            count, config = document["partitions"], TopicConfig.from_mapping(document["config"])
+            _check_partition_count(count)
+            largest = max(int(document.get("largest_batch_bytes", 0)), config.max_message_bytes)
+            parsed = TopicFile(count, config, largest)
             self._topic_files[name] = (version, parsed)  # every change is a new file
             return parsed
         except (FileNotFoundError, NotADirectoryError):
             raise UnknownTopic(name) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise StoreVersionError(path, f"damaged ({error}); restore it from a backup or write it anew") from None
 
-    def _write_topic_file(self, folder: str, partitions: int, config: TopicConfig) -> None:
-        document = {"format": FORMAT_VERSION, "partitions": partitions, "config": config.to_mapping()}
+    def _write_topic_file(self, folder: str, partitions: int, config: TopicConfig, largest_batch_bytes: int) -> None:
+        document = {
+            "format": FORMAT_VERSION,
+            "partitions": partitions,
+            "config": config.to_mapping(),
+            "largest_batch_bytes": largest_batch_bytes,
+        }
         replace_file(self._fs, f"{folder}/{TOPIC_FILE}", json.dumps(document, indent=2).encode() + b"\n")
 
     def _for_each_page(self, name: str, change: Any) -> None:
         """Change a word of every partition's state page that there is, for all processes to see."""
-        for number in range(self.read_topic_file(name)[0]):
+        for number in range(self.read_topic_file(name).partitions):
             with contextlib.suppress(FileNotFoundError):
                 fd = self._fs.open(f"{self.path}/{name}/{number}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
                 try:
@@ -354,14 +370,15 @@ class LogStore:
             partition = self._partitions.get((name, number))
             if partition is not None and not partition.is_stale:
                 return partition
-            count, _ = self.read_topic_file(name)
+            count = self.read_topic_file(name).partitions
             if not isinstance(number, int) or not 0 <= number < count:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {count - 1}")
             partition = Partition(
                 f"{self.path}/{name}/{number}",
                 name,
                 number,
-                lambda: self.read_topic_file(name)[1],
+                lambda: self.read_topic_file(name).config,
+                load_batch_limit=lambda: self.read_topic_file(name).largest_batch_bytes,
                 fs=self._fs,
                 clock=self._clock,
                 read_only=self.read_only,
@@ -467,19 +484,23 @@ class LogStore:
         return Scrubber(self._fs, self._scrub_targets, bytes_per_s)
 
     def _scrub_targets(self) -> Iterator[ScrubTarget]:
-        for name in self.topics(internal=True):
-            with contextlib.suppress(UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
-                for number in range(self.read_topic_file(name)[0]):
-                    yield ScrubTarget(name, number, f"{self.path}/{name}/{number}")
+        with contextlib.suppress(StoreClosed):  # while the thread is being stopped
+            for name in self.topics(internal=True):
+                with contextlib.suppress(UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                    for number in range(self.read_topic_file(name).partitions):
+                        yield ScrubTarget(name, number, f"{self.path}/{name}/{number}")
 
     def scrub_tick(self) -> float:
         """Check as many bytes of sealed segments as ``scrub_bytes_per_s`` allows by now; seconds until the next call.
 
         With ``background`` a thread does it. Raises `InvalidConfig` when scrubbing is off.
         """
+        self._check_open()
+        return self._scrub()
+
+    def _scrub(self) -> float:
         if self._scrubber is None:
             raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
-        self._check_open()
         return self._scrubber.tick(self._clock.monotonic_ms())
 
     def scrub_report(self) -> ScrubReport:

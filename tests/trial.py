@@ -46,13 +46,15 @@ class Trial:
     def __init__(self, seed: int, policy: str, writers: int) -> None:
         self.seed, self.policy, self.writer_count = seed, policy, writers
         self.rng = random.Random(f"{seed}/{policy}/{writers}")
-        self.config = TopicConfig.from_mapping({
-            "fsync": policy,
-            "segment_records": self.rng.choice((7, 20, 200)),
-            "segment_bytes": 16 << 10,
-            "index_interval_bytes": self.rng.choice((60, 500)),
-            "compression_type": self.rng.choice(("none", "lz4")),
-        })
+        self.config = TopicConfig.from_mapping(
+            {
+                "fsync": policy,
+                "segment_records": self.rng.choice((7, 20, 200)),
+                "segment_bytes": 16 << 10,
+                "index_interval_bytes": self.rng.choice((60, 500)),
+                "compression_type": self.rng.choice(("none", "lz4")),
+            }
+        )
         self.disk = SimulatedDisk()
         self.disk.make_folders(FOLDER)
         self.disk.find(FOLDER).sync()

@@ -16,9 +16,10 @@ from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, 
 from segmentlog.errors import InvalidRecord, RecordTooLarge, SegmentlogError
 
 if TYPE_CHECKING:
-    from segmentlog.producer import Deliveries, Producer
+    from segmentlog.delivery import Deliveries
+    from segmentlog.producer import Producer
 
-_READ_BYTES = 128 << 10
+_READ_BYTES = 128 << 10  # what the cache holds while it is cut into lines
 
 
 class _Lists:

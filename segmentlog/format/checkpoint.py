@@ -14,6 +14,7 @@ cut short by a crash leaves the other slot.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -23,6 +24,8 @@ from segmentlog.records import EpochStart, LostRange
 
 MAGIC: Final = b"SLC\x01"
 SLOT_SIZE: Final = 4096
+
+_NUMBER_MAX: Final = 2**63 - 1
 
 _PREFIX = struct.Struct("<4sIQ")
 _CHECKSUM = struct.Struct("<Q")
@@ -94,7 +97,19 @@ def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
         raise MalformedCheckpoint(str(error)) from None
     if not checkpoint.epochs:
         raise MalformedCheckpoint("no epoch")
+    if wrong := [number for number in _numbers_of(checkpoint) if not 0 <= number <= _NUMBER_MAX]:
+        raise MalformedCheckpoint(f"an offset, a position or an epoch of {wrong[0]}")
     return sequence, checkpoint
+
+
+def _numbers_of(checkpoint: Checkpoint) -> Iterator[int]:
+    """Those that a log computes with: none may be negative, or too large for the state page and for headers."""
+    yield from (checkpoint.recovery_offset, checkpoint.recovery_segment, checkpoint.recovery_position)
+    yield from (checkpoint.log_start_offset, checkpoint.offset_ceiling)
+    for one in checkpoint.epochs:
+        yield from (one.epoch, one.start_offset)
+    for lost in checkpoint.lost_ranges:
+        yield from (lost.base_offset, lost.end_offset, lost.epoch)
 
 
 def decode_checkpoint(data: bytes) -> tuple[int, Checkpoint | None, bool]:

@@ -25,6 +25,9 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 
 MAX_NAME_LENGTH: Final = 249
+MAX_PARTITIONS: Final = 100_000
+"""Of a topic. A file that claims more is damaged: nobody should go through that many folders."""
+
 _LEGAL: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _OFFSET_DIGITS: Final = 20
 _OFFSET_END: Final = 2**63

@@ -31,6 +31,10 @@ from segmentlog.storage.state import (
     LogState,
 )
 
+_OFFSET_MAX = 2**63 - 2
+_EPOCH_MAX = 2**32 - 2
+# What a batch's header holds; only a forged or damaged log gets there.
+
 _Run = tuple[int, list[EncodedBatch]]
 _Observed = tuple[SegmentIndex, int, int, int, int, int]
 """A batch that was written: its index, position, base offset, next offset, largest timestamp, size in bytes."""
@@ -134,6 +138,10 @@ class Appender:
         """Reserve offsets durably before any of them is handed out: one fsync for a million records."""
         handle = self._handle
         ceiling = next_offset + OFFSET_CEILING_STEP
+        if ceiling > _OFFSET_MAX or log.epoch > _EPOCH_MAX:
+            handle.fail(
+                f"it has used up its numbers (offset {log.log_end_offset}, epoch {log.epoch}): make a new topic"
+            )
         with handle.sync_locked():
             try:
                 handle.update_checkpoint(offset_ceiling=ceiling, clean=False)

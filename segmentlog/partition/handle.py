@@ -14,6 +14,7 @@ import msgspec
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionFailed, ReadOnlyStore, UnknownTopic
+from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.records import RecoveryMode
@@ -56,6 +57,7 @@ class Handle:
         *,
         read_only: bool = False,
         recovery: RecoveryMode = "tail",
+        load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
     ) -> None:
         self.fs = fs
@@ -68,6 +70,9 @@ class Handle:
         self.recovery = recovery
         self.config = load_config()
         self._load_config = load_config
+        self._load_batch_limit = load_batch_limit or (lambda: MAX_RAW_SIZE)
+        self.batch_limit = self._load_batch_limit()
+        """No batch of this log holds more bytes, uncompressed."""
         self._on_open = on_open
         self.checkpoint = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}")
         self.lock_path = f"{folder}/{LOCK_FILE}"
@@ -172,6 +177,12 @@ class Handle:
                 self.fs.flock(self.state_fd, fcntl.LOCK_UN)
 
     # ------------------------------------------------------------ what everybody checks
+
+    def exceeds_batch_limit(self, raw_size: int) -> bool:
+        """Whether a batch claims more than any setting of the topic ever allowed: then it is not one."""
+        if raw_size > self.batch_limit:
+            self.batch_limit = self._load_batch_limit()  # it may have been raised since
+        return raw_size > self.batch_limit
 
     def check_writable(self) -> None:
         if self.read_only:

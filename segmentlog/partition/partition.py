@@ -58,11 +58,13 @@ class Partition:
         read_only: bool = False,
         background: bool = False,
         recovery: RecoveryMode = "tail",
+        load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
     ) -> None:
         self._handle = Handle(
             fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
-            read_only=read_only, recovery=recovery, on_open=on_open,
+            read_only=read_only, recovery=recovery, load_batch_limit=load_batch_limit,
+            on_open=on_open,
         )  # fmt: skip
         self._background = background
         self._closed = False

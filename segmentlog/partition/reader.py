@@ -131,12 +131,16 @@ class Reader:
         position, expected = segment.index.position_for_offset(offset)
         landed = position == 0
         topic, partition = self._handle.topic, self._handle.partition
+        batch_limit = self._handle.batch_limit
         while position < end and expected < next_base:
             try:
                 header = decode_header(view, position, mapped.path)
                 if not landed and header.base_offset != expected:
                     raise CorruptBatch(mapped.path, position, f"the batch of offset {expected}", "another one")
                 landed = True
+                if header.raw_size > batch_limit and self._handle.exceeds_batch_limit(header.raw_size):
+                    limit = f"at most {self._handle.batch_limit} bytes (max.message.bytes)"
+                    raise CorruptBatch(mapped.path, position, limit, f"{header.raw_size} claimed", header.base_offset)
                 if header.next_offset > offset:
                     payload = check_payload(view, position, header, mapped.path)
                     yield RecordBatch(

@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -101,6 +102,7 @@ class Scrubber:
         self._seen_paths: set[str] = set()
         self._logged: set[tuple[str, int]] = set()
         self._counts = (0, 0, 0)
+        _live.add(self)
 
     def tick(self, now_ms: int) -> float:
         """Read what the budget allows by now (monotonic milliseconds); returns the seconds until there is more to do.
@@ -125,6 +127,13 @@ class Scrubber:
         """Let go of the file that is being read."""
         with self._mutex:
             self._finish()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the thread is gone that may have been in a tick."""
+        self._mutex = threading.Lock()
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()
 
     # ------------------------------------------------------------ pace
 
@@ -345,15 +354,24 @@ class _Pass:
     def _note(self, position: int, end_offset: int, what: str) -> None:
         base_offset = min(self._expected, end_offset)
         self.findings.append(
-            ScrubFinding(
-                self._target.topic, self._target.partition, self.path, position, base_offset, end_offset, what
-            )
+            ScrubFinding(self._target.topic, self._target.partition, self.path, position, base_offset, end_offset, what)
         )
 
 
 def _header_is_sound(view: memoryview, position: int) -> bool:
     """Whether a header with the right checksum stands there, wherever its payload ends."""
-    header = view[position : position + HEADER_SIZE]
-    if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
+    header = bytes(view[position : position + HEADER_SIZE])
+    if len(header) < HEADER_SIZE or not header.startswith(MAGIC):
         return False
     return xxhash.xxh3_64_intdigest(header[:CHECKED_SIZE]) == int.from_bytes(header[CHECKED_SIZE:], "little")
+
+
+_live: weakref.WeakSet[Scrubber] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for scrubber in list(_live):
+        scrubber.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

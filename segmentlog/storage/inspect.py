@@ -19,6 +19,7 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect_files import check_store_file, read_topic_file
 from segmentlog.storage.inspect_log import PartitionFound
 from segmentlog.storage.inspect_partition import inspect_partition, log_sizes
+from segmentlog.storage.segment import list_segments
 
 
 def list_topics(fs: FileSystem, path: str) -> list[str]:
@@ -48,8 +49,17 @@ def list_partitions(fs: FileSystem, folder: str) -> tuple[list[int], TopicConfig
     """(numbers of the partitions that there should be or are, the topic's configuration, what is wrong)."""
     count, config, findings = read_topic_file(fs, folder)
     there = {int(name) for name in fs.listdir(folder) if name.isdecimal() and str(int(name)) == name}
-    numbers = sorted(there) if count is None else list(range(count))
-    return numbers, config, findings
+    if count is None:
+        return sorted(there), config, findings
+    beyond = [number for number in sorted(there) if number >= count and _holds_a_log(fs, f"{folder}/{number}")]
+    if beyond and read_topic_file(fs, folder)[0] == count:  # not because partitions are being added this moment
+        what = f"{count} partitions, and the folder of partition {beyond[-1]} holds a log, which nobody reads so"
+        findings.append(Finding("damage", f"{folder}/{TOPIC_FILE}", what))
+    return list(range(count)), config, findings
+
+
+def _holds_a_log(fs: FileSystem, folder: str) -> bool:
+    return os.path.isdir(folder) and bool(list_segments(fs, folder))
 
 
 def inspect_store(

@@ -13,7 +13,7 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode_slot, slot_size
-from segmentlog.format.names import FORMAT_VERSION, STATE_FILE, STORE_FILE, TOPIC_FILE
+from segmentlog.format.names import FORMAT_VERSION, MAX_PARTITIONS, STATE_FILE, STORE_FILE, TOPIC_FILE
 from segmentlog.storage.findings import Finding, Severity
 from segmentlog.storage.fs import FileSystem, read_file
 from segmentlog.storage.state import PAGE_SIZE, LogState, StatePage, SyncState
@@ -149,7 +149,7 @@ def check_store_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
         version, store_id = document["format"], document["store_id"]
     except FileNotFoundError:
         yield Finding("damage", path, "missing; restore it, without it the folder is no store")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         yield Finding("damage", path, f"not JSON with 'format' and 'store_id' ({error}); restore it from a backup")
     else:
         if version != FORMAT_VERSION:
@@ -168,10 +168,10 @@ def read_topic_file(fs: FileSystem, folder: str) -> tuple[int | None, TopicConfi
         config = TopicConfig.from_mapping(document["config"])
     except FileNotFoundError:
         return None, TopicConfig(), [Finding("damage", path, f"missing; {advice}")]
-    except (ValueError, KeyError, TypeError, AttributeError, SegmentlogError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SegmentlogError) as error:
         return None, TopicConfig(), [Finding("damage", path, f"{error}; {advice}")]
     if version != FORMAT_VERSION:
         return None, config, [Finding("damage", path, f"format {version!r}, where this version reads {FORMAT_VERSION}")]
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
         return None, config, [Finding("damage", path, f"{count!r} partitions; {advice}")]
     return count, config, []

@@ -20,7 +20,8 @@ from segmentlog.storage.fs import Buffer, FileSystem
 
 METHODS = (
     "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "unlink", "rmdir",
-    "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "sync_folder", "map_file", "boot_id",
+    "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "advise_unneeded", "sync_folder",
+    "map_file", "boot_id",
 )  # fmt: skip
 
 

@@ -1,0 +1,226 @@
+"""The file system seam of one process on a simulated machine."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from segmentlog.storage.fs import Buffer, FileSystem
+from segmentlog.testing.faults import Died
+from segmentlog.testing.node import Effect, Node, do_effect
+
+if TYPE_CHECKING:
+    from segmentlog.testing.disk import SimulatedDisk
+
+_DEVICE = 77
+
+
+@functools.lru_cache(maxsize=1000)
+def path_parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+class SimulatedProcess(FileSystem):
+    """The seam as one process of a simulated machine calls it. Errors are those of the system calls.
+
+    ``fail_at`` makes one call fail, counted over all methods from 1: with an errno, by writing
+    half (``"short"``), by writing half and finding the disk full at the next write (``"full"``),
+    or by the process's death before it (``"die"``).
+    """
+
+    def __init__(self, disk: SimulatedDisk, number: int) -> None:
+        self.disk = disk
+        self.number = number
+        self.calls = 0
+        self.fail_at: tuple[int, int | str] | None = None
+        self.failed: str = ""
+        """The method that `fail_at` made fail."""
+        self._fds: dict[int, Node] = {}
+        self._next_fd = 1000 * number
+        self._dead = self._full = False
+        for name in _CALLS:
+            setattr(self, name, self._counted(name, getattr(self, f"_{name}")))
+
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self._dead:
+                raise Died
+            if name == "pwritev" and self._full:
+                self._full = False
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.fail_at is not None and self.calls == self.fail_at[0]:
+                how = self.fail_at[1]
+                self.failed = name
+                if how == "die":
+                    self.die()
+                    raise Died
+                if isinstance(how, int):
+                    raise OSError(how, os.strerror(how))
+                if name == "pwritev":
+                    self._full = how == "full"
+                    data = b"".join(args[1])
+                    return call(args[0], [data[: len(data) // 2]], args[2])
+            return call(*args, **options)
+
+        return counted
+
+    def die(self) -> None:
+        """The kernel closes its descriptors, and so frees its locks."""
+        for fd in list(self._fds):
+            self._close(fd)
+        self._dead = True
+
+    def boot_id(self) -> str:
+        return f"boot-{self.disk.boot}"
+
+    # ------------------------------------------------------------ files
+
+    def _node(self, fd: int) -> Node:
+        try:
+            return self._fds[fd]
+        except KeyError:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+
+    def _open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        try:
+            node = self.disk.find(path)
+            if flags & os.O_CREAT and flags & os.O_EXCL:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            folder, name = self._parent(path)
+            node = self.disk.new_node(is_folder=False)
+            folder.change_names({name: node})
+            self.disk.changed()
+        if flags & os.O_TRUNC:
+            self._set_size(node, 0)
+        self._next_fd += 1
+        self._fds[self._next_fd] = node
+        return self._next_fd
+
+    def _parent(self, path: str) -> tuple[Node, str]:
+        parts = path_parts(path)
+        folder = self.disk.find("/".join(parts[:-1]))
+        return folder, parts[-1]
+
+    def _close(self, fd: int) -> None:
+        node = self._node(fd)
+        del self._fds[fd]
+        if node.lock == (self.number, fd):
+            node.lock = None
+
+    def _pread(self, fd: int, size: int, position: int) -> bytes:
+        node = self._node(fd)
+        return bytes(memoryview(node.buffer)[position : min(position + size, node.size)])
+
+    def _pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        node = self._node(fd)
+        effect = Effect(position, b"".join(buffers))
+        assert effect.data is not None
+        do_effect(node, effect)
+        node.pending.append(effect)
+        self.disk.changed()
+        return len(effect.data)
+
+    def _sync(self, fd: int) -> None:
+        self._node(fd).sync()
+        self.disk.changed()
+
+    _fsync = _fdatasync = _sync
+
+    def _ftruncate(self, fd: int, size: int) -> None:
+        self._set_size(self._node(fd), size)
+
+    def _set_size(self, node: Node, size: int) -> None:
+        if size != node.size:
+            effect = Effect(size, None)
+            do_effect(node, effect)
+            node.pending.append(effect)
+            self.disk.changed()
+
+    def _fallocate(self, fd: int, position: int, size_bytes: int) -> None:
+        node = self._node(fd)
+        if position + size_bytes > node.size:
+            self._set_size(node, position + size_bytes)
+
+    def _map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
+        node = self._node(fd)
+        node.mapped |= writable
+        view = memoryview(node.buffer)[:size_bytes]
+        return view if writable else view.toreadonly()
+
+    # ------------------------------------------------------------ names
+
+    def _move(self, source: str, target: str) -> None:
+        node = self.disk.find(source)
+        folder, name = self._parent(source)
+        target_folder, target_name = self._parent(target)
+        if folder is target_folder:
+            folder.change_names({name: None, target_name: node})
+        else:
+            target_folder.change_names({target_name: node})
+            folder.change_names({name: None})
+        self.disk.changed()
+
+    _rename = _replace = _move
+
+    def _unlink(self, path: str) -> None:
+        self.disk.find(path)
+        folder, name = self._parent(path)
+        folder.change_names({name: None})
+        self.disk.changed()
+
+    def _rmdir(self, path: str) -> None:
+        if self.disk.find(path).names:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._unlink(path)
+
+    def _mkdir(self, path: str) -> None:
+        folder, name = self._parent(path)
+        if name in folder.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        folder.change_names({name: self.disk.new_node(is_folder=True)})
+        self.disk.changed()
+
+    def _listdir(self, path: str) -> list[str]:
+        return list(self.disk.find(path).names)
+
+    def _remove_tree(self, path: str) -> None:
+        self._unlink(path)
+
+    def _fstat(self, fd: int) -> os.stat_result:
+        return _stat(self._node(fd))
+
+    def _stat(self, path: str) -> os.stat_result:
+        return _stat(self.disk.find(path))
+
+    def _flock(self, fd: int, operation: int) -> None:
+        node = self._node(fd)
+        holder = (self.number, fd)
+        if operation & fcntl.LOCK_UN:
+            if node.lock == holder:
+                node.lock = None
+        elif node.lock in (None, holder):
+            node.lock = holder
+        elif operation & fcntl.LOCK_NB:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        else:
+            raise OSError(errno.EDEADLK, f"process {self.number} would wait for ever: {node.lock} holds the lock")
+
+
+_CALLS = (
+    "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "unlink", "rmdir",
+    "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "map_file",
+)  # fmt: skip
+
+
+def _stat(node: Node) -> os.stat_result:
+    kind = stat.S_IFDIR if node.is_folder else stat.S_IFREG
+    return os.stat_result((kind | 0o755, node.number, _DEVICE, 1, 0, 0, node.size, 0, 0, 0))

@@ -1,0 +1,56 @@
+"""Coverage-guided fuzzing of every decoder, with atheris.
+
+    python tests/fuzz/atheris_decoders.py -runs=100000              all of them, by the first byte
+    python tests/fuzz/atheris_decoders.py batch -max_total_time=600   one of them
+    python tests/fuzz/atheris_decoders.py corpus/ -max_len=4096       with a corpus, as libFuzzer takes it
+
+Starts from whole batches, checkpoints and index entries, so that the deeper checks are reached at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+with atheris.instrument_imports(include=["segmentlog", "msgspec"]):
+    from batches import Columns, batch_bytes
+    from fuzz.decoders import DECODERS
+
+    from segmentlog.format.checkpoint import Checkpoint, encode_slot
+
+
+def seeds() -> list[bytes]:
+    """One whole thing of each kind."""
+    plain = batch_bytes(Columns([b"value", None], [b"k", None], headers=[(("h", None),), ()]), 5, epoch=1)
+    packed = batch_bytes([b"v" * 400], 7, codec=3)
+    slot = encode_slot(Checkpoint(), 3)
+    return [plain, packed, plain + packed, slot, slot + slot, b'{"format": 1, "partitions": 1, "config": {}}']
+
+
+def main() -> None:
+    """Run libFuzzer; it never returns."""
+    arguments = sys.argv[:]
+    wanted = [name for name in arguments[1:] if name in DECODERS] or list(DECODERS)
+    arguments = [one for one in arguments if one not in DECODERS]
+
+    def one_input(data: bytes) -> None:
+        if data:
+            DECODERS[wanted[data[0] % len(wanted)]](data[1:])
+
+    if not any(Path(one).is_dir() for one in arguments[1:]):
+        corpus = Path(tempfile.mkdtemp(prefix="atheris-"))
+        for number, seed in enumerate(seeds()):
+            for turn in range(len(wanted)):
+                (corpus / f"{number}-{turn}").write_bytes(bytes([turn]) + seed)
+        arguments.append(str(corpus))
+    atheris.Setup(arguments, one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

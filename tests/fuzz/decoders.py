@@ -1,0 +1,227 @@
+"""Every decoder as a function of bytes: it comes to an end, and raises what it is documented to raise, if anything.
+
+For Hypothesis and for atheris alike. What these functions let through is a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import xxhash
+from batches import forge
+from hypothesis import Phase, settings
+from logs import FakeClock, NoSyncFileSystem, open_log
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import CorruptBatch, InvalidTopicName, SegmentlogError, StoreVersionError
+from segmentlog.format.batch import HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.checkpoint import MalformedCheckpoint, decode_checkpoint, decode_slot
+from segmentlog.format.columns import (
+    MalformedColumn,
+    decode_blobs,
+    decode_headers,
+    decode_offsets,
+    decode_timestamps,
+)
+from segmentlog.format.examine import examine
+from segmentlog.format.index import decode_entries
+from segmentlog.format.names import check_topic_name, parse_segment_name, segment_name
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import find_batch, walk
+from segmentlog.storage.findings import Tally
+from segmentlog.storage.inspect_files import check_store_file, read_topic_file
+from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.storage.state import PAGE_SIZE, StateDamaged, StatePage
+from segmentlog.store import LogStore
+
+EXAMPLES = int(os.environ.get("SEGMENTLOG_FUZZ_EXAMPLES", "200"))
+"""Of each property; a night's run takes a hundred thousand."""
+
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+fuzzed = settings(max_examples=EXAMPLES, deadline=20_000, phases=_PHASES)
+"""The deadline is for what would never end, and not for what is slow."""
+fuzzed_slowly = settings(fuzzed, max_examples=max(EXAMPLES // 4, 1))
+
+
+def batch(data: bytes) -> None:
+    """Header, payload, every column, every record, slices of it."""
+    view = memoryview(data)
+    with contextlib.suppress(CorruptBatch):
+        header = decode_header(view, 0, "path")
+        whole = RecordBatch(header, check_payload(view, 0, header, "path"), path="path")
+        for column in ("values", "keys", "headers", "offsets", "timestamps"):
+            with contextlib.suppress(CorruptBatch):
+                assert len(getattr(whole, column)) == header.record_count
+        part = whole.slice(header.record_count // 3, header.record_count // 2 + 1)
+        for look in (whole, part):
+            with contextlib.suppress(CorruptBatch):
+                assert len(list(look.records())) == len(look)
+        with contextlib.suppress(CorruptBatch):
+            whole.skip_to(header.base_offset + header.last_offset_delta // 2)
+            _ = whole.base_offset, whole.next_offset, list(whole)
+
+
+def forged_batch(data: bytes) -> None:
+    """The same with the checksums made right, so that what is behind them is reached."""
+    if len(data) >= HEADER_SIZE:
+        forged = forge(b"SLB\x01" + data[4:])
+        # Most sizes that come by chance are refused at once: let those agree that have to.
+        batch(forged)
+        payload_size = len(data) - HEADER_SIZE
+        batch(forge(forged, payload_size=payload_size))
+        batch(forge(forged, payload_size=payload_size, raw_size=payload_size, attributes=0))
+
+
+def walks(data: bytes) -> None:
+    """Walking, searching and examining a segment's bytes."""
+    view = memoryview(data)
+    for payloads in (False, True):
+        with contextlib.suppress(CorruptBatch):
+            for position, header in walk(view, 0, len(view), "path", expected_offset=0, payloads=payloads):
+                assert position + header.size_bytes <= len(view)
+    found = find_batch(view, 0, len(view), 0)
+    assert found is None or data[found : found + 4] == b"SLB\x01"
+    position = 0
+    for item in examine(view, 0, len(view), "path", expected_offset=0):
+        assert item.position == position < item.end_position
+        position = item.end_position
+    assert position == len(view)
+
+
+def columns(data: bytes) -> None:
+    """Each kind of column, with every number of records that the first bytes may mean."""
+    if len(data) < 3:
+        return
+    count, view = int.from_bytes(data[:2], "little") % (len(data) + 1) + 1, memoryview(data)[2:]
+    base = int.from_bytes(data[:8], "little", signed=True)
+    announced = {count, view[0] & 0x0F or 1, int.from_bytes(view[1:3], "big") or 1}
+    for number in announced:
+        for decode in (decode_blobs, decode_headers):
+            with contextlib.suppress(MalformedColumn):
+                assert len(decode(view, number)) == number
+    for numbers in (decode_timestamps, decode_offsets):
+        with contextlib.suppress(MalformedColumn):
+            assert len(numbers(view, count, abs(base) >> 1)) == count
+
+
+def index(data: bytes) -> None:
+    """Both index files; what is believed ascends."""
+    for cut in (len(data) // 3, len(data) // 3 // 8 * 8, len(data)):
+        offsets, times, _ = decode_entries(data[:cut], data[cut:])
+        assert len(offsets) == len(times)
+        assert (np.diff(offsets["position"].astype(np.int64)) > 0).all()
+        assert (np.diff(offsets["relative_offset"].astype(np.int64)) > 0).all()
+
+
+def checkpoint(data: bytes) -> None:
+    """A checkpoint file, and a slot of it."""
+    sequence, found, damaged = decode_checkpoint(data)
+    assert found is not None or (damaged and sequence == 0)
+    for slot in (data, forged_slot(data), forged_slot(data[1:])):
+        with contextlib.suppress(MalformedCheckpoint):
+            assert decode_slot(slot)[1].epoch >= 0
+
+
+def forged_slot(body: bytes, sequence: int = 1) -> bytes:
+    """A slot with this body and the right checksum."""
+    prefix = struct.pack("<4sIQ", b"SLC\x01", len(body), sequence)
+    return prefix + struct.pack("<Q", xxhash.xxh3_64_intdigest(prefix + body)) + body
+
+
+def state(data: bytes) -> None:
+    """A state page is about this folder and sound, or it is not."""
+    page = StatePage(bytearray(data[:PAGE_SIZE].ljust(PAGE_SIZE, b"\0")))
+    assert page.describes("another boot", os.stat("/")) is False
+    _ = page.header_is_sound
+    for block in (page.log, page.sync):
+        with contextlib.suppress(StateDamaged):
+            block.read()
+
+
+def names(data: bytes) -> None:
+    """Names of topics and of files."""
+    text = data.decode("utf-8", "surrogateescape")
+    with contextlib.suppress(InvalidTopicName):
+        assert "/" not in check_topic_name(text)
+        assert check_topic_name(text, internal=True) == text
+    for name in (text, text + ".log", text[-20:].rjust(20, "0") + ".log"):
+        base = parse_segment_name(name)
+        assert base is None or segment_name(base) + ".log" == name
+
+
+def store_json(data: bytes) -> None:
+    """``store.json``, by the store and by verify."""
+    with TemporaryDirectory(prefix="fuzz-") as folder:
+        Path(folder, "store.json").write_bytes(data)
+        with contextlib.suppress(StoreVersionError):
+            LogStore(folder, read_only=True, background=False).close()
+        list(check_store_file(NoSyncFileSystem(), folder))
+
+
+def topic_json(data: bytes) -> None:
+    """``topic.json``, by verify; what it believes can be worked through."""
+    with TemporaryDirectory(prefix="fuzz-") as folder:
+        Path(folder, "topic.json").write_bytes(data)
+        count, _, _ = read_topic_file(NoSyncFileSystem(), folder)
+        assert count is None or 1 <= count <= 100_000
+
+
+def topic_json_by_store(data: bytes) -> None:
+    """``topic.json``, by the store."""
+    with TemporaryDirectory(prefix="fuzz-") as folder:
+        Path(folder, "store.json").write_bytes(b'{"format": 1, "store_id": "x"}')
+        os.mkdir(f"{folder}/t")
+        Path(folder, "t", "topic.json").write_bytes(data)
+        with LogStore(folder, read_only=True, background=False) as store, contextlib.suppress(SegmentlogError):
+            assert 1 <= store.topic("t").partition_count <= 100_000
+
+
+def segment(data: bytes, files: dict[str, bytes] | None = None) -> None:
+    """A partition with this one segment (and other files): verified, opened, read, appended to."""
+    with TemporaryDirectory(prefix="fuzz-") as folder:
+        for name, content in {segment_name(0) + ".log": data, **(files or {})}.items():
+            Path(folder, name).write_bytes(content)
+        fs = NoSyncFileSystem()
+        inspect_partition(fs, folder, "t", 0, TopicConfig(), Tally())
+        for read_only in (True, False):
+            with contextlib.suppress(SegmentlogError):
+                partition = open_log(Path(folder), fs=fs, clock=FakeClock(), read_only=read_only)
+                try:
+                    _use(partition, read_only)
+                finally:
+                    partition.close()
+        inspect_partition(fs, folder, "t", 0, TopicConfig(), Tally())
+
+
+def _use(partition: object, read_only: bool) -> None:
+    end = partition.log_end_offset  # type: ignore[attr-defined]
+    with contextlib.suppress(SegmentlogError):
+        for found in partition.read(partition.log_start_offset, on_skip=lambda *told: None):  # type: ignore[attr-defined]
+            with contextlib.suppress(CorruptBatch):
+                list(found)
+    with contextlib.suppress(SegmentlogError):
+        partition.offset_for_timestamp(1)  # type: ignore[attr-defined]
+    with contextlib.suppress(SegmentlogError):
+        partition.segments()  # type: ignore[attr-defined]
+    if not read_only:
+        assert partition.append([b"new"]) >= end  # type: ignore[attr-defined]
+
+
+DECODERS: dict[str, Callable[[bytes], None]] = {
+    "batch": batch,
+    "forged_batch": forged_batch,
+    "walks": walks,
+    "columns": columns,
+    "index": index,
+    "checkpoint": checkpoint,
+    "state": state,
+    "names": names,
+    "store_json": store_json,
+    "topic_json": topic_json,
+}
