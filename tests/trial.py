@@ -227,7 +227,7 @@ class Trial:
             event(history)
         log = self._open(disk)
         contents, end_offset = self._verify(log, history, disk, where + ", and again in its recovery", thorough=False)
-        # Where no checkpoint was ever durable, each recovery steps over what it cannot know about; nothing is there yet.
+        # Where no checkpoint was ever durable, each recovery steps over what it cannot know: nothing is there yet.
         unknown = log.recovery_report.verdict == "no checkpoint" and end_offset >= first[1]
         if contents != first[0] or (end_offset != first[1] and not unknown):
             raise Broken(
