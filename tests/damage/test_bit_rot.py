@@ -228,6 +228,8 @@ def silent_regions() -> set[str]:
         "",  # white space
         "store_id",  # another one that is as good
         "created_ms", "created_ms gone",  # nobody reads it
+        # The config's own limit counts as well; were it the lower one, a batch above both is refused when read.
+        "largest_batch_bytes", "largest_batch_bytes gone",
         "config",  # another value that the key takes, which people may have wanted
     }  # fmt: skip
 
