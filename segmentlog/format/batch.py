@@ -117,11 +117,15 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return bool(self.attributes & CONTROL)
 
     @property
+    def offset_deltas_size(self) -> int:
+        """What the other columns leave of the payload."""
+        return self.raw_size - self.timestamps_size - self.keys_size - self.values_size - self.headers_size
+
+    @property
     def column_sizes(self) -> ColumnSizes:
         """Sizes of the columns; those of the offset deltas follow from the others."""
-        others = self.timestamps_size + self.keys_size + self.values_size + self.headers_size
         return ColumnSizes(
-            self.raw_size - others, self.timestamps_size, self.keys_size, self.values_size, self.headers_size
+            self.offset_deltas_size, self.timestamps_size, self.keys_size, self.values_size, self.headers_size
         )
 
 

@@ -82,7 +82,7 @@ class RecordBatch:
     @property
     def base_offset(self) -> int:
         """Offset of the first record that this batch (or slice) shows."""
-        if not self.header.column_sizes.offset_deltas:
+        if not self.header.offset_deltas_size:
             return self.header.base_offset + self._start
         return int(self.offsets[0]) if len(self) else self.next_offset
 
@@ -91,7 +91,7 @@ class RecordBatch:
         """The offset after the last one: where reading goes on."""
         if self._stop == self.header.record_count:
             return self.header.next_offset
-        if not self.header.column_sizes.offset_deltas:
+        if not self.header.offset_deltas_size:
             return self.header.base_offset + self._stop
         return int(self._all_offsets()[self._stop])
 
@@ -104,8 +104,8 @@ class RecordBatch:
     def values(self) -> list[bytes | None]:
         """The values; None is a null value (a tombstone where the topic is compacted)."""
         if self._values is None:
-            sizes = self.header.column_sizes
-            column = self._column(sizes.offset_deltas + sizes.timestamps + sizes.keys, sizes.values)
+            header = self.header
+            column = self._column(header.raw_size - header.headers_size - header.values_size, header.values_size)
             self._values = self._cut(self._blobs(column))
         return self._values
 
@@ -113,9 +113,10 @@ class RecordBatch:
     def keys(self) -> list[bytes | None]:
         """The keys; None is a null key."""
         if self._keys is None:
-            sizes = self.header.column_sizes
-            if sizes.keys:
-                column = self._column(sizes.offset_deltas + sizes.timestamps, sizes.keys)
+            header = self.header
+            if header.keys_size:
+                behind = header.values_size + header.headers_size
+                column = self._column(header.raw_size - behind - header.keys_size, header.keys_size)
                 self._keys = self._cut(self._blobs(column))
             else:
                 self._keys = [None] * len(self)
@@ -145,7 +146,7 @@ class RecordBatch:
 
     def _all_offsets(self) -> Int64Array:
         """Those of the whole batch, whatever part of it this is."""
-        size = self.header.column_sizes.offset_deltas
+        size = self.header.offset_deltas_size
         column = self._column(0, size) if size else memoryview(b"")
         try:
             return decode_offsets(column, self.header.record_count, self.header.base_offset)
@@ -160,7 +161,7 @@ class RecordBatch:
             size = header.timestamps_size
             if header.attributes & 1 << 3:  # LogAppendTime: one timestamp for all, whatever the column says
                 size = 0
-            column = self._column(header.column_sizes.offset_deltas, size) if size else memoryview(b"")
+            column = self._column(header.offset_deltas_size, size) if size else memoryview(b"")
             try:
                 timestamps = decode_timestamps(column, header.record_count, header.base_timestamp)
             except MalformedColumn as error:
@@ -191,7 +192,7 @@ class RecordBatch:
         """Show no record below ``offset``, and say whether any is left. For who made the batch: others `slice`."""
         base = self.header.base_offset
         if offset > base:
-            if self.header.column_sizes.offset_deltas:
+            if self.header.offset_deltas_size:
                 self._start = int(np.searchsorted(self._all_offsets(), np.int64(offset)))
             else:
                 self._start = min(offset - base, self._stop)

@@ -200,7 +200,7 @@ class Reader:
         log = self._handle.page.log.read()
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-        for lost in self.lost_ranges():
+        for lost in self._lost[1] if self._lost[0] == log.epoch else self.lost_ranges():
             # Nobody below the log start can have read anything that is not gone anyway.
             base_offset = max(lost.base_offset, log.log_start_offset)
             if base_offset < offset < lost.end_offset:

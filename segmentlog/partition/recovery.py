@@ -342,7 +342,7 @@ def _copy_segment(handle: Handle, tail: _Tail) -> None:
             part.headers if header.headers_size else None,
             now_ms=header.base_timestamp,
             codec=header.codec,
-            offset_deltas=None if not header.column_sizes.offset_deltas
+            offset_deltas=None if not header.offset_deltas_size
             else (part.offsets - header.base_offset).astype(np.uint32),
             attributes=header.attributes & ~CODEC_MASK,
             producer_id=header.producer_id,

@@ -137,7 +137,7 @@ def _note_whole(found: SegmentFound, item: Whole) -> None:
     if item.flaw:
         found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
     found.epochs.setdefault(header.partition_epoch, base_offset)
-    found.compacted = found.compacted or bool(header.column_sizes.offset_deltas)
+    found.compacted = found.compacted or bool(header.offset_deltas_size)
     found.positions.append(position)
     found.base_offsets.append(base_offset)
     found.next_offsets.append(header.next_offset)
