@@ -137,8 +137,6 @@ def _check_columns(batch: RecordBatch, path: str, position: int) -> str:
             return f"the first timestamp is {first}, and the header says {header.base_timestamp}"
         if largest != header.max_timestamp:
             return f"the largest timestamp is {largest}, and the header says {header.max_timestamp}"
-    if header.offset_deltas_size and (
-        bool((np.diff(offsets) <= 0).any()) or int(offsets[-1]) >= header.next_offset
-    ):
+    if header.offset_deltas_size and (bool((np.diff(offsets) <= 0).any()) or int(offsets[-1]) >= header.next_offset):
         raise CorruptBatch(path, position + HEADER_SIZE, "ascending offsets", "others", header.base_offset)
     return ""

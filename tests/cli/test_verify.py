@@ -20,6 +20,19 @@ from segmentlog.storage.state import PAGE_SIZE, StatePage
 # ---------------------------------------------------------------- flipped bytes
 
 
+def test_strict_verification_exits_with_3_for_a_wrong_byte_in_a_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flipped byte of an index: a warning and 0, with --strict the same warning and 3."""
+    store = tmp_path / "store"
+    folder = make_store(store)
+    assert command(store, "verify", "--strict") == 0
+    flip(next(iter(sorted(folder.glob("*.index")))), 1, 4)
+    assert command(store, "verify") == 0
+    assert command(store, "verify", "--strict") == 3
+    assert "warning: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_every_flipped_byte_of_a_log_is_damage(tmp_path: Path, compression: str) -> None:
     """No byte of a segment is harmless: each is told with its file, position and the offsets concerned."""
