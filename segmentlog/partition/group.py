@@ -129,7 +129,7 @@ class GroupCommit:
             self._append_group(group)
         except BaseException as error:
             for one in group:
-                one.error = one.error or error
+                one.error = one.error or (error if one is mine else _for_others(error))
             if mine not in group:  # interrupted before it was taken
                 queue.remove(mine)
                 raise
@@ -199,6 +199,16 @@ class GroupCommit:
             # Somebody may have queued between the look and the release, and found the lead taken.
             if not self._queue or not self._leading.acquire(False):
                 return
+
+
+def _for_others(error: BaseException) -> BaseException:
+    """What kept the append from being made, as those are told it who waited: an interrupt is not theirs."""
+    if isinstance(error, Exception):
+        return error
+    return SegmentlogError(
+        f"the thread that was appending for several was interrupted ({type(error).__name__}): these records may or may"
+        " not be appended; read the end of the log before trying again"
+    )
 
 
 def _is_small(columns: Columns, config: TopicConfig) -> bool:

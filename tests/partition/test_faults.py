@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -399,6 +400,45 @@ def test_one_threads_bad_record_is_not_anothers(tmp_path: Path) -> None:
     assert [outcome for outcome in outcomes if outcome[0] is bytes] == [(bytes, True)] * 80  # type: ignore[index]
     assert all(outcome[1] is not True for outcome in outcomes if outcome[0] is array.array)  # type: ignore[index]
     assert len(values(partition)) == 80
+
+
+def test_an_interrupt_of_the_leading_thread_is_not_raised_in_others(tmp_path: Path) -> None:
+    """Ctrl-C belongs to the thread that got it; those it was appending for get an error that says so."""
+    log = open_log(tmp_path / "t", fs=FaultyFileSystem())
+    log.append([b"first"], ack="durable")
+    entered, go_on = threading.Event(), threading.Event()
+    group = log._group
+    append_group = group._append_group
+
+    def interrupted(waiting: Any) -> None:
+        if len(waiting) > 1:
+            raise KeyboardInterrupt
+        entered.set()
+        assert go_on.wait(10)
+        append_group(waiting)
+
+    group._append_group = interrupted  # type: ignore[method-assign]
+    group._last_group = 2  # so that the first one queues, too
+    raised: list[BaseException] = []
+
+    def append() -> None:
+        try:
+            log.append([b"x"], ack="durable")
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=append) for _ in range(3)]
+    threads[0].start()
+    assert entered.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    while len(group._queue) < 2:
+        time.sleep(0.001)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(error).__name__ for error in raised) == ["KeyboardInterrupt", "SegmentlogError"]
+    assert log.append([b"next"]) == 2
 
 
 # ---------------------------------------------------------------- offsets are reserved
