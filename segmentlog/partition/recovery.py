@@ -221,8 +221,9 @@ def _scan(handle: Handle, checkpoint: Checkpoint | None, bases: list[int]) -> _T
     for base in bases:
         if base < first:
             continue
-        if tail.base < base < tail.end_offset:
-            # Its offsets stand in the segment before it: a file that was deleted and came back.
+        given_up = any(lost.base_offset < base < lost.end_offset for lost in (*known.lost_ranges, *tail.gaps))
+        if tail.base < base and (base < tail.end_offset or given_up):
+            # Its offsets stand in the segment before it, or were given up: a file that was deleted and came back.
             tail.stale = (*tail.stale, base)
             continue
         if base > tail.base:
