@@ -1,136 +1,28 @@
-"""Every default of the project, once, and the texts in which people write them.
+"""Every default of the project, once.
 
 Pure: text and numbers in, frozen values out. The topic config has Kafka's keys with Kafka's meanings
 and a few of ours; a key is written with dots in files and on the command line, with underscores in Python.
 """
 
-import operator
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 from segmentlog.errors import InvalidConfig
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
-
-UNLIMITED = -1
-"""Kafka's way to write "no limit" for a size or a duration."""
-INT64_MAX = 2**63 - 1
-UNLIMITED_MS = INT64_MAX
-"""Kafka's way to write it for the other durations: longer than any record is old."""
+from segmentlog.quantities import (
+    INT64_MAX,
+    MIB,
+    UNLIMITED,
+    UNLIMITED_MS,
+    format_duration_ms,
+    format_size,
+    parse_count,
+    parse_duration_ms,
+    parse_size,
+)
 
 OFFSET_CEILING_STEP = 1_000_000
 """How many offsets one durable promise covers: one fsync of the checkpoint for so many records."""
-
-
-# --- sizes and durations as people write them ---------------------------------------------------------
-
-# A bare letter is binary (64m is what -Xmx and dd mean by it); kB and MB are decimal, as on a disk's label.
-_SIZE_UNITS = {
-    **dict.fromkeys(("", "b", "byte", "bytes"), 1),
-    **{"k": KIB, "kib": KIB, "kb": 10**3},
-    **{"m": MIB, "mib": MIB, "mb": 10**6},
-    **{"g": GIB, "gib": GIB, "gb": 10**9},
-    **{"t": 1024 * GIB, "tib": 1024 * GIB, "tb": 10**12},
-}
-_DURATION_UNITS_MS = {
-    **{"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000},
-    **{"h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000},
-}
-_UNLIMITED_WORDS = frozenset(("-1", "unlimited", "none", "off"))
-_NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:_[0-9]+)*)(?:\.([0-9]+))?\s*([a-z]*)\s*")
-# Longer than any value that could be in range; keeps int() away from texts of thousands of digits.
-_LONGEST_QUANTITY = 64
-
-
-def parse_size(value: object) -> int:
-    """Bytes for `64MiB`, `64m`, `1.5GiB`, `10MB` (decimal), `1_000` or an int; UNLIMITED (-1) for no limit.
-
-    "No limit" is `-1`, `unlimited`, `none` or `off`. Raises ValueError for anything else.
-    """
-    return _parse_quantity(value, _SIZE_UNITS, "a size such as 64MiB or 65536")
-
-
-def parse_duration_ms(value: object) -> int:
-    """Milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500` or an int; UNLIMITED (-1) for no limit.
-
-    "No limit" is written as for a size. Raises ValueError for anything else.
-    """
-    return _parse_quantity(value, _DURATION_UNITS_MS, "a time such as 7d, 1h30m or 500ms")
-
-
-def _parse_count(value: object) -> int:
-    return _parse_quantity(value, {"": 1}, "a whole number")
-
-
-def _parse_quantity(value: object, units: Mapping[str, int], expected: str) -> int:
-    amount = _sum_of_parts(value, units) if isinstance(value, str) else _as_integer(value)
-    if amount is None or amount < UNLIMITED:
-        raise ValueError(f"{value!r} is not {expected}")
-    return amount
-
-
-def _as_integer(value: object) -> int | None:
-    if isinstance(value, bool):  # True is an int to Python, and a mistake here
-        return None
-    try:
-        return operator.index(cast(Any, value))  # takes numpy's integers too, refuses floats
-    except TypeError:
-        return None
-
-
-def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
-    """The sum of `number unit` parts, in integers throughout so that no digit is rounded away."""
-    text = text.strip().lower()
-    if text in _UNLIMITED_WORDS:
-        return UNLIMITED
-    if not text or len(text) > _LONGEST_QUANTITY:
-        return None
-    total = position = 0
-    while position < len(text):
-        part = _NUMBER_AND_UNIT.match(text, position)
-        if part is None or part[3] not in units:
-            return None
-        if part[3] == "" and part[0] != text:
-            return None  # "1 000" or "1h30": which unit the bare number has is a guess
-        whole, decimals = part[1].replace("_", ""), part[2] or ""
-        amount, fraction = divmod(int(whole + decimals) * units[part[3]], 10 ** len(decimals))
-        if fraction:
-            return None
-        total += amount
-        position = part.end()
-    return total
-
-
-def format_size(size_bytes: int, *, exact: bool = False) -> str:
-    """`64MiB`, `1.3GiB`, `512B`: rounded to one decimal, or, if `exact`, a text that parses back."""
-    if size_bytes == UNLIMITED:
-        return "unlimited"
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    if exact:
-        power = 0
-        while power < len(units) - 1 and size_bytes and size_bytes % 1024 ** (power + 1) == 0:
-            power += 1
-        return f"{size_bytes // 1024**power}{units[power]}"
-    amount, power = float(size_bytes), 0
-    while power < len(units) - 1 and round(amount, 1) >= 1024:
-        amount, power = amount / 1024, power + 1
-    return f"{amount:.1f}".removesuffix(".0") + units[power]
-
-
-def format_duration_ms(duration_ms: int) -> str:
-    """`7d`, `1h30m`, `500ms`: exact, so it parses back."""
-    if duration_ms in (UNLIMITED, UNLIMITED_MS):
-        return "unlimited"
-    text, rest = "", duration_ms
-    for unit in ("d", "h", "m", "s", "ms"):
-        amount, rest = divmod(rest, _DURATION_UNITS_MS[unit])
-        if amount:
-            text += f"{amount}{unit}"
-    return text or "0ms"
 
 
 # --- fsync ----------------------------------------------------------------------------------------------
@@ -180,7 +72,7 @@ class FsyncPolicy:
         try:
             # A bare number is refused, and a bare letter as well: 5m would be minutes or mebibytes.
             if word.endswith("records"):
-                return cls("records", _parse_count(word.removesuffix("records")))
+                return cls("records", parse_count(word.removesuffix("records")))
             if word.endswith(("b", "bytes")):
                 return cls("bytes", parse_size(word))
             if word.endswith("s"):
@@ -244,7 +136,7 @@ def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
 
 
 def _count(low: int, unlimited: object = _BOUNDED) -> _Kind:
-    return _number(_parse_count, str, "a whole number", low, 2**31 - 1, unlimited)
+    return _number(parse_count, str, "a whole number", low, 2**31 - 1, unlimited)
 
 
 def _text(value: object) -> str:

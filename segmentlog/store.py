@@ -8,13 +8,13 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segmentlog.config import TopicConfig
+from segmentlog.descriptors import DescriptorBudget
 from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from segmentlog.producer import Producer
 
 
-_FILES_PER_PARTITION = 5
 _FLUSH_TICK_MAX_S = 0.25
 _FLUSH_TICK_MIN_S = 0.001
 
@@ -124,7 +123,7 @@ class LogStore:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
         self._closed = False
-        self._budget = _DescriptorBudget()
+        self._budget = DescriptorBudget()
         self._flusher = Worker("flush", self.flush_tick) if background and not self.read_only else None
         self._scrubber = self._make_scrubber(scrub_bytes_per_s)
         self._scrub_worker = Worker("scrub", self._scrub) if background and self._scrubber else None
@@ -559,44 +558,6 @@ class LogStore:
 def _check_partition_count(count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
         raise InvalidConfig("partitions", count, f"a whole number from 1 to {MAX_PARTITIONS}")
-
-
-class _DescriptorBudget:
-    """Keeps the number of partitions with open descriptors within the process's limit.
-
-    Second chance: a partition that was used since the last look stays, the others are
-    closed, and open themselves again when they are used.
-    """
-
-    def __init__(self) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
-        self._limit = max(8, (available // 2) // _FILES_PER_PARTITION)
-        self._mutex = threading.Lock()
-        self._handles: dict[Handle, None] = {}
-
-    def opened(self, handle: Handle) -> None:
-        with self._mutex:
-            self._handles.pop(handle, None)
-            self._handles[handle] = None
-            excess = len(self._handles) - self._limit
-            for candidate in self._in_turn() if excess > 0 else ():
-                if candidate is not handle and candidate.release():
-                    del self._handles[candidate]
-                    excess -= 1
-                    if not excess:
-                        break
-
-    def _in_turn(self) -> Iterator[Handle]:
-        """Handles by age, those in use at the end of the line."""
-        for candidate in list(self._handles):
-            if candidate.used:
-                candidate.used = False
-                del self._handles[candidate]
-                self._handles[candidate] = None
-            else:
-                yield candidate
-        yield from list(self._handles)
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()

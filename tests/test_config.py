@@ -12,18 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segmentlog import config
-from segmentlog.config import (
+from segmentlog.config import TOPIC_CONFIG_KEYS, FsyncPolicy, TopicConfig
+from segmentlog.errors import InvalidConfig
+from segmentlog.quantities import (
     INT64_MAX,
-    TOPIC_CONFIG_KEYS,
     UNLIMITED_MS,
-    FsyncPolicy,
-    TopicConfig,
     format_duration_ms,
     format_size,
     parse_duration_ms,
     parse_size,
 )
-from segmentlog.errors import InvalidConfig
 
 MIB = 1024 * 1024
 DAY_MS = 86_400_000

@@ -32,7 +32,7 @@ class _Size(ParamType):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from segmentlog.config import parse_size
+        from segmentlog.quantities import parse_size
 
         try:
             return parse_size(value)
@@ -49,7 +49,7 @@ class _Duration(ParamType):
         self._bare_ms = bare_ms
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from segmentlog.config import parse_duration_ms
+        from segmentlog.quantities import parse_duration_ms
 
         try:
             duration_ms = parse_duration_ms(value)
@@ -103,7 +103,7 @@ def parse_place(text: str, now_ms: int) -> Place:
         return Place("time", int(rest))
     try:
         if sign == "-":
-            from segmentlog.config import parse_duration_ms
+            from segmentlog.quantities import parse_duration_ms
 
             return Place("time", max(now_ms - parse_duration_ms(rest), 0))
         from datetime import datetime

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from segmentlog.config import UNLIMITED_MS, TopicConfig
+from segmentlog.config import TopicConfig
 from segmentlog.format.index import MAX_RELATIVE
 from segmentlog.policy.roll import should_roll
+from segmentlog.quantities import UNLIMITED_MS
 
 # Nothing here is at a limit.
 QUIET = {"size_bytes": 500, "offset_span": 5, "age_ms": 10, "batch_bytes": 100, "batch_records": 1}

@@ -1,0 +1,49 @@
+"""A budget for file descriptors: ten thousand partitions work under a limit of a thousand."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+
+from segmentlog.partition.handle import Handle
+
+_FILES_PER_PARTITION = 5
+
+
+class DescriptorBudget:
+    """Keeps the number of partitions with open descriptors within the process's limit.
+
+    Second chance: a partition that was used since the last look stays, the others are
+    closed, and open themselves again when they are used. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
+        self._limit = max(8, (available // 2) // _FILES_PER_PARTITION)
+        self._mutex = threading.Lock()
+        self._handles: dict[Handle, None] = {}
+
+    def opened(self, handle: Handle) -> None:
+        with self._mutex:
+            self._handles.pop(handle, None)
+            self._handles[handle] = None
+            excess = len(self._handles) - self._limit
+            for candidate in self._in_turn() if excess > 0 else ():
+                if candidate is not handle and candidate.release():
+                    del self._handles[candidate]
+                    excess -= 1
+                    if not excess:
+                        break
+
+    def _in_turn(self) -> Iterator[Handle]:
+        """Handles by age, those in use at the end of the line."""
+        for candidate in list(self._handles):
+            if candidate.used:
+                candidate.used = False
+                del self._handles[candidate]
+                self._handles[candidate] = None
+            else:
+                yield candidate
+        yield from list(self._handles)
