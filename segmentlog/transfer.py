@@ -18,6 +18,7 @@ from segmentlog.errors import SegmentlogError
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.records import Record
 
 
 class TransferError(SegmentlogError):
@@ -201,18 +202,7 @@ class NdjsonWriter:
         self._out = out
 
     def write(self, batch: RecordBatch) -> None:
-        lines = []
-        for record in batch:
-            document: dict[str, Any] = {
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp": record.timestamp,
-            }
-            _put(document, "key", record.key)
-            _put(document, "value", record.value)
-            if record.headers:
-                document["headers"] = [_put({"name": name}, "value", value) for name, value in record.headers]
-            lines.append(msgspec.json.encode(document))
+        lines = [msgspec.json.encode(record_document(record)) for record in batch]
         self._out.write(b"\n".join(lines) + b"\n")
 
     def close(self) -> None:
@@ -276,6 +266,21 @@ class ParquetWriter:
             )
             self._writer = self._parquet.ParquetWriter(self._path, schema)
         self._writer.close()
+
+
+def record_document(record: Record) -> dict[str, Any]:
+    """A record for JSON: bytes that are UTF-8 as text, others in a field ending in _base64."""
+    document: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+    _put(document, "key", record.key)
+    _put(document, "value", record.value)
+    if record.headers:
+        document["headers"] = [_put({"name": name}, "value", value) for name, value in record.headers]
+    return document
 
 
 def _put(document: dict[str, Any], field: str, data: bytes | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, json_option
 if TYPE_CHECKING:
     from segmentlog.consumer import Consumer
     from segmentlog.format.record_batch import RecordBatch
-    from segmentlog.records import Record, TopicPartition
+    from segmentlog.records import TopicPartition
 
 Render = Callable[["RecordBatch"], bytes]
 
@@ -186,39 +186,9 @@ def _as_lines(batch: RecordBatch) -> bytes:
 def render_json(batch: RecordBatch) -> bytes:
     import msgspec
 
+    from segmentlog.transfer import record_document
+
     return b"".join(msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records())
-
-
-def record_document(record: Record) -> dict[str, Any]:
-    """A record for JSON: bytes that are UTF-8 as text, others in a field ending in _base64."""
-    document: dict[str, Any] = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-    }
-    put_bytes(document, "key", record.key)
-    put_bytes(document, "value", record.value)
-    if record.headers:
-        document["headers"] = []
-        for name, value in record.headers:
-            pair: dict[str, Any] = {"name": name}
-            put_bytes(pair, "value", value)
-            document["headers"].append(pair)
-    return document
-
-
-def put_bytes(document: dict[str, Any], field: str, data: bytes | None) -> None:
-    """Set a field to bytes as text, or ``field_base64`` when they are no text."""
-    if data is None:
-        document[field] = None
-        return
-    try:
-        document[field] = data.decode()
-    except UnicodeDecodeError:
-        from base64 import b64encode
-
-        document[f"{field}_base64"] = b64encode(data).decode()
 
 
 def _as_template(template: str) -> Render:
