@@ -34,12 +34,12 @@ class Worker:
         if self._pid == os.getpid() or self._stopped:
             return
         with self._mutex:
-            if self._pid == os.getpid():
+            if self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._pid = os.getpid()
             self._wake = threading.Event()
             self._thread = threading.Thread(target=self._loop, name=f"segmentlog-{self.name}", daemon=True)
             self._thread.start()
+            self._pid = os.getpid()
 
     def wake(self) -> None:
         """Have the next tick now."""
@@ -50,7 +50,8 @@ class Worker:
         self._stopped = True
         self._wake.set()
         thread = self._thread
-        if thread is not None and self._pid == os.getpid() and thread is not threading.current_thread():
+        # A start that was interrupted may have left a thread that never ran: there is nothing to wait for.
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout_s)
 
     def _loop(self) -> None:

@@ -99,7 +99,8 @@ def prepare_process() -> None:
         errors=before.errors if before else "replace",
         line_buffering=before.line_buffering if isinstance(before, io.TextIOWrapper) else False,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders made for a while are deleted
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders made for a while are deleted
 
 
 def check_stdin() -> None:
@@ -139,7 +140,8 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
     """Within: SIGINT and SIGTERM do not kill; they add themselves to the list, and call ``on_signal``.
 
     Loops look at the list after each batch, finish the batch in hand and say what was done. Who
-    asks twice does not want to wait for that: the second signal interrupts.
+    asks twice does not want to wait for that: the second signal interrupts. A signal that the
+    process was started to ignore (nohup, a shell's background job) stays ignored.
     """
     received: list[int] = []
 
@@ -150,7 +152,8 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
         if on_signal is not None:
             on_signal()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in wanted}
     try:
         yield received
     finally:

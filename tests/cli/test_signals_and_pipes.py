@@ -158,6 +158,28 @@ def test_a_stopped_bench_deletes_its_store(tmp_path: Path, number: signal.Signal
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["consume", "bench"])
+def test_a_process_told_to_ignore_a_signal_ignores_it(store: Path, command: str) -> None:
+    """A background job of a script survives the Ctrl-C that was meant for what is in the foreground."""
+    with segmentlog.open(store) as opened:
+        opened.topic("t").partition(0).append([b"one"])
+    arguments = ("consume", "-f", "t") if command == "consume" else ("bench", "--seconds", "10")
+
+    def begun() -> bool:
+        return any(store.parent.glob(".segmentlog-bench-*/store/always/0"))
+
+    with started(store, *arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as process:
+        if command == "consume":
+            read_until(process, b"one\n")
+        else:
+            wait_until(begun)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        stop(process, signal.SIGTERM)
+    assert not begun()
+
+
 # ---------------------------------------------------------------- readers that go away
 
 
