@@ -79,6 +79,9 @@ if TYPE_CHECKING:
         Appended as Appended,
     )
     from segmentlog.records import (
+        CompactionReport as CompactionReport,
+    )
+    from segmentlog.records import (
         EpochStart as EpochStart,
     )
     from segmentlog.records import (
@@ -94,6 +97,9 @@ if TYPE_CHECKING:
         RecoveryReport as RecoveryReport,
     )
     from segmentlog.records import (
+        RetentionReport as RetentionReport,
+    )
+    from segmentlog.records import (
         SegmentInfo as SegmentInfo,
     )
     from segmentlog.records import (
@@ -101,6 +107,7 @@ if TYPE_CHECKING:
     )
     from segmentlog.store import LogStore as LogStore
     from segmentlog.store import Topic as Topic
+    from segmentlog.table import Table as Table
 
 _HOMES = {
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
@@ -117,10 +124,11 @@ _HOMES = {
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producer": ("Producer",),
     "segmentlog.records": (
-        "Appended", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport", "SegmentInfo",
-        "TopicPartition",
+        "Appended", "CompactionReport", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport",
+        "RetentionReport", "SegmentInfo", "TopicPartition",
     ),
     "segmentlog.store": ("LogStore", "Topic"),
+    "segmentlog.table": ("Table",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -135,11 +143,14 @@ def open(
     background: bool = True,
     recovery: RecoveryMode = "tail",
     scrub_bytes_per_s: int | None = None,
+    cleaner_dedupe_buffer_bytes: int = 128 << 20,
+    cleaner_io_max_bytes_per_second: int | None = None,
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 
     read_only   change nothing, not even what a recovery would mend
-    background  start threads for fsync policies and lingering; without, appends do what is due
+    background  start threads for fsync policies, lingering, retention and compaction; without, appends
+                do what fsync policies want, and `LogStore.retain` and `LogStore.compact` the rest
 
     recovery    "tail" cuts a torn tail off, and damage elsewhere raises when it is read; "strict"
                 reads all of a partition when it is opened and raises for any damage, a torn tail
@@ -147,6 +158,9 @@ def open(
 
     scrub_bytes_per_s  read sealed segments in the background, so many bytes a second at most, and
                 check every checksum; damage is logged and told by `LogStore.scrub_report`. None: off
+
+    cleaner_dedupe_buffer_bytes      memory for the offset map of a compaction; with less it takes more passes
+    cleaner_io_max_bytes_per_second  how much background compaction reads and writes at most; None: no limit
 
     A store on a read-only file system is opened read_only, with a warning.
 
@@ -162,6 +176,8 @@ def open(
         background=background,
         recovery=recovery,
         scrub_bytes_per_s=scrub_bytes_per_s,
+        cleaner_dedupe_buffer_bytes=cleaner_dedupe_buffer_bytes,
+        cleaner_io_max_bytes_per_second=cleaner_io_max_bytes_per_second,
     )
 
 

@@ -25,6 +25,12 @@ OFFSET_CEILING_STEP = 1_000_000
 """How many offsets one durable promise covers: one fsync of the checkpoint for so many records."""
 
 
+CLEANER_BUFFER_BYTES = 128 * MIB
+"""Memory for one compaction's offset map, as Kafka's `log.cleaner.dedupe.buffer.size`."""
+
+EXPIRES_HEADER = "expires-at-ms"
+"""Header whose value, decimal milliseconds since 1970, says when compaction may drop the record."""
+
 # --- fsync ----------------------------------------------------------------------------------------------
 
 FsyncKind = Literal["always", "ms", "records", "bytes", "never"]
@@ -253,6 +259,9 @@ class TopicConfig:
         UNLIMITED_MS, _duration(1, UNLIMITED_MS), "a record this old is compacted whatever the dirty ratio"
     )
     compaction_keep_last: int = _key(1, _count(1), "how many of the last records of each key compaction keeps")
+    record_ttl_ms: int | None = _key(
+        None, _duration(1, unlimited=None), "compaction drops a record so long after its timestamp"
+    )
     max_message_bytes: int = _key(
         1_048_588, _size(1, _MESSAGE_BYTES_MAX), "the largest batch, uncompressed, and so the largest record"
     )

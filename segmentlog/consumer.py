@@ -10,7 +10,7 @@ from datetime import datetime
 from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
-from segmentlog.errors import CorruptBatch, InvalidConfig, StoreClosed, UnknownTopic
+from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.names import check_topic_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import Record, TopicPartition
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where reading begins: an end of the log, an offset, or the first record at or after a time."""
+
+OffsetReset = Literal["earliest", "latest", "error"]
 
 _WAIT_S = 1.0
 _PATTERN_CHARACTERS = frozenset("*?[")
@@ -76,6 +78,8 @@ class Consumer:
     durable_only  shows only what no crash can take back
     fetch_bytes   how much is read of one partition before it is the next one's turn
     skip_damaged  step over damaged bytes; `skipped` tells which offsets
+    auto_offset_reset  where to go on when retention has deleted what comes next: "earliest" (what is
+                  left), "latest", or "error", which raises `OffsetOutOfRange`; `resets` tells
 
     Within a partition records come in order. Partitions and topics of a pattern that appear
     while it follows are read from their beginning. Use it from one thread; only `close` and
@@ -93,6 +97,7 @@ class Consumer:
         durable_only: bool = False,
         fetch_bytes: int = 1 << 20,
         skip_damaged: bool = False,
+        auto_offset_reset: OffsetReset = "error",
     ) -> None:
         if not topics:
             raise InvalidConfig("topics", topics, "at least one topic, (topic, partition) or pattern")
@@ -102,7 +107,10 @@ class Consumer:
             raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
         if not isinstance(fetch_bytes, int) or fetch_bytes < 1:
             raise InvalidConfig("fetch_bytes", fetch_bytes, "a number of bytes from 1 on")
+        if auto_offset_reset not in ("earliest", "latest", "error"):
+            raise InvalidConfig("auto_offset_reset", auto_offset_reset, "'earliest', 'latest' or 'error'")
         self._store = store
+        self._reset: OffsetReset = auto_offset_reset
         self._topics = list(topics)
         self._start = start
         self._follow = follow
@@ -118,6 +126,8 @@ class Consumer:
         self._waiting = threading.RLock()
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
+        self.resets: list[tuple[TopicPartition, int, int]] = []
+        """Jumps that ``auto_offset_reset`` made: the partition, from which offset, to which."""
         self._assign(start)
 
     def __enter__(self) -> Consumer:
@@ -209,15 +219,29 @@ class Consumer:
                 tp = self._turn[0]
                 self._turn.rotate(-1)
                 cursor = self._cursors[tp]
-                for batch in self._fetch(cursor):
+                try:
+                    for batch in self._fetch(cursor):
+                        progress = True
+                        yield cursor, batch
+                        if self._closed:
+                            return
+                except OffsetOutOfRange as error:
+                    self._move_into_range(cursor, error)
                     progress = True
-                    yield cursor, batch
-                    if self._closed:
-                        return
             if progress:
                 continue
             if not self._follow or not self._wait():
                 return
+
+    def _move_into_range(self, cursor: _Cursor, error: OffsetOutOfRange) -> None:
+        """Go on where `auto_offset_reset` says, or raise."""
+        if self._reset == "error":
+            raise error
+        position = cursor.position
+        cursor.position = self._resolve(cursor.log, self._reset)
+        cursor.end_offset = max(cursor.end_offset, cursor.position)
+        self.resets.append((cursor.tp, position, cursor.position))
+        logger.warning("%s: %s; going on at offset %d", cursor.tp, error, cursor.position)
 
     def _fetch(self, cursor: _Cursor) -> Iterator[RecordBatch]:
         if cursor.paused:

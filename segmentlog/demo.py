@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,6 +90,7 @@ def run(folder: Path, say: Say, limit: int | None = None, details: Callable[[], 
         _find_by_time(store, flights, say)
         _follow(store, folder, say)
     _kill(folder, say)
+    _compact(folder, flights, say)
     say(f"Everything held, in {time.perf_counter() - started:.1f} s.")
 
 
@@ -135,7 +136,7 @@ def _read_back(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
     _check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "flights without a tail number are all there")
     _check(found == expected, "every plane's flights are there, unchanged and in order")
     _check(all(len(home) == 1 for key, home in homes.items() if key is not None), "a plane is in one partition")
-    say(f"   the same, to the byte; {len(expected):,} planes, each in one partition, in the order they flew")
+    say(f"   the same, to the byte; {len(expected):,} planes, each in one partition, in their order")
 
 
 def _find_by_time(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
@@ -242,3 +243,71 @@ def _kill(folder: Path, say: Say) -> None:
         _check(numbers == list(range(len(numbers))), "each record is there once, in order")
         say(f"   all {len(acknowledged):,} acknowledged records are there, each once, in order")
         _check(partition.append([b"after"]) == report.log_end_offset, "appending goes on")
+
+
+# ---------------------------------------------------------------- compaction
+
+_UNKNOWN = b"unknown:"
+_A_PLANE = b"N14228"
+"""That of the first flight of the year."""
+
+
+def plane_keys(flights: Flights) -> list[bytes]:
+    """The tail numbers; a compacted topic takes no record without a key, so a flight without one has its own number."""
+    return [
+        key if key is not None else _UNKNOWN + _flight_number(value)
+        for value, key in zip(flights.values, flights.keys, strict=True)
+    ]
+
+
+def _flight_number(value: bytes) -> bytes:
+    flight = msgspec.json.decode(value)
+    return f"{flight['carrier']}{flight['flight']}".encode()
+
+
+def _compact(folder: Path, flights: Flights, say: Say) -> None:
+    keys = plane_keys(flights)
+    planes = {key for key in flights.keys if key is not None}
+    say(f"8. Compacting a topic of them to the last records of each of {len(planes):,} planes")
+    say(
+        "   a compacted topic takes no record without a key: flights without a tail number get their flight number,"
+        f" {len(set(keys) - planes):,} keys more"
+    )
+    # Without threads: they would compact meanwhile, and leave less to show.
+    with segmentlog.open(folder, background=False) as store:
+        for keep_last in (1, 3):
+            _compact_to(store, flights, keys, keep_last, say)
+        plane = store.table("planes-last-1").get(_A_PLANE)
+        expected = {key: value for key, value in zip(keys, flights.values, strict=True)}
+        _check(plane == expected.get(_A_PLANE), "the table shows the last record of a plane")
+        if plane is not None:
+            flight = msgspec.json.decode(plane)
+            say(
+                f"   store.table('planes-last-1')[{_A_PLANE!r}]: {flight['carrier']}{flight['flight']}"
+                f" {flight['origin']}-{flight['dest']} on {flight['time_hour'][:10]}, the last record of that plane"
+            )
+
+
+def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes], keep_last: int, say: Say) -> None:
+    """Write all flights to a compacted topic, compact it, and compare it with what plain Python keeps."""
+    topic = f"planes-last-{keep_last}"
+    partition = store.create_topic(topic, cleanup_policy="compact", compaction_keep_last=keep_last).partition(0)
+    last: dict[bytes, deque[tuple[int, bytes]]] = defaultdict(lambda: deque(maxlen=keep_last))
+    for start in range(0, len(flights), _LIST):
+        part = slice(start, start + _LIST)
+        values = flights.values[part]
+        base = partition.append(values, keys[part], flights.timestamps[part])
+        for offset, (key, value) in enumerate(zip(keys[part], values, strict=True), base):
+            last[key].append((offset, value))
+    partition.roll()  # the active segment is never compacted
+    report = partition.compact()
+    say(
+        f"   keeping {keep_last} of each: {report.records_before:,} -> {report.records_after:,} records,"
+        f" {report.bytes_before:,} -> {report.bytes_after:,} bytes in {report.seconds:.2f} s"
+    )
+    found: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
+    for record in store.consumer(topic):
+        found[record.key].append((record.offset, record.value))
+    _check(found == {key: list(kept) for key, kept in last.items()}, f"the last {keep_last} of each key stay, at their"
+           " offsets, and nothing else")  # fmt: skip
+    _check(report.records_after == sum(map(len, last.values())), "the report counts what stays")

@@ -115,3 +115,49 @@ class Appended(NamedTuple):
     partition: int
     offset: int
     timestamp: int
+
+
+class RetentionReport(msgspec.Struct, frozen=True):
+    """What retention removed from a partition, or with ``dry_run`` would: segments with the reason for each."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    """As it is after."""
+    removed: tuple[tuple[SegmentInfo, str], ...] = ()
+    rolled: bool = False
+    """Whether the active segment was sealed, for its age."""
+    busy: bool = False
+    """Another thread or process is at it: nothing was done."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the segments that went."""
+        return sum(segment.size_bytes for segment, _ in self.removed)
+
+
+class CompactionReport(msgspec.Struct, frozen=True):
+    """What a compaction of a partition did, or with ``dry_run`` would do."""
+
+    topic: str
+    partition: int
+    cleaned_offset: int = 0
+    """Every key below it has no more records below it than `compaction.keep.last`."""
+    passes: int = 0
+    """One for each offset map that was needed."""
+    records_before: int = 0
+    records_after: int = 0
+    tombstones_removed: int = 0
+    expired: int = 0
+    """Records dropped because their time was over."""
+    keyless: int = 0
+    """Records without a key, from before the topic was compacted: they are kept."""
+    segments_before: int = 0
+    segments_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+    busy: bool = False
+    """Another thread or process is at it: nothing was done."""

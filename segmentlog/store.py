@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from segmentlog.config import TopicConfig
+from segmentlog.background import Background, PartitionName
+from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.descriptors import DescriptorBudget
 from segmentlog.errors import (
     DiskFull,
@@ -42,17 +43,14 @@ from segmentlog.records import RecoveryMode
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
 from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.state import PAGE_SIZE, StatePage
-from segmentlog.workers import Worker, logger
+from segmentlog.workers import logger
 
 if TYPE_CHECKING:
-    from segmentlog.consumer import Consumer, Start
+    from segmentlog.consumer import Consumer, OffsetReset, Start
     from segmentlog.partition.partition import Ack, Isolation
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producer import Producer
-
-
-_FLUSH_TICK_MAX_S = 0.25
-_FLUSH_TICK_MIN_S = 0.001
+    from segmentlog.table import Table
 
 
 class Topic:
@@ -109,6 +107,8 @@ class LogStore:
         background: bool = True,
         recovery: RecoveryMode = "tail",
         scrub_bytes_per_s: int | None = None,
+        cleaner_dedupe_buffer_bytes: int = CLEANER_BUFFER_BYTES,
+        cleaner_io_max_bytes_per_second: int | None = None,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -124,14 +124,19 @@ class LogStore:
         self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
         self._closed = False
         self._budget = DescriptorBudget()
-        self._flusher = Worker("flush", self.flush_tick) if background and not self.read_only else None
-        self._scrubber = self._make_scrubber(scrub_bytes_per_s)
-        self._scrub_worker = Worker("scrub", self._scrub) if background and self._scrubber else None
+        self._background = Background(
+            _Partitions(self),
+            self._clock,
+            threads=background,
+            read_only=self.read_only,
+            scrubber=self._make_scrubber(scrub_bytes_per_s),
+            cleaner_buffer_bytes=cleaner_dedupe_buffer_bytes,
+            cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
+        )
         self.store_id = self._open(create and not self.read_only)
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
-        if self._scrub_worker is not None:
-            self._scrub_worker.ensure_running()
+        self._background.ensure_running()
 
     def _is_on_read_only_disk(self) -> bool:
         try:
@@ -382,13 +387,14 @@ class LogStore:
                 clock=self._clock,
                 read_only=self.read_only,
                 recovery=self.recovery,
-                background=self._flusher is not None,
+                background=self._background.has_threads,
                 on_open=self._opened,
+                on_roll=self._background.rolled,
             )
             self._partitions[name, number] = partition
             policy = partition.config.fsync
-            if self._flusher is not None and policy.kind == "ms" and policy.amount < 4000 * _FLUSH_TICK_MAX_S:
-                self._flusher.wake()  # it wants a look sooner than the flusher may have planned one
+            if policy.kind == "ms" and policy.amount < 1000:
+                self._background.flush_soon()
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
                 logger.warning("%s/%d: %s: %s", name, number, report.verdict, report.why)
@@ -396,8 +402,7 @@ class LogStore:
 
     def _opened(self, handle: Handle) -> None:
         self._budget.opened(handle)
-        if self._flusher is not None:
-            self._flusher.ensure_running()
+        self._background.ensure_running()
 
     def recovery_reports(self) -> dict[tuple[str, int], Any]:
         """What opening found, for each partition that was opened so far."""
@@ -431,7 +436,7 @@ class LogStore:
             batch_size=batch_size,
             partitioner=partitioner,
             ack=ack,
-            background=self._flusher is not None,
+            background=self._background.has_threads,
         )
 
     def consumer(
@@ -443,6 +448,7 @@ class LogStore:
         durable_only: bool = False,
         fetch_bytes: int = 1 << 20,
         skip_damaged: bool = False,
+        auto_offset_reset: OffsetReset = "error",
     ) -> Consumer:
         """A consumer of topics, partitions or patterns; see `Consumer`."""
         from segmentlog.consumer import Consumer
@@ -457,23 +463,19 @@ class LogStore:
             durable_only=durable_only,
             fetch_bytes=fetch_bytes,
             skip_damaged=skip_damaged,
+            auto_offset_reset=auto_offset_reset,
         )
 
-    # ------------------------------------------------------------ background, closing
+    def table(
+        self, topic: str, *, follow: bool = False, isolation: Isolation = "read_uncommitted", durable_only: bool = False
+    ) -> Table:
+        """The topic as a table: a read-only mapping of the latest value of each key; see `Table`."""
+        from segmentlog.table import Table
 
-    def flush_tick(self) -> float:
-        """fsync what the topics' policies want fsynced by now; returns the seconds until it should be asked again."""
-        pause_s = _FLUSH_TICK_MAX_S
-        for partition in list(self._partitions.values()):
-            policy = partition.config.fsync
-            if policy.kind == "ms":
-                # Four looks an interval, so that nothing stays un-fsynced for longer than one.
-                pause_s = min(pause_s, max(policy.amount / 4000, _FLUSH_TICK_MIN_S))
-        for partition in list(self._partitions.values()):
-            if partition.sync_due(slack_ms=int(pause_s * 1000) + 1):
-                with contextlib.suppress(StoreClosed, UnknownTopic):
-                    partition.flush()
-        return pause_s
+        self._check_open()
+        return Table(self, topic, follow=follow, isolation=isolation, durable_only=durable_only)
+
+    # ------------------------------------------------------------ background, closing
 
     def _make_scrubber(self, bytes_per_s: int | None) -> Scrubber | None:
         if bytes_per_s is None:
@@ -483,35 +485,44 @@ class LogStore:
         return Scrubber(self._fs, self._scrub_targets, bytes_per_s)
 
     def _scrub_targets(self) -> Iterator[ScrubTarget]:
-        with contextlib.suppress(StoreClosed):  # while the thread is being stopped
-            for name in self.topics(internal=True):
+        for name, _ in self._all_partitions():
+            yield ScrubTarget(name.topic, name.number, f"{self.path}/{name.topic}/{name.number}")
+
+    def _all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
+        """Every partition of the store with its configuration, for background work."""
+        with contextlib.suppress(StoreClosed):  # while the threads are being stopped
+            for topic in self.topics(internal=True):
                 with contextlib.suppress(UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
-                    for number in range(self.read_topic_file(name).partitions):
-                        yield ScrubTarget(name, number, f"{self.path}/{name}/{number}")
+                    found = self.read_topic_file(topic)
+                    for number in range(found.partitions):
+                        yield PartitionName(topic, number), found.config
 
-    def scrub_tick(self) -> float:
-        """Check as many bytes of sealed segments as ``scrub_bytes_per_s`` allows by now; seconds until the next call.
+    def flush_tick(self, now_ms: int | None = None) -> float:
+        """One turn of the flusher; see `Background.flush_tick`. With ``background`` a thread does it."""
+        return self._background.flush_tick(now_ms)
 
-        With ``background`` a thread does it. Raises `InvalidConfig` when scrubbing is off.
-        """
+    def retention_tick(self, now_ms: int | None = None) -> float:
+        """One turn of retention; see `Background.retention_tick`. With ``background`` a thread does it."""
+        self._check_writable("delete old segments")
+        return self._background.retention_tick(now_ms)
+
+    def cleaner_tick(self, now_ms: int | None = None) -> float:
+        """One turn of compaction; see `Background.cleaner_tick`. With ``background`` a thread does it."""
+        self._check_writable("compact")
+        return self._background.cleaner_tick(now_ms)
+
+    def scrub_tick(self, now_ms: int | None = None) -> float:
+        """One turn of the scrubber; see `Background.scrub_tick`. With ``background`` a thread does it."""
         self._check_open()
-        return self._scrub()
-
-    def _scrub(self) -> float:
-        if self._scrubber is None:
-            raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
-        return self._scrubber.tick(self._clock.monotonic_ms())
+        return self._background.scrub_tick(now_ms)
 
     def scrub_report(self) -> ScrubReport:
         """How much the scrubber has checked so far, and the damage it knows of. Empty while scrubbing is off."""
-        return ScrubReport() if self._scrubber is None else self._scrubber.report()
+        return self._background.scrub_report()
 
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
-        problems = {}
-        for worker in (self._flusher, self._scrub_worker):
-            if worker is not None and worker.error is not None:
-                problems[worker.name] = str(worker.error)
+        problems = self._background.health()
         for (name, number), partition in list(self._partitions.items()):
             if partition.failed is not None:
                 problems[f"{name}/{number}"] = partition.failed
@@ -526,12 +537,9 @@ class LogStore:
             if self._closed:
                 return
             self._closed = True
-            if self._flusher is not None:
-                self._flusher.stop()
-            if self._scrub_worker is not None:
-                self._scrub_worker.stop()
-            if self._scrubber is not None:
-                self._scrubber.close()
+        # Without the mutex: a tick may be waiting for it.
+        self._background.close()
+        with self._mutex:
             first: Exception | None = None
             for partition in self._partitions.values():
                 try:
@@ -553,6 +561,22 @@ class LogStore:
         self._check_open()
         if self.read_only:
             raise ReadOnlyStore(self.path, what)
+
+
+class _Partitions:
+    """The store as background work sees it."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+
+    def opened(self) -> list[Partition]:
+        return list(self._store._partitions.values())
+
+    def names(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
+        return self._store._all_partitions()
+
+    def open(self, name: PartitionName) -> Partition:
+        return self._store.open_partition(*name)
 
 
 def _check_partition_count(count: object) -> None:

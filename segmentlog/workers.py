@@ -1,28 +1,33 @@
-"""Background threads: each loops one public ``tick`` that is tested without threads."""
+"""Background threads: each loops one public ``tick(now)`` that is tested without threads and without sleeping."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 logger = logging.getLogger("segmentlog")
 
 _BACKOFF_MAX_S = 30.0
 
+Tick = Callable[[], float]
+"""Does what is due and returns the seconds until it should be called again."""
+
 
 class Worker:
-    """A named daemon thread around ``tick() -> seconds until the next one``.
+    """A named daemon thread around a tick.
 
     A tick that raises is logged and tried again with a growing pause; ``error`` says what it
     was. After a fork the child's copy has no thread: `ensure_running` starts one. Thread-safe.
     """
 
-    def __init__(self, name: str, tick: Callable[[], float]) -> None:
+    def __init__(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> None:
         self.name = name
         self.error: BaseException | None = None
         self._tick = tick
+        self._first_pause_s = first_pause_s
         self._wake = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -45,17 +50,31 @@ class Worker:
         """Have the next tick now."""
         self._wake.set()
 
-    def stop(self, timeout_s: float = 1.0) -> None:
-        """End the thread; waits for a tick in progress, up to ``timeout_s``."""
+    def pause(self, seconds: float) -> bool:
+        """For a tick that takes its time: wait, and say whether it should end instead of going on."""
+        if seconds > 0 and not self._stopped:
+            time.sleep(min(seconds, _PAUSE_MAX_S))
+        return self._stopped
+
+    def ask_to_stop(self) -> None:
+        """End the thread after the tick in hand."""
         self._stopped = True
         self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
         thread = self._thread
         # A start that was interrupted may have left a thread that never ran: there is nothing to wait for.
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout_s)
+            thread.join(max(timeout_s, 0.0))
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End the thread; waits for a tick in progress, up to ``timeout_s``."""
+        self.ask_to_stop()
+        self.join(timeout_s)
 
     def _loop(self) -> None:
-        pause_s = 0.0
+        pause_s = self._first_pause_s
         failures = 0
         while True:
             self._wake.wait(pause_s)
@@ -71,3 +90,39 @@ class Worker:
                 if str(error) != str(self.error):
                     logger.warning("%s: %s; trying again", self.name, error)
                 self.error = error
+
+
+_PAUSE_MAX_S = 0.2
+# So that a tick that paces itself hears of a close in time.
+
+
+class Workers:
+    """The scheduler: every background thread of a store, by name."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+
+    def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:
+        """Have a thread of that name call ``tick``, from `ensure_running` on."""
+        worker = self._workers[name] = Worker(name, tick, first_pause_s)
+        return worker
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def ensure_running(self) -> None:
+        """Start those that do not run in this process."""
+        for worker in self:
+            worker.ensure_running()
+
+    def errors(self) -> dict[str, str]:
+        """What keeps failing, by the worker's name."""
+        return {worker.name: str(worker.error) for worker in self if worker.error is not None}
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End all of them, within ``timeout_s`` together where their ticks allow it."""
+        for worker in self:
+            worker.ask_to_stop()
+        ends = time.monotonic() + timeout_s
+        for worker in self:
+            worker.join(ends - time.monotonic())

@@ -189,6 +189,7 @@ def test_defaults_are_kafkas_where_kafka_has_them():
         "min.compaction.lag.ms": "0ms",
         "max.compaction.lag.ms": "unlimited",
         "compaction.keep.last": "1",
+        "record.ttl.ms": "unlimited",
         "max.message.bytes": "1048588B",
         "message.timestamp.type": "CreateTime",
         "compression.type": "lz4",

@@ -384,3 +384,45 @@ def test_an_event_loop_is_not_blocked(store: LogStore) -> None:
     seen, ticks = asyncio.run(asyncio.wait_for(main(), 20))
     assert seen[:3] == [b"10", b"20", b"30"]
     assert ticks >= 30
+
+
+# ---------------------------------------------------------------- retention overtakes a consumer
+
+
+def _overtaken(tmp_path, **options):
+    """A consumer that stands at offset 10 of a log that starts at 60 and ends at 100."""
+    store = segmentlog.open(tmp_path / "overtaken", background=False)
+    log = store.create_topic("t", segment_records=10).partition(0)
+    for start in range(0, 100, 10):
+        log.append([b"%d" % number for number in range(start, start + 10)])
+    consumer = store.consumer("t", start=10, **options)
+    log.trim(60)
+    return store, log, consumer
+
+
+def test_a_position_that_was_deleted_is_an_error(tmp_path):
+    """It names what there is, and the position stays where it was."""
+    store, _, consumer = _overtaken(tmp_path)
+    with store, pytest.raises(segmentlog.OffsetOutOfRange) as raised:
+        list(consumer)
+    assert (raised.value.offset, raised.value.log_start_offset, raised.value.log_end_offset) == (10, 60, 100)
+    assert consumer.position("t") == 10
+
+
+@pytest.mark.parametrize(("reset", "first"), [("earliest", 60), ("latest", 100)])
+def test_a_position_that_was_deleted_moves_by_policy(tmp_path, reset, first):
+    """To what is left or to the end; the jump is told."""
+    store, log, consumer = _overtaken(tmp_path, auto_offset_reset=reset)
+    with store:
+        assert [record.offset for record in consumer] == list(range(first, 100))
+        assert consumer.resets == [(("t", 0), 10, first)]
+        log.append([b"new"])
+        assert [record.value for record in consumer] == [b"new"]
+
+
+def test_an_unknown_reset_policy_is_refused(tmp_path):
+    """With those that there are."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        store.create_topic("t")
+        with pytest.raises(segmentlog.InvalidConfig, match="earliest"):
+            store.consumer("t", auto_offset_reset="none")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import segmentlog
 from segmentlog import demo
+from segmentlog.partition.partition import Partition
+from segmentlog.records import CompactionReport
 
 
 def test_the_demonstration_holds(tmp_path: Path) -> None:
@@ -20,6 +24,7 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     assert "5,000 flights" in text
     assert "the same, to the byte" in text
     assert "each once, in order" in text
+    assert "store.table('planes-last-1')[b'N14228']" in text
     assert said[-1].startswith("Everything held")
 
 
@@ -32,6 +37,35 @@ def test_a_check_of_the_demonstration_can_fail(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(demo, "_write", lambda store, _, say: write(store, changed, say))
     with pytest.raises(demo.DemoFailed, match="this does not hold"):
         demo.run(tmp_path / "store", lambda _: None)
+
+
+def test_the_demonstration_of_compaction_on_the_whole_year(tmp_path: Path) -> None:
+    """All flights: of each plane the last, and the last three, stay; the counts are those of plain Python."""
+    flights = demo.load_flights()
+    said: list[str] = []
+    demo._compact(tmp_path / "store", flights, said.append)
+    with_tail = [key for key in flights.keys if key is not None]
+    assert (len(flights), len(flights) - len(with_tail), len(set(with_tail))) == (336_776, 2_512, 4_043)
+    assert "each of 4,043 planes" in said[0]
+    counts = Counter(demo.plane_keys(flights))
+    for keep_last in (1, 3):
+        kept = sum(min(count, keep_last) for count in counts.values())
+        assert any(f"keeping {keep_last} of each: 336,776 -> {kept:,} records" in line for line in said)
+        with segmentlog.open(tmp_path / "store", read_only=True) as store:
+            keys = Counter(key for batch in store.consumer(f"planes-last-{keep_last}").batches() for key in batch.keys)
+        assert keys == {key: min(count, keep_last) for key, count in counts.items()}
+        assert sum(not key.startswith(b"unknown:") for key in keys if key is not None) == 4_043
+    last = {key: value for key, value in zip(flights.keys, flights.values, strict=True)}
+    with segmentlog.open(tmp_path / "store", read_only=True) as store:
+        assert store.table("planes-last-1")[b"N14228"] == last[b"N14228"]
+
+
+def test_a_wrong_compaction_fails_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that keeps nothing more than it should, or less, is found."""
+    flights = demo.load_flights(limit=500)
+    monkeypatch.setattr(Partition, "compact", lambda self: CompactionReport(self.topic, self.number))
+    with pytest.raises(demo.DemoFailed, match="the last 1 of each key"):
+        demo._compact(tmp_path / "store", flights, lambda _: None)
 
 
 def test_the_demo_command_keeps_its_store(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every test that the documentation calls upon exists."""
+"""What the documentation says: tests that it calls upon exist, its examples run."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in set(re.findall(r"`(test_\w+)`", text)):
         assert f"def {name}(" in sources, name
+
+
+@pytest.mark.parametrize("name", ["retention.md", "table.md"])
+def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as somebody types them who reads the page."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / name).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, name, "exec"), names)

@@ -19,13 +19,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
 
-KEPT = {
-    "retention.ms", "retention.bytes", "retention.segments", "retention.closed.ms", "cleanup.policy",
-    "min.cleanable.dirty.ratio", "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms",
-    "compaction.keep.last", "file.delete.delay.ms",
-}  # fmt: skip
-"""Keys that are stored, and that nothing acts on yet."""
-
 FOLLOWS = re.compile(r"\s(-f|--follow)\b")
 
 
@@ -113,8 +106,7 @@ def config_table() -> str:
     lines = ["| key | default | takes | meaning |", "|---|---|---|---|"]
     for key, value, _, meaning in TopicConfig().describe():
         takes = _KINDS[key.replace(".", "_")].accepted.replace("|", "\\|").replace("<n>", "*n*")
-        kept = " (*kept*)" if key in KEPT else ""
-        lines.append(f"| `{key}` | `{value}` | {takes} | {meaning}{kept} |")
+        lines.append(f"| `{key}` | `{value}` | {takes} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -124,7 +116,6 @@ def test_config_table_is_what_the_code_says():
     table, found, _ = rest.partition("\n<!-- config:end -->")
     assert found
     assert table == config_table()
-    assert {line.key for line in TopicConfig().describe()} >= KEPT
 
 
 def test_every_file_that_a_page_names_is_there():

@@ -31,6 +31,8 @@ _COMMANDS: Final = {
     "flush": ("segmentlog.cli.maintain:flush", "fsync now"),
     "trim": ("segmentlog.cli.maintain:trim", "delete records from the front"),
     "truncate": ("segmentlog.cli.maintain:truncate", "cut the end off"),
+    "retain": ("segmentlog.cli.retain:retain", "delete the segments that retention does not keep, now"),
+    "compact": ("segmentlog.cli.compact:compact", "keep the last records of each key, now"),
     "verify": ("segmentlog.cli.inspect:verify", "check every checksum, index and invariant"),
     "repair": ("segmentlog.cli.inspect:repair", "cut damage out, and keep it in quarantine"),
     "dump": ("segmentlog.cli.inspect:dump", "print the batches of one segment file, even of a broken one"),

@@ -8,15 +8,19 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from segmentlog.errors import CorruptBatch, LogTruncated, SegmentlogError
 
 if TYPE_CHECKING:
+    from segmentlog.records import CompactionReport, RetentionReport
     from segmentlog.store import LogStore
+
+_Report = TypeVar("_Report", "RetentionReport", "CompactionReport")
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_DAMAGE = 0, 1, 2, 3
 
@@ -171,6 +175,62 @@ def stopped_by(stopped: list[int]) -> str:
     return f"; stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
 
 
+LEASE_WAIT_S: Final = 10.0
+_ASK_EVERY_S: Final = 0.2
+
+
+class Patience:
+    """Asks again for what another process is busy with: so long, in all, or until a signal came."""
+
+    def __init__(self, stopped: list[int], wait_s: float | None = None) -> None:
+        self._stopped = stopped
+        self._left_s = LEASE_WAIT_S if wait_s is None else wait_s
+
+    def with_(self, work: Callable[..., _Report]) -> _Report:
+        """Call ``work(wait_s=...)`` until its report is not ``busy``."""
+        while True:
+            before = time.monotonic()
+            report = work(wait_s=min(self._left_s, _ASK_EVERY_S))
+            if not report.busy:
+                return report
+            self._left_s -= time.monotonic() - before
+            if self._left_s <= 0 or self._stopped:
+                self._left_s = 0.0
+                return report
+
+
+class Failures:
+    """Partitions that a command could not do its work on: each is told, and the others have their turn."""
+
+    def __init__(self) -> None:
+        self._errors: list[Exception] = []
+        self._busy: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(self, name: str, progress: Progress) -> Iterator[None]:
+        """Within: an error is told as that of ``name``, and goes no further."""
+        try:
+            yield
+        except (SegmentlogError, OSError) as error:
+            if isinstance(error, OSError) and error.filename == _STDOUT:
+                raise
+            self._errors.append(error)
+            with progress.hidden():
+                say(f"error: {name}: {error}")
+
+    def busy(self, name: str) -> None:
+        """Another process had the partition, and did not let go of it in time."""
+        self._busy.append(name)
+
+    def status(self, stopped: list[int]) -> int:
+        """The exit status. Tells who was busy, unless a signal ended the waiting."""
+        if self._busy and not stopped:
+            say(f"error: {', '.join(self._busy)}: another process is at it; try again when it is done")
+        if any(isinstance(error, CorruptBatch) for error in self._errors):
+            return EXIT_DAMAGE
+        return status_of(stopped) or (EXIT_FAILED if self._errors or self._busy else EXIT_DONE)
+
+
 class Progress:
     """A bar with rate and time on stderr, where that is a terminal; nothing anywhere else."""
 
@@ -194,16 +254,34 @@ class Progress:
                 TimeElapsedColumn(),
                 console=Console(stderr=True),
                 transient=True,
+                redirect_stdout=False,  # results would go to stderr, whatever stdout is
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=self._total, rate="")
         return self
+
+    def expect(self, total: int) -> None:
+        """Say how much there is to do, once it is known."""
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
 
     def advance(self, count: int) -> None:
         if self._bar is not None:
             task = self._bar.tasks[0]
             rate = f"{task.speed:,.0f}/s" if task.speed else ""
             self._bar.update(self._task, advance=count, rate=rate)
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Within: no bar, so that lines may be printed where it was."""
+        if self._bar is None:
+            yield
+            return
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
 
     def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:

@@ -120,7 +120,8 @@ def _progress(total_bytes: int, what: str) -> Iterator[Tally]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # Not redirected: findings would go to stderr, whatever stdout is.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task(what, total=total_bytes)
         yield Tally(lambda size_bytes: progress.advance(task, size_bytes))
 

@@ -293,6 +293,29 @@ def selected_partitions(store: LogStore, selector: Selector) -> list[Partition]:
     return [topic.partition(number) for number in range(topic.partition_count) if selector.fits(topic.name, number)]
 
 
+def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
+    """What a selector, which may be a pattern, names; without one all, but for the store's own. Opens none.
+
+    Raises `UnknownTopic` for a topic that is not there; opening does for a partition.
+    """
+    if selector is None:
+        names = store.topics()
+    elif selector.has_pattern:
+        names = matching_topics(store, (selector.topic,))
+    else:
+        topic = existing_topic(store, selector.topic)
+        if selector.number is not None:
+            return [(topic, selector.number)]
+        names = [topic.name]
+    topics = map(store.topic, names)
+    return [
+        (topic, number)
+        for topic in topics
+        for number in range(topic.partition_count)
+        if selector is None or selector.fits(topic.name, number)
+    ]
+
+
 def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
     """The one partition that is named, or the only one of the topic. Raises UsageError."""
     partitions = selected_partitions(store, selector)

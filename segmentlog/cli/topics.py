@@ -114,7 +114,7 @@ def topics(ctx: click.Context, internal: bool, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def details(ctx: click.Context, topic: str, newest: int, everything: bool, sizes: bool, as_json: bool) -> None:
-    """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges."""
+    """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges, compaction."""
     with open_store(ctx, read_only=True) as store:
         found = existing_topic(store, topic)
         partitions = [_describe(partition, newest, sizes) for partition in found.partitions()]
@@ -147,7 +147,22 @@ def _describe(partition: Partition, newest: int, sizes: bool) -> dict[str, Any]:
     }
     if sizes:
         report["raw_bytes"] = sum(batch.header.raw_size for batch in partition.read(partition.log_start_offset))
+    if partition.config.compacts:
+        report.update(_describe_compaction(partition))
     return report
+
+
+def _describe_compaction(partition: Partition) -> dict[str, Any]:
+    import msgspec
+
+    note = msgspec.structs.asdict(partition.cleaner_note())
+    why = note.pop("uncleanable")
+    return {
+        "cleaned_offset": partition.cleaned_offset,
+        "dirty_ratio": partition.dirty_ratio(),
+        "last_compaction": note if note["at_ms"] else None,
+        "uncleanable": why or None,
+    }
 
 
 def _show_config(topic: Topic, everything: bool) -> None:
@@ -185,12 +200,35 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
                 for number, segment in segments
             ],
         )
+    _show_compaction([one for one in partitions if "cleaned_offset" in one])
     for one in partitions:
         for lost in one["lost_ranges"]:
             click.echo(
                 f"partition {one['partition']}: offsets {lost.base_offset} to {lost.end_offset - 1} are lost"
                 f" ({lost.reason}); epoch {lost.epoch} goes on at {lost.end_offset}"
             )
+
+
+def _show_compaction(partitions: list[dict[str, Any]]) -> None:
+    """How clean each partition is, and what the last pass saved."""
+    if not partitions:
+        return
+    rows = []
+    for one in partitions:
+        last = one["last_compaction"]
+        saved: list[object] = [None, None, None]
+        if last is not None:
+            saved = [
+                when(last["at_ms"]),
+                last["records_before"] - last["records_after"],
+                last["bytes_before"] - last["bytes_after"],
+            ]
+        rows.append([one["partition"], one["cleaned_offset"], f"{one['dirty_ratio']:.0%}", *saved])
+    click.echo("")
+    show_table(("partition", "cleaned up to", "dirty", "last pass", "records saved", "bytes saved"), rows)
+    for one in partitions:
+        if one["uncleanable"]:
+            click.echo(f"partition {one['partition']} uncleanable: {one['uncleanable']}")
 
 
 @click.command()

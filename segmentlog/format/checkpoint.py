@@ -32,6 +32,21 @@ _CHECKSUM = struct.Struct("<Q")
 _BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
 
 
+class Compacted(msgspec.Struct, frozen=True, array_like=True):
+    """How far compaction has come.
+
+    cleaned_offset  every key below it has at most ``keep_last`` records below it
+    keep_last       `compaction.keep.last` of that pass
+    due_ms          wall clock from when on a pass may drop more without new records; 0 for never
+    begun_offset    a pass has begun to remove records below it
+    """
+
+    cleaned_offset: int = 0
+    keep_last: int = 1
+    due_ms: int = 0
+    begun_offset: int = 0
+
+
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """What is durable about a partition.
 
@@ -43,6 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     clean                nothing was appended since: the log ends at recovery_offset
     boot_id              of the machine when it was written
     epochs, lost_ranges  histories, ascending
+    compacted            how far compaction has come; a checkpoint without it is of a log that never was
     """
 
     recovery_offset: int = 0
@@ -54,6 +70,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     boot_id: str = ""
     epochs: tuple[EpochStart, ...] = (EpochStart(0, 0),)
     lost_ranges: tuple[LostRange, ...] = ()
+    compacted: Compacted = Compacted()
 
     @property
     def epoch(self) -> int:
@@ -106,6 +123,8 @@ def _numbers_of(checkpoint: Checkpoint) -> Iterator[int]:
     """Those that a log computes with: none may be negative, or too large for the state page and for headers."""
     yield from (checkpoint.recovery_offset, checkpoint.recovery_segment, checkpoint.recovery_position)
     yield from (checkpoint.log_start_offset, checkpoint.offset_ceiling)
+    yield from (checkpoint.compacted.cleaned_offset, checkpoint.compacted.due_ms)
+    yield checkpoint.compacted.begun_offset
     for one in checkpoint.epochs:
         yield from (one.epoch, one.start_offset)
     for lost in checkpoint.lost_ranges:

@@ -62,6 +62,15 @@ def check_blobs(column: str, blobs: Sequence[Any]) -> None:
             _check_each(column, blobs)
 
 
+def has_null(blobs: Sequence[Any]) -> bool:
+    """Whether an item is None. A yes is rare: no is what costs little."""
+    try:
+        b"".startswith(tuple(blobs), 1)
+        return False
+    except (TypeError, ValueError, BufferError):
+        return any(blob is None for blob in blobs)
+
+
 def _check_each(column: str, blobs: Sequence[Any]) -> None:
     """The same, item by item: to say which one it is."""
     for index, blob in enumerate(blobs):
@@ -142,23 +151,16 @@ def encode_columns(
     timestamps: Int64Array | None,
     headers: Sequence[Headers] | None,
     offset_deltas: npt.NDArray[np.uint32] | None = None,
+    base_timestamp: int = 0,
 ) -> ColumnSizes:
     """Write the columns into ``scratch``, replacing what it held. Raises `InvalidRecord`.
 
-    ``timestamps`` are absolute, or None when all equal the base timestamp. The scratch
+    ``timestamps`` are absolute, or None when all equal ``base_timestamp``. The scratch
     buffer is reused from batch to batch: fresh memory of this size costs its page faults.
     Types are checked once the columns are encoded: the items are in the cache then, and the
     check takes half as long.
     """
-    head = b""
-    if offset_deltas is not None:
-        head = offset_deltas.astype("<u4", copy=False).tobytes()
-    deltas_size = len(head)
-    if timestamps is not None:
-        relative = timestamps - timestamps[0]
-        narrow = max(-int(relative.min()), int(relative.max())) <= _INT32_MAX
-        head += relative.astype("<i4" if narrow else "<i8", copy=False).tobytes()
-    timestamps_size = len(head) - deltas_size
+    head, deltas_size, timestamps_size = encode_numbers(timestamps, offset_deltas, base_timestamp)
     keys_size = headers_size = 0
     try:
         if keys is not None:
@@ -186,6 +188,21 @@ def encode_columns(
     return ColumnSizes(deltas_size, timestamps_size, keys_size, values_size, headers_size)
 
 
+def encode_numbers(
+    timestamps: Int64Array | None, offset_deltas: npt.NDArray[np.uint32] | None, base_timestamp: int
+) -> tuple[bytes, int, int]:
+    """(offset deltas and timestamps as they stand in front of the keys, size of the deltas, of the timestamps)."""
+    head = b""
+    if offset_deltas is not None:
+        head = offset_deltas.astype("<u4", copy=False).tobytes()
+    deltas_size = len(head)
+    if timestamps is not None:
+        relative = timestamps - np.int64(base_timestamp)
+        narrow = max(-int(relative.min()), int(relative.max())) <= _INT32_MAX
+        head += relative.astype("<i4" if narrow else "<i8", copy=False).tobytes()
+    return head, deltas_size, len(head) - deltas_size
+
+
 # ---------------------------------------------------------------- decoding
 
 
@@ -195,7 +212,7 @@ class MalformedColumn(ValueError):
 
 def decode_blobs(column: memoryview, count: int) -> list[bytes | None]:
     """A keys or values column. Raises `MalformedColumn`."""
-    _check_array_length(column, count)
+    array_prefix(column, count)
     try:
         return _blobs_decoder.decode(column)
     except msgspec.DecodeError as error:
@@ -204,7 +221,7 @@ def decode_blobs(column: memoryview, count: int) -> list[bytes | None]:
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:
     """A headers column. Raises `MalformedColumn`."""
-    _check_array_length(column, count)
+    array_prefix(column, count)
     try:
         return _headers_decoder.decode(column)
     except (msgspec.DecodeError, UnicodeDecodeError, MemoryError) as error:
@@ -231,13 +248,26 @@ def decode_offsets(column: memoryview, count: int, base_offset: int) -> Int64Arr
     return np.frombuffer(column, "<u4").astype(np.int64) + base_offset
 
 
-def _check_array_length(column: memoryview, count: int) -> None:
-    """The MessagePack array must announce exactly ``count`` items, before anything is allocated for them."""
-    if count < 16:
-        prefix = bytes((0x90 | count,))
-    elif count < 1 << 16:
-        prefix = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        prefix = b"\xdd" + count.to_bytes(4, "big")
+def array_prefix(column: memoryview, count: int) -> bytes:
+    """The bytes before the first item. The MessagePack array must announce exactly ``count`` items.
+
+    Checked before anything is allocated for them. Raises `MalformedColumn`.
+    """
+    prefix = array_prefix_of(count)
     if column[: len(prefix)] != prefix:
         raise MalformedColumn(f"a MessagePack array of {count} items expected, found {bytes(column[:5]).hex()}")
+    return prefix
+
+
+def array_prefix_of(count: int) -> bytes:
+    """What a MessagePack array of ``count`` items begins with."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def array_of(items: Sequence[Any]) -> bytes:
+    """A keys, values or headers column of items that are known to be of the right type."""
+    return _encoder.encode(items)

@@ -131,9 +131,11 @@ def _check_columns(batch: RecordBatch, path: str, position: int) -> str:
     header = batch.header
     _ = batch.values, batch.keys, batch.headers
     offsets, timestamps = batch.offsets, batch.timestamps
+    if not len(batch):
+        return ""
     if not header.attributes & LOG_APPEND_TIME:
         first, largest = int(timestamps[0]), int(timestamps.max())
-        if first != header.base_timestamp:
+        if first != header.base_timestamp and header.delete_horizon_ms is None:
             return f"the first timestamp is {first}, and the header says {header.base_timestamp}"
         if largest != header.max_timestamp:
             return f"the largest timestamp is {largest}, and the header says {header.max_timestamp}"

@@ -14,6 +14,8 @@ TOPIC_FILE: Final = "topic.json"
 CHECKPOINT_FILE: Final = "checkpoint"
 STATE_FILE: Final = "state"
 LOCK_FILE: Final = "lock"
+CLEANER_FILE: Final = "cleaner"
+"""Locked by whoever retains or compacts the partition; holds what the last pass did."""
 QUARANTINE_FOLDER: Final = "quarantine"
 
 LOG_SUFFIX: Final = ".log"
@@ -21,6 +23,10 @@ INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 DELETED_SUFFIX: Final = ".deleted"
 TEMPORARY_SUFFIX: Final = ".tmp"
+CLEANED_SUFFIX: Final = ".cleaned"
+"""Of a compacted copy that is being written: it does not count."""
+SWAP_SUFFIX: Final = ".swap"
+"""Of a compacted copy that is whole and durable: it stands for every segment of its offsets."""
 
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 
@@ -68,3 +74,31 @@ def parse_segment_name(file_name: str) -> int | None:
     if len(file_name) == _OFFSET_DIGITS + len(LOG_SUFFIX) and file_name.endswith(LOG_SUFFIX) and stem.isdecimal():
         return base_offset if stem.isascii() and (base_offset := int(stem)) < _OFFSET_END else None
     return None
+
+
+def copy_name(base_offset: int, end_offset: int, suffix: str) -> str:
+    """Name of a compacted copy of the segments that hold ``[base_offset, end_offset)``."""
+    return f"{segment_name(base_offset)}-{segment_name(end_offset)}{suffix}"
+
+
+def parse_copy_name(file_name: str) -> tuple[int, int] | None:
+    """The offsets in the name of a compacted copy, ``.cleaned`` or ``.swap``; None for any other file."""
+    stem, dot, suffix = file_name.partition(".")
+    first, dash, last = stem.partition("-")
+    if dot + suffix not in (CLEANED_SUFFIX, SWAP_SUFFIX) or not dash:
+        return None
+    offsets = parse_segment_name(first + LOG_SUFFIX), parse_segment_name(last + LOG_SUFFIX)
+    if offsets[0] is None or offsets[1] is None or offsets[0] >= offsets[1]:
+        return None
+    return offsets[0], offsets[1]
+
+
+def deleted_name(base_offset: int, now_ms: int) -> str:
+    """Name under which a segment's file waits for its deletion."""
+    return f"{segment_name(base_offset)}.{now_ms}{DELETED_SUFFIX}"
+
+
+def deleted_since_ms(file_name: str) -> int:
+    """When a file was put aside, as its name says; 0 when it does not."""
+    number = file_name.removesuffix(DELETED_SUFFIX).rpartition(".")[2]
+    return int(number) if number.isascii() and number.isdecimal() else 0

@@ -115,6 +115,37 @@ class Appender:
         self.appended = True
         return log.log_end_offset, next_offset
 
+    def roll(self) -> bool:
+        """Seal the active segment and begin the next, though nothing is appended; False when it is empty."""
+        handle = self._handle
+        with handle.append_locked():
+            handle.check_appendable()
+            settle(handle)
+            log = handle.page.log.read()
+            if not log.end_position:
+                return False
+            if self._seen is not log:
+                self._catch_up(log)
+            handle.page.writing = WRITING
+            after = replace(log, active_base_offset=log.log_end_offset, end_position=0, first_append_ms=0)
+            try:
+                self._seal_and_begin(log, after.active_base_offset)
+                self._cut_file(log.active_base_offset, log.end_position)
+            except BaseException:
+                self._undo(log, [after.active_base_offset])
+                raise
+            handle.page.log.write(after)
+            handle.page.writing = 0
+            self._close_indexes()
+            self._seen = after
+            self.appended = True
+            return True
+
+    def _seal_and_begin(self, log: LogState, base: int) -> None:
+        assert self._index is not None
+        self._sealing.append((self._index, log.log_end_offset, log.end_position))
+        self._begin_segment(base, log.epoch)
+
     def _catch_up(self, log: LogState) -> None:
         """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
         handle = self._handle
@@ -232,10 +263,8 @@ class Appender:
         try:
             for base, run in self._plan(log, batches, now_ms):
                 if base != log.active_base_offset:
-                    assert self._index is not None
-                    self._sealing.append((self._index, log.log_end_offset, log.end_position))
                     made.append(base)
-                    self._begin_segment(base, log.epoch)
+                    self._seal_and_begin(log, base)
                     log = replace(
                         log,
                         active_base_offset=base,
@@ -256,6 +285,7 @@ class Appender:
         sealing, self._sealing = self._sealing, []
         for index, next_offset, size_bytes in sealing:
             index.close(next_offset, size_bytes)
+        self._handle.rolled()
 
     def _begin_segment(self, base: int, epoch: int) -> None:
         handle = self._handle

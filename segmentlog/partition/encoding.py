@@ -12,7 +12,7 @@ import numpy as np
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, EncodedBatch, encode_batch
-from segmentlog.format.columns import Int64Array, as_timestamps, check_blobs, check_headers
+from segmentlog.format.columns import Int64Array, as_timestamps, check_blobs, check_headers, has_null
 from segmentlog.records import Headers
 
 MAX_BATCH_RECORDS = 1 << 16
@@ -80,6 +80,15 @@ def check_items(columns: Columns) -> None:
         check_blobs("keys", columns.keys)
 
 
+def _require_keys(columns: Columns) -> None:
+    """Raise `InvalidRecord` for a record without a key."""
+    wanted = "a key for each record: the topic is compacted (cleanup.policy), and keeps the last record of each key"
+    if columns.keys is None:
+        raise InvalidRecord("keys", 0, "no keys", wanted)
+    if has_null(columns.keys):
+        raise InvalidRecord("keys", list(columns.keys).index(None), "None", wanted)
+
+
 def _as_list(column: str, items: Any) -> list[Any]:
     if isinstance(items, str | bytes | bytearray | memoryview | dict) or not hasattr(items, "__iter__"):
         raise InvalidRecord(column, 0, f"part of one {type(items).__name__}", f"a list of {column}: [b'...', ...]")
@@ -94,6 +103,8 @@ def encode_columns_as_batches(
     Raises `InvalidRecord`, and `RecordTooLarge` when a single record is. Without ``scratch`` the batch may use a
     buffer that belongs to this thread: place it before encoding anything else here.
     """
+    if config.compacts:
+        _require_keys(columns)
     count = len(columns.values)
     limit = MAX_BATCH_RECORDS if config.segment_records is None else min(MAX_BATCH_RECORDS, config.segment_records)
     if count <= limit:

@@ -59,6 +59,7 @@ class Handle:
         recovery: RecoveryMode = "tail",
         load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
+        on_roll: Callable[[Handle], None] | None = None,
     ) -> None:
         self.fs = fs
         self.folder = folder
@@ -74,6 +75,7 @@ class Handle:
         self.batch_limit = self._load_batch_limit()
         """No batch of this log holds more bytes, uncompressed."""
         self._on_open = on_open
+        self._on_roll = on_roll
         self.checkpoint = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}")
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
@@ -112,6 +114,11 @@ class Handle:
             raise
         if self._on_open is not None:
             self._on_open(self)
+
+    def rolled(self) -> None:
+        """A segment was sealed; for whoever retains and compacts."""
+        if self._on_roll is not None:
+            self._on_roll(self)
 
     def adopt(self, page: StatePage) -> None:
         """Go on with a page that was judged to be sound."""
@@ -210,6 +217,10 @@ class Handle:
             raise PartitionFailed(self.log_name, self.failed)
         if self.page.failed:
             self.fail("an fsync failed")
+        self.refresh_config()
+
+    def refresh_config(self) -> None:
+        """Take over the configuration if it was altered, by whatever process."""
         if self.page.config_version != self.config_version:
             self.config_version = self.page.config_version
             self.config = self._load_config()

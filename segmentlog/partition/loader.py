@@ -8,8 +8,9 @@ import os
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import STATE_FILE
+from segmentlog.partition.files import quarantine_tail, remove_segment, truncate_file
 from segmentlog.partition.handle import REWRITING, Handle
-from segmentlog.partition.recovery import quarantine_tail, recover, remove_segment, truncate_file
+from segmentlog.partition.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import NO_ROOM

@@ -15,23 +15,36 @@ from typing import Any, Literal
 
 import msgspec
 
-from segmentlog.config import TopicConfig
+from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed
 from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.appender import Appender
+from segmentlog.partition.catalog import Catalog
+from segmentlog.partition.cleaner import Cleaner, Pace
 from segmentlog.partition.encoding import Columns, check_columns, encode_columns_as_batches
+from segmentlog.partition.files import retire_segment
 from segmentlog.partition.group import GroupCommit
 from segmentlog.partition.handle import REWRITING, Clock, Handle
+from segmentlog.partition.lease import CleanerNote, Lease
 from segmentlog.partition.loader import open_partition, settle
 from segmentlog.partition.reader import Reader, SkipListener
 from segmentlog.partition.recovery import recover, with_lost_range
+from segmentlog.partition.retainer import Retainer
+from segmentlog.partition.swap import finish_swaps
 from segmentlog.partition.syncer import Syncer
 from segmentlog.policy.flush import append_must_sync, background_sync_due
-from segmentlog.records import EpochStart, LostRange, RecoveryMode, RecoveryReport, SegmentInfo
+from segmentlog.records import (
+    CompactionReport,
+    EpochStart,
+    LostRange,
+    RecoveryMode,
+    RecoveryReport,
+    RetentionReport,
+    SegmentInfo,
+)
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.segment import segment_stem
+from segmentlog.storage.state import CONFIG_WORD
 
 logger = logging.getLogger("segmentlog")
 
@@ -60,11 +73,12 @@ class Partition:
         recovery: RecoveryMode = "tail",
         load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
+        on_roll: Callable[[Handle], None] | None = None,
     ) -> None:
         self._handle = Handle(
             fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
             read_only=read_only, recovery=recovery, load_batch_limit=load_batch_limit,
-            on_open=on_open,
+            on_open=on_open, on_roll=on_roll,
         )  # fmt: skip
         self._background = background
         self._closed = False
@@ -72,6 +86,9 @@ class Partition:
         self._syncer = Syncer(self._handle)
         self._group = GroupCommit(self._handle, self._appender, self._syncer)
         self._reader = Reader(self._handle)
+        lease, catalog = Lease(self._handle), Catalog(self._handle, self._reader)
+        self._retainer = Retainer(self._handle, self._appender, catalog, lease, self.trim)
+        self._cleaner = Cleaner(self._handle, self._syncer, Catalog(self._handle, self._reader), lease)
         self.topic = topic
         self.number = number
         self.damage: list[tuple[int, int, CorruptBatch]] = []
@@ -118,6 +135,8 @@ class Partition:
             handle.check_writable()
         if not columns.values:
             return self.log_end_offset
+        if handle.page.words[CONFIG_WORD] != handle.config_version:
+            handle.refresh_config()
         config = handle.config
         now_ms = handle.clock.now_ms()
         kind = config.fsync.kind
@@ -152,14 +171,14 @@ class Partition:
         self._check_open()
         return self._syncer.sync(offset)
 
-    def sync_due(self, slack_ms: int = 0) -> bool:
-        """Whether the fsync policy wants a background fsync now, or within ``slack_ms``."""
+    def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
+        """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
         page = self._handle.page
         log, sync = page.log.read(), page.sync.read()
         return background_sync_due(
             self._handle.config.fsync,
             unsynced_records=log.log_end_offset - sync.durable_offset,
-            unsynced_age_ms=self._handle.clock.monotonic_ms() - sync.synced_at_ms,
+            unsynced_age_ms=(self._handle.clock.monotonic_ms() if now_ms is None else now_ms) - sync.synced_at_ms,
             sealed_unsynced=log.active_base_offset != sync.synced_base_offset,
             slack_ms=slack_ms,
         )
@@ -253,6 +272,11 @@ class Partition:
         return list(self._reader.lost_ranges())
 
     @property
+    def generation(self) -> int:
+        """Counts the times that segment files were removed or replaced."""
+        return self._handle.page.log.read().generation
+
+    @property
     def config(self) -> TopicConfig:
         """The topic's configuration as this partition uses it now."""
         return self._handle.config
@@ -284,6 +308,7 @@ class Partition:
         with handle.append_locked():
             handle.check_appendable()
             settle(handle)
+            finish_swaps(handle)
             yield
 
     def trim(self, before_offset: int) -> int:
@@ -316,9 +341,7 @@ class Partition:
                 )
             )
             for base in gone:
-                for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-                    with contextlib.suppress(FileNotFoundError):
-                        handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
+                retire_segment(handle, base)
             return before_offset
 
     def truncate(self, offset: int) -> LostRange | None:
@@ -358,6 +381,79 @@ class Partition:
             # from the checkpoint and cuts it off. So does this one.
             recover(handle, page)
             return lost
+
+    def roll(self) -> bool:
+        """Seal the active segment and begin the next one; False when it holds nothing."""
+        self._check_open()
+        return self._appender.roll()
+
+    def retain(self, *, dry_run: bool = False, wait_s: float = 0.0, now_ms: int | None = None) -> RetentionReport:
+        """Delete the segments that the topic's configuration does not keep; with ``dry_run`` only say which.
+
+        Background work does it, too. One thread or process at a time is at it: another one's
+        call returns a report that says `busy` when it still is after ``wait_s``. A reader in
+        the middle of a segment that goes is not disturbed; one that is positioned before the
+        new log start gets `OffsetOutOfRange`. Raises `ReadOnlyStore`, `PartitionFailed`.
+        """
+        self._check_open()
+        if not dry_run:
+            self._handle.check_writable()
+        now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
+        return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
+
+    def compact(
+        self,
+        *,
+        dry_run: bool = False,
+        wait_s: float = 0.0,
+        buffer_bytes: int = CLEANER_BUFFER_BYTES,
+        pace: Pace | None = None,
+        now_ms: int | None = None,
+    ) -> CompactionReport:
+        """Keep the last `compaction.keep.last` records of each key in all sealed segments; offsets do not change.
+
+        Background work does it too, once `min.cleanable.dirty.ratio` is reached; this does it
+        whatever the ratio. ``buffer_bytes`` bounds the offset map; where the dirty section has
+        more keys it takes several passes. ``pace`` is told how many bytes were read or written,
+        and may wait or raise. Raises `InvalidConfig` for a topic that is not compacted,
+        `CorruptBatch`, `DiskFull`, `ReadOnlyStore`: the log is whole then.
+        """
+        self._check_open()
+        if not self._handle.config.compacts:
+            wanted = "compact or delete,compact, for a topic that is to be compacted"
+            raise InvalidConfig("cleanup.policy", self._handle.config.cleanup_policy, wanted)
+        now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
+        return self._cleaner.run(
+            now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
+        )
+
+    def compaction_due(self, now_ms: int | None = None) -> str | None:
+        """Why a compaction is worth it now, by the topic's configuration; None when it is not."""
+        self._check_open()
+        return self._cleaner.why_due(self._handle.clock.now_ms() if now_ms is None else now_ms)
+
+    def dirty_ratio(self) -> float:
+        """How much of what could be compacted is not, 0 to 1, in stored bytes."""
+        self._check_open()
+        return self._cleaner.dirt(self._handle.clock.now_ms()).ratio
+
+    def cleaner_note(self) -> CleanerNote:
+        """What the last compaction did, by whatever process, and whether the partition is left alone since."""
+        return self._cleaner.read_note()
+
+    def note_uncleanable(self, why: str) -> None:
+        """For background work: tell people that compaction leaves the partition alone."""
+        self._cleaner.give_up(why)
+
+    @property
+    def cleaned_offset(self) -> int:
+        """Every key below it has no more records below it than `compaction.keep.last`; 0 before any compaction."""
+        return self._cleaner.compacted().cleaned_offset
+
+    @property
+    def compacted_below(self) -> int:
+        """Compaction may have removed records below it, and none above: what a view of the past has to know."""
+        return self._cleaner.compacted().begun_offset
 
     # ------------------------------------------------------------ closing
 
@@ -414,6 +510,10 @@ class Partition:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"partition {self._handle.log_name}")
+
+
+def _at_full_speed(size_bytes: int) -> None:
+    pass
 
 
 _ACKS = (None, "written", "durable")

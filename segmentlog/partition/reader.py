@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import check_payload, decode_header
-from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import find_batch
 from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.loader import settle
 from segmentlog.partition.recovery import is_lost
+from segmentlog.partition.swap import finish_swaps
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
@@ -129,6 +130,8 @@ class Reader:
         else:
             short = None
         position, expected = segment.index.position_for_offset(offset)
+        if position >= end and expected < next_base:  # it may be the index of a segment that was replaced since
+            position, expected = 0, mapped.base_offset
         landed = position == 0
         topic, partition = self._handle.topic, self._handle.partition
         batch_limit = self._handle.batch_limit
@@ -172,12 +175,13 @@ class Reader:
         """
         handle = self._handle
         page = handle.page
-        if page.writing == REWRITING:
-            if handle.read_only:  # cannot wait at the lock
+        if handle.read_only:  # cannot wait at the lock
+            if page.writing == REWRITING or any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
                 time.sleep(_REWRITE_WAIT_S)
-            else:
-                with handle.append_locked():
-                    settle(handle)  # of a process that died in it
+        else:
+            with handle.append_locked():  # whoever replaces segments holds it
+                settle(handle)  # of a process that died in it
+                finish_swaps(handle)
         if page.log.read().generation != log.generation:
             raise _Outdated
         if on_skip is None:
@@ -258,7 +262,6 @@ class Reader:
     def _segment(self, bases: list[int], at: int, log: LogState) -> _Segment:
         """The segment ``bases[at]``, mapped, its index reaching up to its end (or to where the log ends now)."""
         base, sealed = bases[at], at + 1 < len(bases)
-        next_base = bases[at + 1] if sealed else log.log_end_offset
         with self._mutex:
             if log.generation != self._generation:
                 self._open.clear()  # files may have been replaced
@@ -278,21 +281,34 @@ class Reader:
                 writable=sealed and not handle.read_only,
             )
             mapped = MappedSegment(handle.fs, handle.folder, base)
+            if sealed:
+                index.log_inode = mapped.inode
             index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
             segment = _Segment(mapped, index, sealed)
             with self._mutex:
-                self._open[base] = segment
+                if handle.page.log.read().generation == log.generation:
+                    self._open[base] = segment
                 while len(self._open) > _KEPT_SEGMENTS:
                     self._open.popitem(last=False)
         index, mapped = segment.index, segment.mapped
         if sealed:
             if not index.is_complete(len(mapped.view)):
                 index.catch_up(mapped.view, len(mapped.view), mapped.path)
-                index.close(next_base, len(mapped.view))
+                index.complete(len(mapped.view))
         elif index.scanned_position < log.end_position:
             with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
                 index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)
         return segment
+
+    def max_timestamp(self, base: int, log: LogState) -> int:
+        """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""
+        bases = self._handle.segments(log)
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            segment = self._segment(bases, bases.index(base), log)
+            if base != log.active_base_offset:
+                self._forget(base)
+            return segment.index.max_timestamp if len(segment.mapped.view) else -1
+        return -1
 
     def describe(self) -> list[SegmentInfo]:
         """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""

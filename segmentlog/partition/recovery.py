@@ -18,12 +18,14 @@ import msgspec
 import numpy as np
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, decode_header, encode_batch
+from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, decode_header, encode_batch, gap_batch
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
+from segmentlog.partition.files import quarantine_tail, remove_segment, truncate_file
 from segmentlog.partition.handle import REWRITING, Handle
+from segmentlog.partition.swap import finish_swaps
 from segmentlog.policy.recovery import RecoveryVerdict, decide
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.fs import read_file, replace_file
@@ -55,6 +57,8 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     """
     started_ns = time.monotonic_ns()
     checkpoint, slot_damaged = handle.checkpoint.read()
+    if write:
+        finish_swaps(handle, recovering=True)
     bases = list_segments(handle.fs, handle.folder)
     before = _state_before(handle, page)
     tail = _scan(handle, checkpoint, bases)
@@ -118,6 +122,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 boot_id=handle.fs.boot_id(),
                 epochs=epochs,
                 lost_ranges=ranges,
+                compacted=known.compacted,
             )
         )
         _remove_deleted(handle, report.log_start_offset, active_base)
@@ -334,26 +339,35 @@ def _copy_segment(handle: Handle, tail: _Tail) -> None:
     """
     path = segment_stem(handle.folder, tail.base) + LOG_SUFFIX
     data = read_file(handle.fs, path)[: tail.position]
-    if tail.split is not None and len(tail.split):
-        part, header = tail.split, tail.split.header
-        batch = encode_batch(
-            part.values,
-            part.keys if header.keys_size else None,
-            part.timestamps,
-            part.headers if header.headers_size else None,
-            now_ms=header.base_timestamp,
-            codec=header.codec,
-            offset_deltas=None if not header.offset_deltas_size
-            else (part.offsets - header.base_offset).astype(np.uint32),
-            attributes=header.attributes & ~CODEC_MASK,
-            producer_id=header.producer_id,
-            producer_epoch=header.producer_epoch,
-            base_sequence=header.base_sequence,
-        )  # fmt: skip
-        data += bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
+    if tail.split is not None:
+        data += _split_batch(tail.split, tail.end_offset)
         tail.split = None
     replace_file(handle.fs, path, data)
     tail.position = len(data)
+
+
+def _split_batch(part: RecordBatch, end_offset: int) -> bytes:
+    """The part of a batch that is kept, up to where the log ends now."""
+    header = part.header
+    if not len(part):  # compacted: what is left of it stands behind the cut
+        return gap_batch(header.base_offset, end_offset, header.partition_epoch)
+    batch = encode_batch(
+        part.values,
+        part.keys if header.keys_size else None,
+        part.timestamps,
+        part.headers if header.headers_size else None,
+        now_ms=header.base_timestamp,
+        codec=header.codec,
+        offset_deltas=None if not header.offset_deltas_size
+        else (part.offsets - header.base_offset).astype(np.uint32),
+        attributes=header.attributes & ~CODEC_MASK,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        delete_horizon_ms=header.delete_horizon_ms,
+    )  # fmt: skip
+    batch.extend_to(end_offset - header.base_offset - 1)
+    return bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
 
 
 def _begin(handle: Handle, bases: list[int], tail: _Tail, resume_offset: int) -> tuple[int, int]:
@@ -376,35 +390,3 @@ def _remove_deleted(handle: Handle, log_start_offset: int, active_base: int) -> 
     for base, following in pairwise(list_segments(handle.fs, handle.folder)):
         if following <= min(log_start_offset, active_base):
             remove_segment(handle, base)
-
-
-# ---------------------------------------------------------------- files
-
-
-def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tuple[int, str | None]:
-    """Keep the bytes from ``position`` on, without the zeros behind them; (how many, the file)."""
-    fs = handle.fs
-    data = read_file(fs, segment_stem(handle.folder, base) + LOG_SUFFIX)[position:].rstrip(b"\0")
-    if not data:
-        return 0, None
-    with contextlib.suppress(FileExistsError):
-        fs.mkdir(handle.quarantine)
-    path = f"{handle.quarantine}/{segment_name(base)}-{position}-{handle.clock.now_ms()}.{reason}"
-    replace_file(fs, path, data)
-    return len(data), path
-
-
-def truncate_file(handle: Handle, base: int, size: int) -> None:
-    fd = handle.fs.open(segment_stem(handle.folder, base) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        handle.fs.ftruncate(fd, size)
-        handle.fs.fsync(fd)
-    finally:
-        handle.fs.close(fd)
-
-
-def remove_segment(handle: Handle, base: int) -> None:
-    stem = segment_stem(handle.folder, base)
-    for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-        with contextlib.suppress(FileNotFoundError):
-            handle.fs.unlink(stem + suffix)

@@ -32,8 +32,9 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionBusy
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
+from segmentlog.partition.files import remove_segment
 from segmentlog.partition.handle import WRITING, Clock, Handle
-from segmentlog.partition.recovery import recover, remove_segment
+from segmentlog.partition.recovery import recover
 from segmentlog.policy.recovery import UNKNOWN_CEILING_GAP
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.findings import Tally

@@ -22,6 +22,7 @@ Buffer = bytes | bytearray | memoryview
 
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUFFERS_MAX: Final = 1024  # of one pwritev; with more it fails with EINVAL
+_NO_LINK: Final = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
 _NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV))
 
 
@@ -38,6 +39,7 @@ class FileSystem:
     ftruncate: Callable[[int, int], None] = staticmethod(os.ftruncate)
     rename: Callable[[str, str], None] = staticmethod(os.rename)
     replace: Callable[[str, str], None] = staticmethod(os.replace)
+    link: Callable[[str, str], None] = staticmethod(os.link)
     unlink: Callable[[str], None] = staticmethod(os.unlink)
     rmdir: Callable[[str], None] = staticmethod(os.rmdir)
     flock: Callable[[int, int], None] = staticmethod(fcntl.flock)
@@ -63,6 +65,10 @@ class FileSystem:
     def fallocate(self, fd: int, position: int, size_bytes: int) -> None:
         """Reserve and zero ``[position, position + size_bytes)``, growing the file. No room is an OSError."""
         os.posix_fallocate(fd, position, size_bytes)
+
+    def set_modified(self, fd: int, modified_ns: int) -> None:
+        """Set the time at which a file was last written to, nanoseconds since 1970."""
+        os.utime(fd, ns=(modified_ns, modified_ns))
 
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
         """Let the kernel forget what it has cached of these bytes; no promise, and what is mapped stays."""
@@ -166,6 +172,24 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
             raise DiskFull(path, len(data)) from error
         raise
     fs.sync_folder(os.path.dirname(path))
+
+
+def link_over(fs: FileSystem, source: str, path: str) -> None:
+    """Put the file ``source`` under the name ``path`` as well, in place of what is there. Not durable yet.
+
+    A copy of it where the file system has no hard links.
+    """
+    temporary = path + TEMPORARY_SUFFIX
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(temporary)
+    try:
+        fs.link(source, temporary)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        replace_file(fs, path, read_file(fs, source))
+        return
+    fs.replace(temporary, path)
 
 
 def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:

@@ -42,6 +42,8 @@ class SegmentIndex:
         self, fs: FileSystem, stem: str, base_offset: int, interval_bytes: int, *, writable: bool = True
     ) -> None:
         self.writable = writable
+        self.log_inode: int | None = None
+        """Inode of the log that the entries are of; None for that of the name, whatever it is."""
         self._fs = fs
         self._stem = stem
         self.base_offset = base_offset
@@ -105,7 +107,9 @@ class SegmentIndex:
         if count == self._flushed or not self.writable:
             return
         with contextlib.suppress(OSError):
-            self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
+            found = self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
+            if self.log_inode not in (None, found.st_ino):
+                return  # compacted meanwhile: these are not the entries of what is there now
             if self._spoiled:
                 # Made anew and never cut: a process that has the file mapped would be killed by touching what is gone.
                 for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
@@ -181,6 +185,10 @@ class SegmentIndex:
                 self._add(next_offset, size_bytes)
             self.scanned_position = size_bytes
         self.flush()
+
+    def complete(self, size_bytes: int) -> None:
+        """`close` for who has caught up with a sealed segment, and knows its end from its batches alone."""
+        self.close(self._next_offset, size_bytes)
 
     def is_complete(self, size_bytes: int) -> bool:
         """Whether the closing entry for a segment of this size is there."""

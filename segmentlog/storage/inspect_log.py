@@ -9,10 +9,10 @@ open goes as far as the batches are: what is torn there is a note, and no damage
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 
-from segmentlog.config import TopicConfig
 from segmentlog.format.examine import Broken
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLDER
 from segmentlog.records import LostRange
@@ -76,12 +76,13 @@ class PartitionFound(msgspec.Struct):
 class LogLook:
     """One look at the segments of a partition, whose checkpoint and state page were looked at before."""
 
-    def __init__(self, fs: FileSystem, found: PartitionFound, config: TopicConfig, tally: Tally) -> None:
+    def __init__(self, fs: FileSystem, found: PartitionFound, tally: Tally, paths: Mapping[int, str]) -> None:
         self._fs = fs
         self._folder = found.folder
         self._found = found
-        self._config = config
         self._tally = tally
+        self._paths = paths
+        """Where a segment is that is not under its own name: a compacted copy that was not put in place yet."""
         self._tail_breaks: list[Cut | Hole] = []
         self._breaks_before_whole = 0
         self._whole_behind = 0
@@ -95,7 +96,7 @@ class LogLook:
             start_offset = max(log.log_start_offset, self._start_now())
         if bases and bases[0] > start_offset:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
-            self._check_gap(path, 0, start_offset, bases[0], compacted=False)
+            self._check_gap(path, 0, start_offset, bases[0])
         epoch = 0
         for base, next_base in zip(bases, [*bases[1:], None], strict=False):
             try:
@@ -125,9 +126,7 @@ class LogLook:
             return
         missing = segment_stem(self._folder, checkpoint.recovery_segment) + LOG_SUFFIX
         ends = [segment.end_offset for segment in found.segments]
-        self._check_gap(
-            missing, -1, max([checkpoint.log_start_offset, *ends]), checkpoint.recovery_offset, compacted=False
-        )
+        self._check_gap(missing, -1, max([checkpoint.log_start_offset, *ends]), checkpoint.recovery_offset)
 
     def _start_now(self) -> int:
         log = StateReader(self._fs, self._folder).read().log
@@ -148,7 +147,7 @@ class LogLook:
                 tail_from = checkpoint.recovery_position
         segment = inspect_segment(
             self._fs, self._folder, base, end_position=end_position, expected_offset=base, epoch=epoch,
-            tail_from=tail_from, tally=self._tally,
+            tail_from=tail_from, tally=self._tally, path=self._paths.get(base),
         )  # fmt: skip
         for position, size in segment.unreadable:
             found.add("damage", segment.path, "the disk does not give these bytes", position, size)
@@ -162,11 +161,11 @@ class LogLook:
                 "damage", segment.path, flaw.what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset
             )
         for gap in segment.gaps:
-            compacted = not is_active and (self._config.compacts or segment.compacted)
-            self._check_gap(segment.path, gap.position, gap.base_offset, gap.end_offset, compacted=compacted)
+            self._check_gap(segment.path, gap.position, gap.base_offset, gap.end_offset)
         self._check_given_up(segment, tail_from)
         self._check_end(segment, end_position, end_offset, tail_from)
-        self._check_index(segment, next_base, end_position, tail_from)
+        if base not in self._paths:
+            self._check_index(segment, next_base, end_position, tail_from)
         return segment
 
     def _judge(self, segment: SegmentFound, broken: Broken, end_offset: int | None, tail_from: int | None,
@@ -226,8 +225,7 @@ class LogLook:
             what = f"its last batch ends at offset {segment.end_offset}, and the log goes on at {end_offset}"
             found.add("damage", segment.path, what, segment.whole_position, 0, end_offset, segment.end_offset)
         elif tail_from is None:
-            compacted = not is_active and (self._config.compacts or segment.compacted)
-            self._check_gap(segment.path, segment.whole_position, segment.end_offset, end_offset, compacted=compacted)
+            self._check_gap(segment.path, segment.whole_position, segment.end_offset, end_offset)
         elif self._behind_lost_ranges(segment.end_offset) < end_offset:
             what = f"offsets end at {segment.end_offset}, and the next segment begins at {end_offset}"
             self._tail_breaks.append(Hole(segment.end_offset, end_offset, what))
@@ -243,11 +241,11 @@ class LogLook:
                 offset = lost.end_offset
         return offset
 
-    def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int, *, compacted: bool) -> None:
-        """A gap is explained by lost ranges, or by compaction where it may have been at work."""
+    def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int) -> None:
+        """A gap is explained by lost ranges only: compaction leaves none."""
         # What lies below the log start was deleted; a power cut may have brought a file of it back.
         base_offset = max(self._behind_lost_ranges(base_offset), self._start_now())
-        if base_offset < end_offset and not compacted:
+        if base_offset < end_offset:
             what = "no batch has these offsets, and no lost range accounts for them"
             self._hole(path, position, base_offset, end_offset, what)
 

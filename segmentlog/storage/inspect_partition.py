@@ -9,14 +9,20 @@ from segmentlog.config import TopicConfig
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import (
     CHECKPOINT_FILE,
+    CLEANED_SUFFIX,
+    CLEANER_FILE,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOCK_FILE,
     LOG_SUFFIX,
     QUARANTINE_FOLDER,
     STATE_FILE,
+    SWAP_SUFFIX,
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
+    copy_name,
+    deleted_since_ms,
+    parse_copy_name,
     segment_name,
 )
 from segmentlog.storage.findings import Tally
@@ -34,6 +40,7 @@ _ATTEMPTS = 10
 _PAUSE_S = 0.02
 _OLD_S = 60
 """A temporary file older than this was left by a process that died."""
+_OVERDUE_MS = 600_000
 
 
 def inspect_partition(
@@ -54,7 +61,8 @@ def inspect_partition(
             look.run()
         except FileNotFoundError as error:
             found.add("damage", str(error.filename or folder), "missing")
-        if not found.is_damaged or attempt == _ATTEMPTS - 1 or not look.has_changed():
+        is_sound = all(one.severity == "note" for one in found.findings)
+        if is_sound or attempt == _ATTEMPTS - 1 or not look.has_changed():
             break
         time.sleep(_PAUSE_S)
     return found
@@ -76,6 +84,8 @@ class _Look:
         found, fs = self._found, self._fs
         found.state = state = self._state.read()
         bases = list_segments(fs, self._folder)
+        copies = self._copies_to_put_in_place()
+        bases = sorted(copies.keys() | {base for base in bases if not any(base in one for one in copies.values())})
         found.checkpoint = read_checkpoint(fs, f"{self._folder}/{CHECKPOINT_FILE}")
         found.live = state.log is not None and state.writing != REWRITING
         if state.log is not None and found.live:
@@ -83,8 +93,14 @@ class _Look:
         self._inodes = {base: self._inode(base) for base in bases}
         self._look_at_state()
         self._look_at_checkpoint(bases)
-        LogLook(fs, found, self._config, self._tally).run(bases)
+        paths = {base: f"{self._folder}/{copy_name(base, one.stop, SWAP_SUFFIX)}" for base, one in copies.items()}
+        LogLook(fs, found, self._tally, paths).run(bases)
         self._look_for_unknown_files(bases)
+
+    def _copies_to_put_in_place(self) -> dict[int, range]:
+        """Compacted copies that stand for the segments of their offsets, by their base offset."""
+        names = [name for name in self._fs.listdir(self._folder) if name.endswith(SWAP_SUFFIX)]
+        return {offsets[0]: range(*offsets) for name in names if (offsets := parse_copy_name(name)) is not None}
 
     def has_changed(self) -> bool:
         """Whether files were replaced or the log was recovered, trimmed or truncated since this look began."""
@@ -187,7 +203,7 @@ class _Look:
     # ------------------------------------------------------------ other files
 
     def _look_for_unknown_files(self, bases: list[int]) -> None:
-        known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, QUARANTINE_FOLDER}
+        known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, QUARANTINE_FOLDER}
         stems = {segment_name(base) for base in bases}
         for name in sorted(self._fs.listdir(self._folder)):
             path = f"{self._folder}/{name}"
@@ -199,7 +215,14 @@ class _Look:
                 continue
             elif stem.isdecimal() and len(stem) == 20 and self._found.live and suffix in _SEGMENT_SUFFIXES:
                 self._note_segment_file(name, path, int(stem))
-            elif name.endswith((TEMPORARY_SUFFIX, DELETED_SUFFIX)):
+            elif name.endswith(SWAP_SUFFIX) and parse_copy_name(name):
+                what = "a compaction was cut short; the next open, or the next compaction, puts this copy in place"
+                self._found.add("note", path, what)
+            elif name.endswith(DELETED_SUFFIX):
+                overdue_ms = time.time() * 1000 - deleted_since_ms(name) - self._config.file_delete_delay_ms
+                if overdue_ms > _OVERDUE_MS:
+                    self._found.add("note", path, "should be deleted by now; 'segmentlog retain' does it")
+            elif name.endswith((TEMPORARY_SUFFIX, CLEANED_SUFFIX)):
                 if self._age_s(path) > _OLD_S:
                     self._found.add("note", path, "left behind by a process that died; it may be deleted")
             else:

@@ -60,7 +60,6 @@ class SegmentFound(msgspec.Struct):
     """(position, size) of what the disk would not give."""
     epochs: dict[int, int] = {}
     """The epochs of its batches, each with the first base offset."""
-    compacted: bool = False
     max_timestamp: int = 0
     whole_behind: int = 0
     """Whole batches behind the first broken bytes at or above the tail's beginning."""
@@ -96,13 +95,14 @@ def inspect_segment(
     epoch: int,
     tail_from: int | None,
     tally: Tally,
+    path: str | None = None,
 ) -> SegmentFound:
     """Read a segment up to ``end_position`` (None: all of the file) and look at every byte. Raises OSError.
 
     Reads into memory, and not through a map: a map of a bad sector, or of a file that a
     recovery cuts off meanwhile, kills the process instead of raising an error.
     """
-    path = segment_stem(folder, base) + LOG_SUFFIX
+    path = path or segment_stem(folder, base) + LOG_SUFFIX
     size, data, unreadable = read_segment(fs, path, end_position)
     end = len(data)
     found = SegmentFound(base, path, size, end, expected_offset, unreadable=unreadable)
@@ -137,7 +137,6 @@ def _note_whole(found: SegmentFound, item: Whole) -> None:
     if item.flaw:
         found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
     found.epochs.setdefault(header.partition_epoch, base_offset)
-    found.compacted = found.compacted or bool(header.offset_deltas_size)
     found.positions.append(position)
     found.base_offsets.append(base_offset)
     found.next_offsets.append(header.next_offset)

@@ -97,10 +97,12 @@ class MappedSegment:
     threads that map at once merely do it twice.
     """
 
-    __slots__ = ("_fs", "base_offset", "path", "view")
+    __slots__ = ("_fs", "base_offset", "inode", "path", "view", "written_ns")
 
     def __init__(self, fs: FileSystem, folder: str, base_offset: int) -> None:
         self._fs = fs
+        self.inode = 0
+        self.written_ns = 0
         self.base_offset = base_offset
         self.path = segment_stem(folder, base_offset) + LOG_SUFFIX
         self.view = memoryview(b"")
@@ -109,9 +111,10 @@ class MappedSegment:
     def _map(self) -> None:
         fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size = self._fs.fstat(fd).st_size
-            if size:
-                self.view = self._fs.map_file(fd, size)
+            found = self._fs.fstat(fd)
+            self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
+            if found.st_size:
+                self.view = self._fs.map_file(fd, found.st_size)
         finally:
             self._fs.close(fd)
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from segmentlog.storage.fs import Buffer, FileSystem
 
 METHODS = (
-    "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "unlink", "rmdir",
-    "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "advise_unneeded", "sync_folder",
-    "map_file", "boot_id",
+    "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "link", "unlink",
+    "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "set_modified",
+    "advise_unneeded", "sync_folder", "map_file", "boot_id",
 )  # fmt: skip
 
 

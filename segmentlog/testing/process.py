@@ -162,6 +162,8 @@ class SimulatedProcess(FileSystem):
         node = self.disk.find(source)
         folder, name = self._parent(source)
         target_folder, target_name = self._parent(target)
+        if target_folder.names.get(target_name) is node:
+            return  # two names of one file: both stay, says POSIX
         if folder is target_folder:
             folder.change_names({name: None, target_name: node})
         else:
@@ -176,6 +178,17 @@ class SimulatedProcess(FileSystem):
         folder, name = self._parent(path)
         folder.change_names({name: None})
         self.disk.changed()
+
+    def _link(self, source: str, target: str) -> None:
+        node = self.disk.find(source)
+        folder, name = self._parent(target)
+        if name in folder.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        folder.change_names({name: node})
+        self.disk.changed()
+
+    def _set_modified(self, fd: int, modified_ns: int) -> None:
+        self._node(fd)
 
     def _rmdir(self, path: str) -> None:
         if self.disk.find(path).names:
@@ -216,11 +229,16 @@ class SimulatedProcess(FileSystem):
 
 
 _CALLS = (
-    "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "unlink", "rmdir",
-    "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "map_file",
+    "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "link", "unlink",
+    "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "map_file", "set_modified",
 )  # fmt: skip
+
+
+_LATER_S = 4_000_000_000
+# No clock runs here; retention takes the time of writing for an upper bound only.
 
 
 def _stat(node: Node) -> os.stat_result:
     kind = stat.S_IFDIR if node.is_folder else stat.S_IFREG
-    return os.stat_result((kind | 0o755, node.number, _DEVICE, 1, 0, 0, node.size, 0, 0, 0))
+    fields = (kind | 0o755, node.number, _DEVICE, 1, 0, 0, node.size, *3 * (_LATER_S,))
+    return os.stat_result(fields, {"st_mtime_ns": _LATER_S * 1_000_000_000})

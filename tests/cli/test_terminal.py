@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from broken import flip, make_store
 from cli.processes import arguments_of, finish, on_terminal, shell
 
 import segmentlog
@@ -78,6 +79,17 @@ def test_reading_draws_a_bar_on_a_terminal_only(store: Path, command: tuple[str,
     assert done.returncode == 0
     assert b"\x1b" not in done.stderr + done.stdout[-1000:]
     assert done.stderr.count(b"\n") == (1 if command[0] == "consume" else 2)
+
+
+def test_findings_go_to_stdout_though_a_bar_is_drawn(tmp_path: Path) -> None:
+    """The bar has stderr; what verify finds is not printed there with it."""
+    make_store(tmp_path / "store")
+    flip(min((tmp_path / "store").glob("t/0/*.log")), 70)
+    status, shown = on_terminal(tmp_path / "store", "verify", streams="err")
+    assert status == 3
+    assert "━" in shown
+    assert [line for line in plain(shown) if "damage: " in line and "segmentlog repair" not in line] == []
+    assert b"damage:" in finish(tmp_path / "store", "verify").stdout
 
 
 def test_records_on_a_terminal_are_not_mixed_with_a_bar(store: Path) -> None:

@@ -36,6 +36,7 @@ def encode(given: Columns, scratch: bytearray) -> list[memoryview]:
         None if given.timestamps is None else np.array(given.timestamps, np.int64),
         given.headers,
         None if given.offset_deltas is None else np.array(given.offset_deltas, np.uint32),
+        0 if given.timestamps is None else given.timestamps[0],
     )
     parts, start = [], 0
     for size in (sizes.offset_deltas, sizes.timestamps, sizes.keys, sizes.values, sizes.headers):

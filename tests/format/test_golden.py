@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from batches import HEADER_FIELDS, Columns, batch_bytes, read_batch, unpack_header
 
 from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, BatchHeader, decode_header
-from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, decode_checkpoint, decode_slot, encode_slot
+from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, Compacted, decode_checkpoint, decode_slot, encode_slot
 from segmentlog.format.index import decode_entries, encode_entries
 from segmentlog.records import EpochStart, LostRange
 
@@ -128,8 +129,9 @@ def test_a_golden_checkpoint_reads_as_it_was_written():
 
 def test_a_checkpoint_is_written_as_ever():
     """The bytes of a slot are those of the golden file."""
-    data = (GOLDEN / "checkpoint.bin").read_bytes()
-    assert encode_slot(NEWER_CHECKPOINT, 9).ljust(SLOT_SIZE, b"\0") == data[SLOT_SIZE:]
+    compacted = msgspec.structs.replace(NEWER_CHECKPOINT, compacted=Compacted(200, 3, 1_700_000_086_400_000, 250))
+    assert encode_slot(compacted, 9) == (GOLDEN / "checkpoint_compacted.bin").read_bytes()
+    assert decode_slot(encode_slot(compacted, 9)) == (9, compacted)
 
 
 def test_a_golden_index_reads_and_is_written_as_ever():

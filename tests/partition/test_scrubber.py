@@ -193,7 +193,7 @@ def test_segments_that_go_away_meanwhile(tmp_path: Path) -> None:
     assert isinstance(clock, FakeClock)
     paths = sealed(store)
     store.scrub_tick()
-    scrubber = store._scrubber
+    scrubber = store._background._scrubber
     assert scrubber is not None
     while scrubber._current is None:
         clock.advance(500)
@@ -296,7 +296,7 @@ def test_a_thread_does_it(tmp_path: Path) -> None:
 def test_a_fork_in_the_middle_of_a_tick(tmp_path: Path) -> None:
     """The child has no thread that would ever let go of the lock: it reads its report and closes all the same."""
     store = make(tmp_path / "store")
-    scrubber = store._scrubber
+    scrubber = store._background._scrubber
     assert scrubber is not None
     with scrubber._mutex:
         child = os.fork()

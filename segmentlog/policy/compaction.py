@@ -1,0 +1,106 @@
+"""What compaction does, decided from numbers: when a log is due, which segments, what becomes of a record.
+
+A log in the order of its offsets, and what a pass does with each part::
+
+    log start          cleaned offset           map end          cleanable end      log end
+        |  clean section     |   dirty, in the map  |  dirty, next map  |  never cleaned yet |
+        |  drop what has a   |   keep the last of   |      (next        |  active segment,   |
+        |  newer version in  |   each key           |       pass)       |  too young, open   |
+        |  the map           |                      |                   |  transactions      |
+
+A tombstone that a pass keeps gets a *delete horizon*, `delete.retention.ms` from then: whoever
+begins to read the log before it sees the tombstone. The first pass after it drops it (KIP-534).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from segmentlog.config import TopicConfig
+from segmentlog.format.index import MAX_RELATIVE
+from segmentlog.quantities import UNLIMITED_MS
+from segmentlog.records import LostRange, SegmentInfo
+
+
+class Dirt(NamedTuple):
+    """How much of a log a pass could clean, in stored bytes, and how long it has been waiting."""
+
+    clean_bytes: int
+    dirty_bytes: int
+    oldest_ms: int | None
+    """Largest timestamp of the first dirty segment; None without one."""
+
+    @property
+    def ratio(self) -> float:
+        """What `min.cleanable.dirty.ratio` is compared with."""
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+
+def cleanable_end(
+    config: TopicConfig, segments: Iterable[SegmentInfo], dirty_offset: int, stable_offset: int, now_ms: int
+) -> int:
+    """The offset that cleaning ends at: the first of a segment that is active, undecided or too young.
+
+    ``segments`` are those that end behind ``dirty_offset``, ascending, the active one last.
+    """
+    end = dirty_offset
+    for segment in segments:
+        too_young = segment.max_timestamp > now_ms - config.min_compaction_lag_ms if config.min_compaction_lag_ms else 0
+        if segment.active or too_young or segment.end_offset > stable_offset:
+            return max(end, min(segment.base_offset, stable_offset))
+        end = segment.end_offset
+    return end
+
+
+def measure(segments: Iterable[SegmentInfo], dirty_offset: int, end_offset: int) -> Dirt:
+    """The dirt below ``end_offset``, segment by segment; one that is dirty in part is dirty."""
+    clean = dirty = 0
+    oldest_ms = None
+    for segment in segments:
+        if segment.end_offset <= dirty_offset:
+            clean += segment.size_bytes
+        elif segment.base_offset < end_offset:
+            dirty += segment.size_bytes
+            oldest_ms = segment.max_timestamp if oldest_ms is None else oldest_ms
+    return Dirt(clean, dirty, oldest_ms)
+
+
+def why_due(config: TopicConfig, dirt: Dirt, due_ms: int, now_ms: int) -> str | None:
+    """Why a pass is worth its reading now; None when it is not. ``due_ms``: when something kept may go, 0 for never."""
+    if dirt.dirty_bytes and dirt.ratio >= config.min_cleanable_dirty_ratio:
+        return f"{dirt.ratio:.0%} is dirty (min.cleanable.dirty.ratio)"
+    lag_ms = config.max_compaction_lag_ms
+    if dirt.oldest_ms is not None and lag_ms != UNLIMITED_MS and now_ms - dirt.oldest_ms > lag_ms:
+        return "a record is older than max.compaction.lag.ms"
+    if due_ms and now_ms >= due_ms:
+        return "tombstones or records have passed their time"
+    return None
+
+
+def group_segments(
+    segments: Sequence[SegmentInfo], segment_bytes: int, lost: Sequence[LostRange]
+) -> Iterator[list[SegmentInfo]]:
+    """Runs of adjacent segments that become one: as many as stay below ``segment_bytes`` in the worst case.
+
+    A lost range ends a run: there are no offsets in it that a segment could hold.
+    """
+    ends = {one.end_offset for one in lost}
+    run: list[SegmentInfo] = []
+    size = 0
+    for segment in segments:
+        too_large = size + segment.size_bytes > segment_bytes
+        too_long = run and segment.end_offset - run[0].base_offset > MAX_RELATIVE
+        if run and (too_large or too_long or segment.base_offset in ends):
+            yield run
+            run, size = [], 0
+        run.append(segment)
+        size += segment.size_bytes
+    if run:
+        yield run
+
+
+def delete_horizon(config: TopicConfig, now_ms: int) -> int:
+    """From when on a tombstone that is kept now may be dropped."""
+    return min(now_ms + config.delete_retention_ms, UNLIMITED_MS)

@@ -1,0 +1,40 @@
+"""When a record counts as gone: by the topic's `record.ttl.ms` or by the header ``expires-at-ms``, the earlier."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.config import EXPIRES_HEADER
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.records import Headers
+
+NEVER: Final = 2**63 - 1
+_DIGITS_MAX: Final = 18
+
+
+def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64] | None:
+    """Milliseconds since 1970 from when on each record counts as gone; None when none of them ever does."""
+    ends: npt.NDArray[np.int64] | None = None
+    if ttl_ms is not None:
+        ends = np.minimum(batch.timestamps, NEVER - ttl_ms) + np.int64(ttl_ms)
+    if batch.header.headers_size:
+        own = [_own_expiry(headers) for headers in batch.headers]
+        if min(own, default=NEVER) != NEVER:
+            ends = np.array(own, np.int64) if ends is None else np.minimum(ends, np.array(own, np.int64))
+    return ends
+
+
+def is_expired(timestamp: int, headers: Headers, ttl_ms: int | None, now_ms: int) -> bool:
+    """The same for one record, as of now."""
+    return (ttl_ms is not None and timestamp + ttl_ms <= now_ms) or _own_expiry(headers) <= now_ms
+
+
+def _own_expiry(headers: Headers) -> int:
+    """The time in a record's header; a header that is no number says nothing."""
+    for name, value in headers:
+        if name == EXPIRES_HEADER and value is not None and value.isdigit() and len(value) <= _DIGITS_MAX:
+            return int(value)
+    return NEVER

@@ -1,0 +1,99 @@
+"""Which old segments go: sizes and times in, a log start offset and the reasons out.
+
+    retention.ms         the segment's newest record is so old
+    retention.bytes      without the segment the partition is still so large
+    retention.segments   so many sealed segments stand behind it
+    retention.closed.ms  it was sealed so long ago
+    log start            all of it lies below the log start offset (a trim that a crash cut short)
+
+Segments go from the oldest on, and the first that stays keeps all behind it, as in Kafka. A
+segment is as old as its newest record, but never younger than the moment it was last written
+to: a record stamped far in the future would keep it for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from segmentlog.config import TopicConfig
+from segmentlog.quantities import UNLIMITED, format_duration_ms, format_size
+from segmentlog.records import SegmentInfo
+
+
+class Candidate(NamedTuple):
+    """A segment as retention looks at it. ``written_ms`` is when its file was last written to."""
+
+    segment: SegmentInfo
+    written_ms: int
+
+    @property
+    def newest_ms(self) -> int:
+        """The time that `retention.ms` counts from; that of writing where there is no record left."""
+        newest = self.segment.max_timestamp
+        return min(newest, self.written_ms) if newest >= 0 else self.written_ms
+
+
+class Expired(NamedTuple):
+    """A segment that retention removes, and why."""
+
+    segment: SegmentInfo
+    why: str
+
+
+def is_bounded(config: TopicConfig) -> bool:
+    """Whether retention may ever remove anything."""
+    limits = (config.retention_segments, config.retention_closed_ms)
+    no_limit = config.retention_ms == config.retention_bytes == UNLIMITED and limits == (None, None)
+    return config.deletes and not no_limit
+
+
+def expired_segments(
+    config: TopicConfig,
+    candidates: Iterator[Candidate],
+    now_ms: int,
+    *,
+    size_bytes: Callable[[], int],
+    sealed_count: int,
+) -> Iterator[Expired]:
+    """The segments that go, oldest first. ``candidates`` is read no further than to the first that stays.
+
+    ``size_bytes`` is that of the whole partition, asked for when there is a limit to it. The
+    active segment, if it comes last, goes by age and by size as others do: its owner rolls first.
+    """
+    if not config.deletes:
+        return
+    surplus = sealed_count - config.retention_segments if config.retention_segments is not None else 0
+    left_bytes = size_bytes() if config.retention_bytes != UNLIMITED else 0
+    for number, candidate in enumerate(candidates):
+        segment = candidate.segment
+        if segment.active and not segment.size_bytes:
+            return
+        left_bytes -= segment.size_bytes
+        if number < surplus and not segment.active:
+            why = f"more than {config.retention_segments} sealed segments (retention.segments)"
+        elif config.retention_ms != UNLIMITED and now_ms - candidate.newest_ms > config.retention_ms:
+            why = f"newest record older than {format_duration_ms(config.retention_ms)} (retention.ms)"
+        elif config.retention_bytes != UNLIMITED and left_bytes >= config.retention_bytes:
+            why = f"partition larger than {format_size(config.retention_bytes)} (retention.bytes)"
+        elif (
+            config.retention_closed_ms is not None
+            and not segment.active
+            and now_ms - candidate.written_ms > config.retention_closed_ms
+        ):
+            closed = format_duration_ms(config.retention_closed_ms)
+            why = f"sealed more than {closed} ago (retention.closed.ms)"
+        else:
+            return
+        yield Expired(segment, why)
+
+
+def active_is_due(config: TopicConfig, age_ms: int) -> bool:
+    """Whether an active segment that holds records, the first of them so old, is to be rolled though nobody appends.
+
+    As Kafka does, no later than `max.compaction.lag.ms`, so that compaction can reach it.
+    """
+    limit_ms = config.segment_ms
+    if config.compacts:
+        limit_ms = min(limit_ms, config.max_compaction_lag_ms)
+    return age_ms >= limit_ms

@@ -1,0 +1,36 @@
+"""A compacted topic takes no record without a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import segmentlog
+
+
+@pytest.mark.parametrize("fsync", ["never", "always"])
+@pytest.mark.parametrize(("keys", "index"), [(None, 0), ([b"a", None, b"c"], 1)])
+def test_records_without_a_key_are_refused(
+    tmp_path: Path, fsync: str, keys: list[bytes | None] | None, index: int
+) -> None:
+    """All of the call or nothing; the error names the record and says why. An empty key is a key."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        log = store.create_topic("t", cleanup_policy="compact", fsync=fsync).partition(0)
+        with pytest.raises(segmentlog.InvalidRecord, match=r"compacted \(cleanup.policy\)") as raised:
+            log.append([b"1", b"2", b"3"], keys=keys)
+        assert (raised.value.column, raised.value.index) == ("keys", index)
+        assert log.append([b"1"], keys=[b""]) == 0
+        store.alter_topic("t", cleanup_policy="delete")
+        log.append([b"1"])
+
+
+def test_a_producer_tells_whose_record_was_refused(tmp_path: Path) -> None:
+    """The delivery of the record raises; others of its batch are not appended either, and say so."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        store.create_topic("t", cleanup_policy="compact")
+        producer = store.producer(linger_ms=0)
+        delivery = producer.send("t", b"value")
+        with pytest.raises(segmentlog.InvalidRecord, match="compacted"):
+            delivery.result()
+        assert producer.send("t", b"value", key=b"k").result().offset == 0
