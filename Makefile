@@ -36,7 +36,7 @@ else
 endif
 
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
-	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_KILL_ROUNDS=10000 SEGMENTLOG_CRASHFS_ROUNDS=200 \
+	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_KILL_ROUNDS=10000 SEGMENTLOG_CRASHFS_ROUNDS=200 SEGMENTLOG_COMPACTION_STATES=100000 \
 	    $(PY) -m pytest -n $(WORKERS) tests/crash $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test  ## ruff: mistakes and layout

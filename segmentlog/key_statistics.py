@@ -24,6 +24,7 @@ from segmentlog.format.batch import CONTROL
 from segmentlog.format.keys import Uint64Array
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.partition import Partition
+from segmentlog.partition.survivors import tombstones_among
 from segmentlog.policy.compaction import cleanable_end
 from segmentlog.policy.expiry import expiry_times
 from segmentlog.policy.offset_map import OffsetMap
@@ -136,7 +137,7 @@ class KeyStatistics:
             mine = _part_of(low, high, modulus) == number
             if is_null is not None:
                 mine &= ~is_null
-            dead = _nulls_among(batch) | _expired_among(batch, config, now_ms) if offset_map.keep_last > 1 else None
+            dead = tombstones_among(batch) | _expired_among(batch, config, now_ms) if offset_map.keep_last > 1 else None
             offsets = batch.offsets[mine]
             taken = offset_map.add(low[mine], high[mine], offsets, None if dead is None else dead[mine])
             if taken < len(offsets):
@@ -157,7 +158,7 @@ class KeyStatistics:
             kept &= ~_expired_among(batch, config, now_ms)
             horizon_ms = batch.header.delete_horizon_ms
             if horizon_ms is not None and horizon_ms <= now_ms:
-                kept &= ~_nulls_among(batch)
+                kept &= ~tombstones_among(batch)
             self._add(batch, mine, kept)
 
     def _add(self, batch: RecordBatch, mine: Flags, kept: Flags) -> None:
@@ -215,10 +216,6 @@ def _part_of(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
     mixed *= _MIX_A
     parts: Uint64Array = (mixed >> _HALF) & np.uint64(modulus - 1)
     return parts
-
-
-def _nulls_among(batch: RecordBatch) -> Flags:
-    return np.fromiter((value is None for value in batch.values), np.bool_, len(batch))
 
 
 def _expired_among(batch: RecordBatch, config: TopicConfig, now_ms: int) -> Flags:

@@ -21,7 +21,8 @@ from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.appender import Appender
 from segmentlog.partition.catalog import Catalog
-from segmentlog.partition.cleaner import Cleaner, Pace
+from segmentlog.partition.cleaner import Cleaner
+from segmentlog.partition.compaction_pass import Pace
 from segmentlog.partition.encoding import Columns, check_columns, encode_columns_as_batches
 from segmentlog.partition.files import retire_segment
 from segmentlog.partition.group import GroupCommit

@@ -34,6 +34,7 @@ from segmentlog.format.batch import (
 from segmentlog.format.columns import Int64Array, array_of, decode_blobs
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Bounds, Flags, cut_items, encode_items, item_bounds, join_items, null_items
+from segmentlog.partition.survivors import UNDECIDED
 from segmentlog.records import Headers
 from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem, write_all
 from segmentlog.storage.index import SegmentIndex
@@ -45,9 +46,6 @@ _WRITE_BYTES = 1 << 20
 
 Part = bytes | memoryview
 T = TypeVar("T")
-
-UNDECIDED = -1
-"""In place of a delete horizon: tombstones may be among the records, and get none yet."""
 
 
 class _Pending(msgspec.Struct):

@@ -85,8 +85,25 @@ class Syncer:
             self.move_recovery_point(log, sync)
         return log.log_end_offset
 
+    def checkpoint_now(self) -> int:
+        """fsync everything, sealed segments and names included, and put the recovery point there.
+
+        Returns the base offset of the segment that it lies in: no segment before that is needed
+        by a recovery, or changes any more. Raises `DiskFull`, `PartitionFailed`.
+        """
+        handle = self._handle
+        with handle.sync_locked():
+            log = handle.page.log.read()
+            self._sync_locked(handle.page.sync.read())
+            self._write_recovery_point(log, handle.page.sync.read())
+            return log.active_base_offset
+
     def move_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         """Write down that everything ``log`` shows is on disk. The caller holds the sync lock, and synced it."""
+        with contextlib.suppress(DiskFull):  # the old recovery point is as true as ever, and only costs a longer scan
+            self._write_recovery_point(log, sync, **changes)
+
+    def _write_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         handle = self._handle
         try:
             handle.update_checkpoint(
@@ -96,7 +113,7 @@ class Syncer:
                 **changes,
             )
         except DiskFull:
-            return  # the old recovery point is as true as ever, and only costs a longer scan
+            raise
         except OSError as error:
             handle.fail(f"writing the checkpoint failed ({error})")
         handle.page.sync.write(msgspec.structs.replace(sync, checkpointed_bytes=sync.synced_bytes))

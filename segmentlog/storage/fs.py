@@ -190,6 +190,8 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         replace_file(fs, path, read_file(fs, source))
         return
     fs.replace(temporary, path)
+    with contextlib.suppress(FileNotFoundError):  # two names of one file: then replacing does nothing
+        fs.unlink(temporary)
 
 
 def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:

@@ -284,6 +284,10 @@ class _Operations:
         self._disk.rename(old, new)
         return 0
 
+    def link(self, target: str, source: str) -> int:
+        self._disk.link(source, target)
+        return 0
+
     def chmod(self, path: str, mode: int) -> int:
         self._node(path, None).mode = stat.S_IMODE(mode)
         return 0

@@ -145,6 +145,15 @@ class ForgetfulDisk:
         self._change(f"make {path}", (folder, name, node))
         return node
 
+    def link(self, old: str, new: str) -> Node:
+        """Another name of the same file."""
+        node = self.find(old)
+        folder, name = self._parent(new)
+        if name in folder.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        self._change(f"link {old} -> {new}", (folder, name, node))
+        return node
+
     def unlink(self, path: str) -> None:
         folder, name = self._parent(path)
         if folder.orphans.pop(name, None) is None:

@@ -289,3 +289,38 @@ def test_locks_sizes_and_preallocation_work(disk: CrashFS) -> None:
         os.truncate(disk.path / "f", 7)
         assert two.read() == bytes(7)
         assert os.statvfs(disk.path).f_bavail > 0
+
+
+def test_a_second_name_is_lost_without_its_folder_and_shares_the_bytes() -> None:
+    """A hard link: a change of the folder like any other; the file is one, by whatever name."""
+
+    def prepare(disk: ForgetfulDisk) -> None:
+        durable_file(disk, "/f", b"synced")
+        disk.link("/f", "/second")
+        disk.write(disk.find("/second"), 0, b"SYNCED")
+        disk.find("/f").sync_data()
+
+    found = outcomes(prepare, tree)
+    assert found == {(("f", b"SYNCED"),), (("f", b"SYNCED"), ("second", b"SYNCED"))}
+    disk = ForgetfulDisk()
+    prepare(disk)
+    with pytest.raises(FileExistsError):
+        disk.link("/f", "/second")
+    disk.unlink("/f")
+    assert tree(disk) == (("second", b"SYNCED"),)
+
+
+def test_links_and_times_work(disk: CrashFS) -> None:
+    """`link` and `utime` as the engine calls them; both names outlive a crash once the folder was synced."""
+    fs = FileSystem()
+    source = disk.path / "source"
+    source.write_bytes(b"bytes")
+    fd = os.open(source, os.O_RDWR)
+    fs.set_modified(fd, 1_700_000_000_000_000_000)
+    os.fsync(fd)
+    os.close(fd)
+    fs.link(str(source), str(disk.path / "second"))
+    fs.sync_folder(str(disk.path))
+    assert source.stat().st_mtime_ns == 1_700_000_000_000_000_000
+    disk.crash(1, "none")
+    assert {path.name: path.read_bytes() for path in disk.path.iterdir()} == {"source": b"bytes", "second": b"bytes"}

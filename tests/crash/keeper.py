@@ -1,0 +1,56 @@
+"""Processes of a compacted store, until they are killed: one that compacts, or one that appends and tells.
+
+    keeper.py STORE append SEED BOOT    one line an append on stdout: offset, key, number or "-" for a tombstone
+    keeper.py STORE compact SEED BOOT
+
+BOOT is the boot id that the process is to believe in; empty: the real one. First of all it says that it is ready.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+import segmentlog
+from segmentlog.storage.fs import FileSystem
+
+
+class OneBoot(FileSystem):
+    """The real file system of a machine that was started at a time of the test's choosing."""
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+
+    def boot_id(self) -> str:
+        return self._boot or FileSystem.boot_id(self)
+
+
+def main() -> None:
+    """Work for ever."""
+    path, job, seed, boot = sys.argv[1:5]
+    rng = random.Random(int(seed))
+    store = segmentlog.open(path, background=False) if not boot else _store_of(path, boot)
+    partition = store.topic("t").partition(0)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    number = 0
+    while True:
+        if job == "compact":
+            partition.compact(buffer_bytes=rng.choice((100, 10_000)))
+            partition.retain()
+            time.sleep(rng.choice((0, 0.002)))
+            continue
+        key = rng.randrange(12)
+        number += 1
+        value = None if rng.random() < 0.2 else b"%d:%s" % (number, b"x" * rng.choice((0, 200)))
+        offset = partition.append([value], [b"%s/%d" % (seed.encode(), key)], ack="durable")
+        sys.stdout.write(f"{offset} {key} {'-' if value is None else number}\n")
+        sys.stdout.flush()
+
+
+def _store_of(path: str, boot: str) -> segmentlog.LogStore:
+    return segmentlog.LogStore(path, fs=OneBoot(boot))
+
+
+main()
