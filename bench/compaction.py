@@ -32,8 +32,11 @@ _BATCH = 2048
 _TOPIC = "t"
 
 
-def fill(folder: Path, records: int, duplicates: float, **config: object) -> int:
-    """A store with one topic of so many records, that part of them superseded by a later one of their key."""
+def fill(folder: Path, records: int, duplicates: float, *, varied: bool = False, **config: object) -> int:
+    """A store with one topic of so many records, that part of them superseded by a later one of their key.
+
+    Values are JSON, of 100 bytes each, or with ``varied`` of 92 to 103. Returns the bytes of keys and values.
+    """
     rng = random.Random(records)
     keys = max(round(records * (1 - duplicates)), 1)
     order = [*range(keys), *(rng.randrange(keys) for _ in range(records - keys))]
@@ -50,6 +53,8 @@ def fill(folder: Path, records: int, duplicates: float, **config: object) -> int
                 % (number, number % 999_983, rng.randrange(10**6), rng.randrange(100), rng.randrange(1 << 24))
                 for number in numbers
             ]
+            if not varied:
+                values = [value[:100].ljust(100) for value in values]
             raw_bytes += sum(map(len, values)) + 10 * count
             partition.append(values, keys=[b"k%09d" % number for number in numbers])
         partition.roll()
@@ -79,9 +84,9 @@ def limit(before: list[tuple[bytes, int]], after: list[bytes], path: Path) -> fl
     return seconds
 
 
-def measure_pass(folder: Path, records: int, duplicates: float, rounds: int) -> dict[str, object]:
+def measure_pass(folder: Path, records: int, duplicates: float, rounds: int, *, varied: bool) -> dict[str, object]:
     """The pass and its limit in turn, on copies of one log."""
-    raw_bytes = fill(folder / "source", records, duplicates)
+    raw_bytes = fill(folder / "source", records, duplicates, varied=varied)
     before: list[tuple[bytes, int]] = []
     after: list[bytes] = []
     ours, limits = [], []
@@ -163,6 +168,19 @@ def _memory_of(store_path: str, buffer_bytes: int) -> None:
     print(max(peak - start, 0), report.passes)
 
 
+class _Compacting(threading.Thread):
+    """One pass in a thread, which says when it is done."""
+
+    def __init__(self, partition: Partition, done: threading.Event) -> None:
+        super().__init__()
+        self._partition = partition
+        self._is_done = done
+
+    def run(self) -> None:
+        self._partition.compact()
+        self._is_done.set()
+
+
 def measure_appends(folder: Path, records: int, seconds: float) -> dict[str, object]:
     """Appends of 100 records to another topic, quiet and beside a pass of the same process."""
     fill(folder / "store", records, 0.5)
@@ -183,10 +201,7 @@ def measure_appends(folder: Path, records: int, seconds: float) -> dict[str, obj
 
         for name in ("quiet", "beside a pass"):
             until = threading.Event()
-            if name == "quiet":
-                worker = threading.Timer(seconds, until.set)
-            else:
-                worker = threading.Thread(target=lambda: (busy.compact(), until.set()))  # type: ignore[assignment]
+            worker = threading.Timer(seconds, until.set) if name == "quiet" else _Compacting(busy, until)
             worker.start()
             found = sorted(latencies(until))
             worker.join()
@@ -240,12 +255,15 @@ def main() -> int:
         return options.only in ("", name)
 
     try:
-        for duplicates in (0.1, 0.9) if wanted("pass") else ():
-            row = measure_pass(folder, options.records, duplicates, options.rounds)
+        for varied, duplicates in ((False, 0.1), (False, 0.9), (True, 0.1), (True, 0.9)) if wanted("pass") else ():
+            row = measure_pass(folder, options.records, duplicates, options.rounds, varied=varied)
+            sizes = "92 to 103" if varied else "100"
             print(
-                f"pass, {duplicates:.0%} duplicates: {row['mb_per_s']:.0f} MB/s of input, {row['records_per_s'] / 1e6:.2f} M"
-                f" records/s; limit {row['limit_records_per_s'] / 1e6:.2f} M/s; ratio {row['ratio']:.2f}"
-                f" ({row['ratio_low']:.2f} to {row['ratio_high']:.2f}), wanted 0.4; {row['left']:,} records left"
+                f"pass, {sizes} bytes, {duplicates:.0%} duplicates: {row['mb_per_s']:.0f} MB/s of input,"
+                f" {row['records_per_s'] / 1e6:.2f} M records/s; limit {row['limit_records_per_s'] / 1e6:.2f} M/s;"
+                f" ratio {row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f}), wanted 0.4;"
+                f" {row['left']:,} records left",
+                flush=True,
             )
         if wanted("memory"):
             row = measure_memory(folder, options.records, 32 << 20)

@@ -27,7 +27,7 @@ from segmentlog.format.checkpoint import Compacted
 from segmentlog.format.names import CLEANED_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
-from segmentlog.format.splice import Flags, item_bounds
+from segmentlog.format.splice import Flags
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.rewriter import SegmentCopy
 from segmentlog.partition.survivors import Survivors, tombstones_among
@@ -322,10 +322,9 @@ class CompactionPass:
                     continue
                 payload = check_payload(mapped.view, one.position, header, mapped.path)
                 batch = RecordBatch(header, payload, path=mapped.path, position=one.position)
-                bounds = item_bounds(batch.values_column, header.record_count) if header.record_count else None
-                kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept, bounds)
+                kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept)
                 self._pace(2 * header.size_bytes)
-                copy.add(batch, payload, kept, horizon_ms, bounds)
+                copy.add(batch, payload, kept, horizon_ms)
         return written_ns, epoch
 
 

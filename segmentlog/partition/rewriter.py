@@ -10,8 +10,6 @@ whose end says something (that of a producer), does a batch without records fill
 from __future__ import annotations
 
 import os
-from itertools import compress
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -33,7 +31,7 @@ from segmentlog.format.batch import (
 )
 from segmentlog.format.columns import Int64Array, array_of, decode_blobs
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.splice import Bounds, Flags, cut_items, encode_items, item_bounds, join_items, null_items
+from segmentlog.format.splice import Flags, as_table, cut_rows, encode_items, join_items, null_items, those
 from segmentlog.partition.survivors import UNDECIDED
 from segmentlog.records import Headers
 from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem, write_all
@@ -44,9 +42,6 @@ _WHOLE_BYTES = 16 << 10
 """A batch of at least so many bytes, uncompressed, is copied as it is if all of it stays."""
 _WRITE_BYTES = 1 << 20
 
-Part = bytes | memoryview
-T = TypeVar("T")
-
 
 class _Pending(msgspec.Struct):
     """Records that wait to become a batch: columns in parts, and what they have in common."""
@@ -54,8 +49,8 @@ class _Pending(msgspec.Struct):
     attributes: int
     epoch: int
     horizon_ms: int | None
-    keys: list[Part] = []
-    values: list[Part] = []
+    keys: list[bytes] = []
+    values: list[bytes] = []
     headers: list[Headers] = []
     timestamps: list[Int64Array] = []
     offsets: list[Int64Array] = []
@@ -95,13 +90,10 @@ class SegmentCopy:
 
     # ------------------------------------------------------------ what comes in
 
-    def add(
-        self, batch: RecordBatch, payload: memoryview, kept: Flags | None, horizon_ms: int | None, bounds: Bounds | None
-    ) -> None:
+    def add(self, batch: RecordBatch, payload: memoryview, kept: Flags | None, horizon_ms: int | None) -> None:
         """Take over the records of ``batch`` for which ``kept`` is true (None: all).
 
         ``horizon_ms``: delete horizon of the tombstones among them, or `UNDECIDED`; None when there are none.
-        ``bounds``: where its values are, if that is known.
         """
         header = batch.header
         count = header.record_count if kept is None else int(np.count_nonzero(kept))
@@ -113,13 +105,11 @@ class SegmentCopy:
             self._flush_pending()
             self._hold(header.base_offset, header.partition_epoch, (header, payload))
             return
-        self._gather(batch, None if count == header.record_count else kept, count, horizon_ms, bounds)
+        self._gather(batch, None if count == header.record_count else kept, count, horizon_ms)
         if header.producer_id >= 0:
             self._flush_pending(header)
 
-    def _gather(
-        self, batch: RecordBatch, kept: Flags | None, count: int, horizon_ms: int | None, bounds: Bounds | None
-    ) -> None:
+    def _gather(self, batch: RecordBatch, kept: Flags | None, count: int, horizon_ms: int | None) -> None:
         header = batch.header
         attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
         pending = self._pending
@@ -138,13 +128,11 @@ class SegmentCopy:
             pending = self._pending = _Pending(attributes, header.partition_epoch, horizon_ms)
         if horizon_ms is not None:
             pending.horizon_ms = horizon_ms
-        if bounds is None:
-            pending.values.append(encode_items(_those(batch.values, kept)))
-        else:
-            pending.values.append(cut_items(batch.values_column, bounds, kept))
+        table = as_table(batch.values_column, header.record_count)
+        pending.values.append(encode_items(those(batch.values, kept)) if table is None else cut_rows(table, kept))
         pending.keys.append(_cut_keys(batch, kept, count))
         pending.has_keys |= header.keys_size > 0
-        pending.headers += _those(batch.headers, kept) if header.headers_size else [()] * count
+        pending.headers += those(batch.headers, kept) if header.headers_size else [()] * count
         pending.has_headers |= header.headers_size > 0
         pending.timestamps.append(batch.timestamps if kept is None else batch.timestamps[kept])
         pending.offsets.append(batch.offsets if kept is None else batch.offsets[kept])
@@ -284,15 +272,9 @@ class SegmentCopy:
             self._fd = -1
 
 
-def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> Part:
+def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> bytes:
     header = batch.header
     if not header.keys_size:
         return null_items(count)
-    bounds = item_bounds(batch.keys_column, header.record_count)
-    if bounds is None:
-        return encode_items(_those(batch.keys, kept))
-    return cut_items(batch.keys_column, bounds, kept)
-
-
-def _those(items: list[T], kept: Flags | None) -> list[T]:
-    return items if kept is None else list(compress(items, kept.tolist()))
+    table = as_table(batch.keys_column, header.record_count)
+    return encode_items(those(batch.keys, kept)) if table is None else cut_rows(table, kept)

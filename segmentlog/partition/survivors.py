@@ -15,7 +15,7 @@ import numpy.typing as npt
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import CONTROL
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.splice import Bounds, Flags
+from segmentlog.format.splice import Flags
 from segmentlog.policy.compaction import delete_horizon
 from segmentlog.policy.expiry import NEVER, expiry_times
 from segmentlog.policy.offset_map import OffsetMap
@@ -168,17 +168,15 @@ class Survivors:
             stays |= is_null
         return kept | (clean & stays)
 
-    def without_old_tombstones(
-        self, batch: RecordBatch, kept: Flags | None, bounds: Bounds | None
-    ) -> tuple[Flags | None, int | None]:
-        """(which records stay now, horizon of the tombstones among them). There are none where ``bounds`` are known."""
+    def without_old_tombstones(self, batch: RecordBatch, kept: Flags | None) -> tuple[Flags | None, int | None]:
+        """(which records stay now, horizon of the tombstones among them)."""
         header = batch.header
         horizon_ms = header.delete_horizon_ms
         if header.attributes & CONTROL or (kept is None and header.next_offset <= self.dirty_offset and not horizon_ms):
             return kept, None
         if header.next_offset > self.map_end:
             return kept, UNDECIDED  # its tombstones may have older records that no map has met
-        if bounds is not None:
+        if not batch.values_may_be_null():
             return kept, None
         nulls = tombstones_among(batch)
         if kept is not None:

@@ -16,6 +16,7 @@ vectorised open-addressing table 100 to 150. Entries stay in offset order throug
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from segmentlog.format.keys import Uint64Array
 
 ENTRY_BYTES: Final = 42
-"""24 of an entry, 18 of work space for sorting them."""
+"""24 of an entry, 18 of work space for sorting them and for `OffsetMap.find`."""
 
 _MIX_A: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_B: Final = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -44,9 +45,9 @@ _Indices = npt.NDArray[np.intp]
 class OffsetMap:
     """The last ``keep_last`` entries of each key among those added. Not thread-safe.
 
-    Takes at most ``buffer_bytes`` (and up to 8 bytes an entry for `find`), and room for one
-    entry at the least. With ``keep_last`` above 1 an entry may be *dead* (a tombstone, an
-    expired record): it counts as an entry, and everything of its key before it goes.
+    Takes ``buffer_bytes`` and a few megabytes, and has room for one entry at the least. With
+    ``keep_last`` above 1 an entry may be *dead* (a tombstone, an expired record): it counts as
+    an entry, and everything of its key before it goes.
     """
 
     def __init__(self, buffer_bytes: int, keep_last: int = 1) -> None:
@@ -63,7 +64,6 @@ class OffsetMap:
         self._offsets = np.empty(self.capacity, np.int64)
         self._dead = np.empty(self.capacity if keep_last > 1 else 0, np.bool_)
         self._sorted = np.empty(self.capacity, np.uint64)
-        self._order = np.empty(self.capacity, np.intp)
         self._is_indexed = False
         self._index_bits = 1
         self._directory: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -119,15 +119,12 @@ class OffsetMap:
         count = self.count
         if count < 2:
             return
-        order, same = self._ordered()
-        if not same.any():
-            return
         kept = np.ones(count, np.bool_)
-        if self.keep_last == 1:
-            for start in range(0, count - 1, _BLOCK):
-                kept[order[start : start + _BLOCK][: len(same) - start][same[start : start + _BLOCK]]] = False
-        else:
+        if self.keep_last > 1 or not self._mark_older(kept):
+            order, same = self._ordered()
             kept[order] = self._last_of_runs(order, same)
+        if kept.all():
+            return
         left = int(np.count_nonzero(kept))
         self._low[:left] = self._low[:count][kept]
         self._high[:left] = self._high[:count][kept]
@@ -136,6 +133,16 @@ class OffsetMap:
             self._dead[:left] = self._dead[:count][kept]
         self.count = left
 
+    def _mark_older(self, kept: Flags) -> bool:
+        """Unmark the entries that a later one of their key follows; False, and none unmarked, when hashes clash."""
+        self._sort()
+        for _, order, pairs, equal in self._pairs():
+            if not equal.all():
+                kept[:] = True
+                return False
+            kept[order[pairs]] = False
+        return True
+
     def _last_of_runs(self, order: _Indices, same: Flags) -> Flags:
         """For entries in ``order``: whether each is among the last of its key, and not before a dead one."""
         count = len(order)
@@ -143,16 +150,18 @@ class OffsetMap:
         starts = np.flatnonzero(np.concatenate(([True], ~same)))
         runs = np.cumsum(np.concatenate(([0], ~same)))
         ends = np.append(starts[1:], count)
-        last_dead = np.maximum.reduceat(np.where(self._dead[order], places, -1), starts)
-        last: Flags = (ends[runs] - places <= self.keep_last) & (places >= last_dead[runs])
+        last: Flags = ends[runs] - places <= self.keep_last
+        if self.keep_last > 1:
+            last_dead = np.maximum.reduceat(np.where(self._dead[order], places, -1), starts)
+            last &= places >= last_dead[runs]
         return last
 
-    def _ordered(self) -> tuple[_Indices, Flags]:
-        """Entries key by key, those of one key in offset order; and whether each is of the same key as the next."""
+    def _sort(self) -> None:
+        """Sort (hash, number of the entry), packed, so that entries of one key stand together, in offset order."""
         count = self.count
         self._index_bits = max((count - 1).bit_length(), 1)
         bits = np.uint64(self._index_bits)
-        packed, order = self._sorted[:count], self._order[:count]
+        packed = self._sorted[:count]
         for start in range(0, count, _BLOCK):
             part = slice(start, min(start + _BLOCK, count))
             mixed = _mix(self._low[part], self._high[part])
@@ -161,27 +170,40 @@ class OffsetMap:
             mixed |= np.arange(part.start, part.stop, dtype=np.uint64)
             packed[part] = mixed
         packed.sort()
-        mask = ((_ONE << bits) - _ONE).astype(np.intp)
-        places = packed.view(np.intp)
-        same = np.empty(max(count - 1, 0), np.bool_)
-        clashes = False
-        for start in range(0, count, _BLOCK):
-            np.bitwise_and(places[start : start + _BLOCK], mask, out=order[start : start + _BLOCK])
+
+    def _pairs(self) -> Iterator[tuple[int, _Indices, _Indices, Flags]]:
+        """Neighbours whose hashes agree, block by block of what `_sort` made.
+
+        (where the block begins, its entries and the one behind it, which of them agree with the
+        next, whether those are of one key)
+        """
+        count, bits = self.count, np.uint64(self._index_bits)
+        packed = self._sorted[:count]
+        mask = (_ONE << bits) - _ONE
         for start in range(0, count - 1, _BLOCK):
-            stop = min(start + _BLOCK, count - 1)
-            alike = packed[start:stop] ^ packed[start + 1 : stop + 1]
+            block = packed[start : start + _BLOCK + 1]
+            order = (block & mask).view(np.intp)
+            alike = block[:-1] ^ block[1:]
             alike >>= bits
             pairs = np.flatnonzero(alike == 0)
-            same[start:stop] = False
-            if len(pairs) * _FEW < stop - start:
-                equal = self._are_equal(order[pairs + start], order[pairs + (start + 1)])
+            if len(pairs) * _FEW < len(order):
+                yield start, order, pairs, self._are_equal(order[pairs], order[pairs + 1])
             else:  # most entries are in two pairs: each is fetched once
-                low, high = self._low.take(order[start : stop + 1]), self._high.take(order[start : stop + 1])
-                equal = ((low[1:] == low[:-1]) & (high[1:] == high[:-1]))[pairs]
-            clashes = clashes or not equal.all()
+                low, high = self._low.take(order), self._high.take(order)
+                yield start, order, pairs, ((low[1:] == low[:-1]) & (high[1:] == high[:-1]))[pairs]
+
+    def _ordered(self) -> tuple[_Indices, Flags]:
+        """Entries key by key, those of one key in offset order; and whether each is of the same key as the next."""
+        self._sort()
+        count, bits = self.count, np.uint64(self._index_bits)
+        same = np.zeros(max(count - 1, 0), np.bool_)
+        clashes = False
+        for start, _, pairs, equal in self._pairs():
             same[pairs[equal] + start] = True
+            clashes = clashes or not equal.all()
+        order = (self._sorted[:count] & ((_ONE << bits) - _ONE)).view(np.intp)
         if clashes:
-            self._part_clashes(packed >> bits, order, same)
+            self._part_clashes(self._sorted[:count] >> bits, order, same)
         return order, same
 
     def _part_clashes(self, hashes: Uint64Array, order: _Indices, same: Flags) -> None:
@@ -255,10 +277,9 @@ class OffsetMap:
 
 
 def _mix(low: Uint64Array, high: Uint64Array) -> Uint64Array:
-    """64 well spread bits of an identity, which may be the key itself (multiply-xor, as MurmurHash ends)."""
-    mixed = (low + _MIX_A) * _MIX_B
-    mixed ^= high * _MIX_A
-    mixed ^= mixed >> _SHIFT
+    """An identity, which may be the key itself, as 64 bits of which the upper ones are well spread."""
+    mixed = high * _MIX_A
+    mixed ^= low
     mixed *= _MIX_B
     mixed ^= mixed >> _SHIFT
     mixed *= _MIX_A
