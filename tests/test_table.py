@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logs import NOW_MS, FakeClock
 
 import segmentlog
+from segmentlog.config import EXPIRES_HEADER
 from segmentlog.errors import OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.keys import identities_of, identity_of
 from segmentlog.key_table import OFFSET_MAX, KeyTable
@@ -505,3 +507,24 @@ def test_an_offset_that_does_not_fit_is_refused() -> None:
     assert table.find(1, 1) == (99_999, OFFSET_MAX)
     with pytest.raises(ValueError, match="46 bits"):
         table.add(0, one, one, np.array([OFFSET_MAX + 1]), np.zeros(1, np.int64))
+
+
+def test_records_whose_time_is_over_are_hidden(tmp_path: Path) -> None:
+    """By the topic's time to live or by a header, from that moment on and before any compaction."""
+    clock = FakeClock()
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("users", cleanup_policy="compact", record_ttl_ms=1000).partition(0)
+        soon = [(EXPIRES_HEADER, b"%d" % (NOW_MS + 300))]
+        log.append([b"1", b"2", b"3"], keys=[b"a", b"b", b"c"], headers=[soon, None, [(EXPIRES_HEADER, b"never")]])
+        table = store.table("users")
+        assert dict(table.items()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+        clock.advance(300)
+        assert dict(table.items()) == {b"b": b"2", b"c": b"3"}
+        assert table.get(b"a") is None
+        assert b"b" in table
+        clock.advance(700)
+        assert list(table) == []
+        assert table.record(b"b") is None
+        log.roll()
+        assert log.compact().expired == 3
+        assert list(log.read(0)) == []

@@ -102,12 +102,16 @@ def _batch_line(item: Whole) -> tuple[Document, str]:
     fields = asdict(header)
     del fields["magic"]
     document: Document = {"type": "batch", "position": item.position, "size_bytes": header.size_bytes, **fields}
-    document |= {"codec": codec, "marks": marks, "flaw": item.flaw}
+    document |= {"codec": codec, "marks": marks, "flaw": item.flaw, "delete_horizon_ms": header.delete_horizon_ms}
+    horizon_ms = header.delete_horizon_ms
+    first_ms = int(item.batch.timestamps[0]) if horizon_ms is not None else header.base_timestamp
+    times = f"{when(first_ms)} to {when(header.max_timestamp)}, " if header.record_count else ""
     text = (
         f"batch at {item.position}: offsets [{header.base_offset}, {header.next_offset}), {header.record_count}"
-        f" records, epoch {header.partition_epoch}, {when(header.base_timestamp)} to {when(header.max_timestamp)},"
-        f" {codec}, {header.size_bytes} bytes ({header.raw_size} raw)"
+        f" records, epoch {header.partition_epoch}, {times}{codec}, {header.size_bytes} bytes ({header.raw_size} raw)"
     )
+    if horizon_ms is not None:
+        text += f", tombstones until {when(horizon_ms)}"
     if header.producer_id >= 0:
         text += f", producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}"
     if marks:

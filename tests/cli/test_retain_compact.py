@@ -459,3 +459,23 @@ def test_a_bar_is_drawn_on_a_terminal_only(store: Path, tmp_path: Path, command:
     status, shown = on_terminal(store, *command, "--dry-run", streams="out err", columns=120)
     assert status == 0
     assert ("old/0: [0, 10)" if command == ("retain",) else "users") in shown
+
+
+def test_dump_tells_what_compaction_left(tmp_path: Path) -> None:
+    """Batches without records, and from when on tombstones may go."""
+    path = tmp_path / "store"
+    with segmentlog.open(path, background=False) as store:
+        log = store.create_topic("t", cleanup_policy="compact").partition(0)
+        log.append([b"old"] * 5, keys=[b"k"] * 5)
+        log.roll()
+        log.append([b"new", None], keys=[b"k", b"gone"])
+        log.roll()
+        log.compact()
+        (segment, _) = log.segments()
+    done = finish(path, "dump", "--records", segment.path)
+    assert done.returncode == 0
+    lines = done.stdout.decode().splitlines()
+    assert "offsets [0, 5), 0 records, epoch 0, none" in lines[0]
+    assert "offsets [5, 7), 2 records" in lines[1]
+    assert "tombstones until " in lines[1]
+    assert len(lines) == 4
