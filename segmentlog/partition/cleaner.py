@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Compacted
 from segmentlog.format.names import CLEANED_SUFFIX, parse_copy_name
-from segmentlog.partition.catalog import Catalog
+from segmentlog.partition.catalog import Catalogs
 from segmentlog.partition.compaction_pass import CompactionPass, Pace, Plan
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.lease import CleanerNote, Lease
@@ -23,10 +23,10 @@ from segmentlog.records import CompactionReport, SegmentInfo
 class Cleaner:
     """Compacts one partition. One pass at a time, by the lease; thread-safe."""
 
-    def __init__(self, handle: Handle, syncer: Syncer, catalog: Catalog, lease: Lease) -> None:
+    def __init__(self, handle: Handle, syncer: Syncer, catalogs: Catalogs, lease: Lease) -> None:
         self._handle = handle
         self._syncer = syncer
-        self._catalog = catalog
+        self._catalogs = catalogs
         self._lease = lease
 
     def compacted(self) -> Compacted:
@@ -111,18 +111,18 @@ class Cleaner:
 
     def _plan(self, now_ms: int, durable_base: int | None = None) -> Plan:
         """What can be cleaned now, and what of it is dirty: segments below ``durable_base``."""
-        handle, catalog = self._handle, self._catalog
+        handle = self._handle
         config, log = handle.config, handle.page.log.read()
+        catalog = self._catalogs.of(log)
         compacted = self.compacted()
         dirty_offset = min(max(compacted.cleaned_offset, log.log_start_offset), log.log_end_offset)
         if compacted.keep_last != config.compaction_keep_last:
             dirty_offset = log.log_start_offset
-        sealed = catalog.sealed(log)
 
         def behind() -> Iterator[SegmentInfo]:
-            yield from (catalog.describe(one, log) for one in sealed if one.end_offset > dirty_offset)
+            yield from (one for one in catalog.sealed() if one.end_offset > dirty_offset)
             yield catalog.active(log)
 
         limit = log.last_stable_offset if durable_base is None else min(durable_base, log.last_stable_offset)
         end = cleanable_end(config, behind(), dirty_offset, limit, now_ms)
-        return Plan([catalog.describe(one, log) for one in sealed if one.base_offset < end], dirty_offset, end)
+        return Plan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end)

@@ -20,7 +20,7 @@ from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, Sto
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.appender import Appender
-from segmentlog.partition.catalog import Catalog
+from segmentlog.partition.catalog import Catalogs
 from segmentlog.partition.cleaner import Cleaner
 from segmentlog.partition.compaction_pass import Pace
 from segmentlog.partition.encoding import Columns, check_columns, encode_columns_as_batches
@@ -87,9 +87,9 @@ class Partition:
         self._syncer = Syncer(self._handle)
         self._group = GroupCommit(self._handle, self._appender, self._syncer)
         self._reader = Reader(self._handle)
-        lease, catalog = Lease(self._handle), Catalog(self._handle, self._reader)
-        self._retainer = Retainer(self._handle, self._appender, catalog, lease, self.trim)
-        self._cleaner = Cleaner(self._handle, self._syncer, Catalog(self._handle, self._reader), lease)
+        lease, catalogs = Lease(self._handle), Catalogs(self._handle, self._reader)
+        self._retainer = Retainer(self._handle, self._appender, catalogs, lease, self.trim)
+        self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
         self.topic = topic
         self.number = number
         self.damage: list[tuple[int, int, CorruptBatch]] = []

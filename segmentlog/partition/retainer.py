@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from segmentlog.partition.appender import Appender
-from segmentlog.partition.catalog import Catalog
+from segmentlog.partition.catalog import Catalogs
 from segmentlog.partition.files import sweep_deleted
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.lease import Lease
@@ -17,11 +17,11 @@ class Retainer:
     """Removes what the topic's configuration does not keep. Thread-safe by the lease."""
 
     def __init__(
-        self, handle: Handle, appender: Appender, catalog: Catalog, lease: Lease, trim: Callable[[int], int]
+        self, handle: Handle, appender: Appender, catalogs: Catalogs, lease: Lease, trim: Callable[[int], int]
     ) -> None:
         self._handle = handle
         self._appender = appender
-        self._catalog = catalog
+        self._catalogs = catalogs
         self._lease = lease
         self._trim = trim
         self._sweep_ms: int | None = 0
@@ -55,18 +55,18 @@ class Retainer:
             return self._report(expired, rolled=rolled)
 
     def _expired(self, now_ms: int) -> list[Expired]:
-        handle, catalog = self._handle, self._catalog
+        handle = self._handle
         if not is_bounded(handle.config):
             return []
         log = handle.page.log.read()
-        sealed = catalog.sealed(log)
+        catalog = self._catalogs.of(log)
         return list(
             expired_segments(
                 handle.config,
                 catalog.candidates(log, now_ms),
                 now_ms,
-                size_bytes=lambda: catalog.size_bytes + log.end_position,
-                sealed_count=len(sealed),
+                size_bytes=lambda: catalog.size_bytes() + log.end_position,
+                sealed_count=len(catalog.spans),
             )
         )
 
