@@ -104,10 +104,9 @@ class CompactionPass:
         self._pace = pace
         self._dry_run = dry_run
         self._config = handle.config
-        self._keep_last = self._config.compaction_keep_last
         log = handle.page.log.read()
         self._log_start, self._epoch = log.log_start_offset, log.epoch
-        self._survivors = Survivors(self._config, now_ms, 0, 0, 0, 0)
+        self._survivors: Survivors  # one for each map
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
         """A dry run of several maps: what the ones before it did not keep, by segment and position."""

@@ -66,6 +66,11 @@ def started(store: Path, *arguments: str, **options: Any) -> Iterator[subprocess
                 process.kill()
 
 
+def unmeasured() -> dict[str, str]:
+    """The environment of a process that is to be interrupted: coverage's tracer swallows some interrupts."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
 def stop(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> tuple[bytes, str]:
     """Signal a process and wait for its end: what else it wrote to stdout, and stderr."""
     process.send_signal(number)

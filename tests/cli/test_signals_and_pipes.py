@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.processes import WAIT_S, finish, read_until, shell, started, stop, wait_until
+from cli.processes import WAIT_S, finish, read_until, shell, started, stop, unmeasured, wait_until
 
 import segmentlog
 
@@ -136,7 +136,7 @@ def test_an_import_cut_short_by_a_signal_is_no_success(store: Path) -> None:
 
 def test_the_second_signal_does_not_wait(full: Path) -> None:
     """A process whose reader sleeps can be ended without kill -9."""
-    with started(full, "consume", "t") as process:
+    with started(full, "consume", "t", env=unmeasured()) as process:
         read_until(process, b"number 0")
         time.sleep(0.3)  # nobody reads: it waits for the pipe
         process.send_signal(signal.SIGTERM)
@@ -151,7 +151,7 @@ def test_the_second_signal_does_not_wait(full: Path) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_stopped_bench_deletes_its_store(tmp_path: Path, number: signal.Signals) -> None:
     """The folder that is made for a measurement goes, however that ends."""
-    with started(tmp_path / "store", "bench", "--seconds", "10") as process:
+    with started(tmp_path / "store", "bench", "--seconds", "10", env=unmeasured()) as process:
         wait_until(lambda: any(tmp_path.glob(".segmentlog-bench-*/store/always/0")))
         _, err = stop(process, number)
     assert (process.returncode, err.strip()) == (1, "stopped")
@@ -168,7 +168,8 @@ def test_a_process_told_to_ignore_a_signal_ignores_it(store: Path, command: str)
     def begun() -> bool:
         return any(store.parent.glob(".segmentlog-bench-*/store/always/0"))
 
-    with started(store, *arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as process:
+    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), "env": unmeasured()}
+    with started(store, *arguments, **ignore) as process:
         if command == "consume":
             read_until(process, b"one\n")
         else:
