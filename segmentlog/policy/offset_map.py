@@ -9,8 +9,8 @@ Kafka's cleaner keeps a hash table of 24 bytes an entry; so does this, as three 
     finish   the same once more
     find     a directory over the sorted hashes, made when it is first asked for
 
-numpy sorts plain u64 in 20 to 30 ns an item here, where an indirect sort takes 250 and a
-vectorised open-addressing table 100 to 150. Entries stay in offset order throughout, so
+numpy sorts plain u64 in 10 to 13 ns an item here, where an indirect sort takes 60 to 140 and a
+vectorised open-addressing table 125 to 185 (one to four million items). Entries stay in offset order throughout, so
 "which offsets of this batch survive" is a slice of one array.
 """
 
