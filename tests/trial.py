@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import Any
 from unittest import mock
 
@@ -276,3 +279,24 @@ def run_trial(seed: int, policy: str, writers: int) -> int:
     """The number of states that were checked. Raises `Broken`."""
     logging.disable(logging.WARNING)  # recoveries by the thousand
     return Trial(seed, policy, writers).run(rounds=2, operations=25, variants=8)
+
+
+def run_until(states_wanted: int, run: Callable[..., int], jobs: Iterator[tuple[Any, ...]]) -> int:
+    """Run trials on all processors until so many crash states were checked; how many there were. Raises `Broken`."""
+    states = 0
+    failures: list[str] = []
+    workers = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(run, *next(jobs)) for _ in range(workers)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for one in done:
+                if error := one.exception():
+                    failures.append(str(error))
+                else:
+                    states += one.result()
+                if states < states_wanted and not failures:
+                    running.add(pool.submit(run, *next(jobs)))
+    if failures:
+        raise Broken("\n".join(failures))
+    return states

@@ -211,11 +211,9 @@ def encode_batch(
     count = len(values)
     base_timestamp = max_timestamp = now_ms
     if timestamps is not None:
-        base_timestamp, max_timestamp = int(timestamps[0]), int(timestamps.max())
-        if delete_horizon_ms is not None:
-            base_timestamp, attributes = delete_horizon_ms, attributes | DELETE_HORIZON
-        elif base_timestamp == max_timestamp == timestamps.min():
-            timestamps = None
+        timestamps, base_timestamp, max_timestamp = _reduced(timestamps, delete_horizon_ms)
+    if delete_horizon_ms is not None:
+        attributes |= DELETE_HORIZON
     sizes = encode_columns(scratch, values, keys, timestamps, headers, offset_deltas, base_timestamp)
     if len(scratch) > limit_bytes:
         raise RecordTooLarge(len(scratch), limit_bytes)
@@ -246,12 +244,9 @@ def join_batch(
 
     Raises `RecordTooLarge` when it takes more than ``limit_bytes`` uncompressed.
     """
-    base_timestamp, max_timestamp = int(timestamps[0]), int(timestamps.max())
-    column: Int64Array | None = timestamps
+    column, base_timestamp, max_timestamp = _reduced(timestamps, delete_horizon_ms)
     if delete_horizon_ms is not None:
-        base_timestamp, attributes = delete_horizon_ms, attributes | DELETE_HORIZON
-    elif base_timestamp == max_timestamp == timestamps.min():
-        column = None
+        attributes |= DELETE_HORIZON
     head, deltas_size, timestamps_size = encode_numbers(column, offset_deltas, base_timestamp)
     raw = b"".join((head, keys, values, headers))
     if len(raw) > limit_bytes:
@@ -262,6 +257,15 @@ def join_batch(
         raw, sizes, count, last_offset_delta, base_timestamp, max_timestamp, codec, attributes, producer_id,
         producer_epoch, base_sequence,
     )  # fmt: skip
+
+
+def _reduced(timestamps: Int64Array, delete_horizon_ms: int | None) -> tuple[Int64Array | None, int, int]:
+    """(the column of timestamps, None where they all equal the base; the base timestamp; the largest)."""
+    largest = int(timestamps.max())
+    if delete_horizon_ms is not None:
+        return timestamps, delete_horizon_ms, largest
+    first = int(timestamps[0])
+    return (None if first == largest == timestamps.min() else timestamps), first, largest
 
 
 def _finish(

@@ -13,6 +13,7 @@ import os
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull, RecordTooLarge
 from segmentlog.format.batch import (
@@ -151,13 +152,33 @@ class SegmentCopy:
         offsets, timestamps = np.concatenate(pending.offsets), np.concatenate(pending.timestamps)
         try:
             self._join(pending, keys, values, pending.headers, offsets, timestamps, producer)
-        except RecordTooLarge:  # the offsets take room that they did not take before
-            middle = (count + 1) // 2
+        except RecordTooLarge:  # offsets and horizons take room that they did not take before
+            if producer is not None:  # its extent is one batch's
+                raise
             decoded = decode_blobs(memoryview(keys), count), decode_blobs(memoryview(values), count)
-            for part in (slice(0, middle), slice(middle, count)):
-                keys, values = (array_of(items[part]) for items in decoded)
-                headers = pending.headers[part]
-                self._join(pending, keys, values, headers, offsets[part], timestamps[part], producer)
+            self._join_part(pending, decoded, offsets, timestamps, slice(0, count))
+
+    def _join_part(
+        self,
+        pending: _Pending,
+        decoded: tuple[list[bytes | None], list[bytes | None]],
+        offsets: Int64Array,
+        timestamps: Int64Array,
+        part: slice,
+    ) -> None:
+        """Batches of some of the records, halved until they fit; one alone that has no room for a horizon gets none."""
+        keys, values = (array_of(items[part]) for items in decoded)
+        headers, count = pending.headers[part], part.stop - part.start
+        try:
+            self._join(pending, keys, values, headers, offsets[part], timestamps[part], None)
+        except RecordTooLarge:
+            if count == 1:
+                plain = replace(pending, horizon_ms=None)
+                self._join(plain, keys, values, headers, offsets[part], timestamps[part], None)
+                return
+            middle = part.start + count // 2
+            for half in (slice(part.start, middle), slice(middle, part.stop)):
+                self._join_part(pending, decoded, offsets, timestamps, half)
 
     def _join(
         self,

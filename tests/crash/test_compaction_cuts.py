@@ -7,16 +7,15 @@ SEGMENTLOG_SEED               the first seed; a failure names the one that shows
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import random
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import Any
 
 import pytest
 from compaction_trial import FOLDER, CompactionTrial, records_of, run_compaction_trial, seeds
 from keyed import Said, compacted
 from logs import FakeClock, Kept
+from trial import run_until
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionFailed, SegmentlogError
@@ -33,21 +32,7 @@ SEED = int(os.environ.get("SEGMENTLOG_SEED", "1"))
 def test_no_key_loses_its_last_records_at_any_crash_state() -> None:
     """One and three processes: the last records of each key are there, and what a tombstone took stays away."""
     jobs = seeds(SEED)
-    states = 0
-    failures = []
-    workers = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(run_compaction_trial, *next(jobs)) for _ in range(workers)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for one in done:
-                if error := one.exception():
-                    failures.append(str(error))
-                else:
-                    states += one.result()
-                if states < STATES and not failures:
-                    running.add(pool.submit(run_compaction_trial, *next(jobs)))
-    assert not failures, "\n".join(failures)
+    states = run_until(STATES, run_compaction_trial, jobs)
     assert states >= STATES
     print(f"{states:,} crash states")
 

@@ -6,15 +6,13 @@ SEGMENTLOG_SEED          the first seed; a failure names the one that shows it a
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import count
 
 import pytest
 from logs import FakeClock
-from trial import FOLDER, POLICIES, Trial, run_trial
+from trial import FOLDER, POLICIES, Trial, run_trial, run_until
 
 from segmentlog.config import TopicConfig
 from segmentlog.partition.partition import Partition
@@ -43,21 +41,7 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_no_promise_is_broken_at_any_crash_state() -> None:
     """Every policy, one and three writers: durable is durable, no offset twice, what is gone is told, order is kept."""
     jobs = ((seed, policy, writers) for seed in count(SEED) for policy in POLICIES for writers in (1, 3))
-    states = 0
-    failures = []
-    workers = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(run_trial, *next(jobs)) for _ in range(workers)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for one in done:
-                if error := one.exception():
-                    failures.append(str(error))
-                else:
-                    states += one.result()
-                if states < STATES and not failures:
-                    running.add(pool.submit(run_trial, *next(jobs)))
-    assert not failures, "\n".join(failures)
+    states = run_until(STATES, run_trial, jobs)
     assert states >= STATES
     print(f"{states:,} crash states")
 

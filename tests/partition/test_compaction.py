@@ -574,3 +574,21 @@ def test_kept_is_what_was_appended(logs: Logs) -> None:
     for start in range(51):
         assert contents(log, start) == [one for one in wanted[20:] if one.offset >= start]
     assert not logs.findings()
+
+
+def test_records_as_large_as_can_be_are_compacted(logs: Logs) -> None:
+    """A tombstone that fills its batch to the last byte has no room for a horizon: it stays, and so does the rest."""
+    config = TopicConfig.from_mapping(logs.settings | {"max_message_bytes": 2000, "delete_retention_ms": 0})
+    logs.folder.mkdir(parents=True)
+    log = Partition(
+        str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock, load_batch_limit=lambda: 2000
+    )
+    key = b"k" * 1994
+    log.append([None], keys=[key])
+    assert [batch.header.raw_size for batch in log.read(0)] == [2000]
+    log.append([None, b"v" * 1960, b""], keys=[b"a", b"b", b"c"], timestamps=[NOW_MS] * 3)
+    log.roll()
+    log.compact()
+    assert log.compact().tombstones_removed == 1
+    assert [(one.offset, one.key) for one in contents(log)] == [(0, key), (2, b"b"), (3, b"c")]
+    assert not logs.findings()
