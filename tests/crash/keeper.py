@@ -1,6 +1,7 @@
 """Processes of a compacted store, until they are killed: one that compacts, or one that appends and tells.
 
-    keeper.py STORE append SEED BOOT    one line an append on stdout: offset, key, number or "-" for a tombstone
+    keeper.py STORE append SEED BOOT    two lines an append on stdout: its key; then, once it is durable, its key,
+                                        its offset, and its number or "-" for a tombstone
     keeper.py STORE compact SEED BOOT
 
 BOOT is the boot id that the process is to believe in; empty: the real one. First of all it says that it is ready.
@@ -44,8 +45,10 @@ def main() -> None:
         key = rng.randrange(12)
         number += 1
         value = None if rng.random() < 0.2 else b"%d:%s" % (number, b"x" * rng.choice((0, 200)))
+        sys.stdout.write(f"{key}\n")
+        sys.stdout.flush()
         offset = partition.append([value], [b"%s/%d" % (seed.encode(), key)], ack="durable")
-        sys.stdout.write(f"{offset} {key} {'-' if value is None else number}\n")
+        sys.stdout.write(f"{key} {offset} {'-' if value is None else number}\n")
         sys.stdout.flush()
 
 

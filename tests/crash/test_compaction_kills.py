@@ -41,7 +41,11 @@ class OneBoot(FileSystem):
 
 
 class Keeper:
-    """A process that compacts or appends, and the last durable record of each of its keys."""
+    """A process that compacts or appends, and the last durable record of each of its keys.
+
+    Of the key that it was appending when it was killed nothing is known: what it did not live to report may be there,
+    and if that was a tombstone, a later pass may have removed the key with all that was known of it.
+    """
 
     def __init__(self, store: Path, job: str, seed: int, boot: str = "") -> None:
         self.seed = seed
@@ -50,6 +54,7 @@ class Keeper:
             [sys.executable, str(KEEPER), str(store), job, str(seed), boot],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self._pending: bytes | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -60,9 +65,12 @@ class Keeper:
             if line == "ready\n":
                 self._ready.set()
             elif line.endswith("\n"):
-                offset, key, number = line.split()
-                value = None if number == "-" else number.encode()
-                self.last[b"%d/%s" % (self.seed, key.encode())] = (int(offset), value)
+                key, *appended = line.split()
+                self._pending = b"%d/%s" % (self.seed, key.encode())
+                if appended:
+                    offset, number = appended
+                    self.last[self._pending] = (int(offset), None if number == "-" else number.encode())
+                    self._pending = None
 
     def wait_ready(self) -> None:
         """Starting Python takes longer than a round."""
@@ -75,6 +83,8 @@ class Keeper:
         self.process.wait()
         self._thread.join()
         self.process.stderr.close()
+        if self._pending is not None:
+            self.last.pop(self._pending, None)
 
 
 def check(partition: segmentlog.Partition, last: dict[bytes, tuple[int, bytes | None]]) -> None:
