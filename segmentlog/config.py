@@ -28,6 +28,9 @@ OFFSET_CEILING_STEP = 1_000_000
 CLEANER_BUFFER_BYTES = 128 * MIB
 """Memory for one compaction's offset map, as Kafka's `log.cleaner.dedupe.buffer.size`."""
 
+OFFSETS_RETENTION_MINUTES = 10_080
+"""How long positions of a group without members are kept: a week, as Kafka's `offsets.retention.minutes`."""
+
 EXPIRES_HEADER = "expires-at-ms"
 """Header whose value, decimal milliseconds since 1970, says when compaction may drop the record."""
 
@@ -273,6 +276,9 @@ class TopicConfig:
     compression_type: CompressionType = _key("lz4", _choice("lz4", "none"), "how a batch is compressed")
     file_delete_delay_ms: int = _key(
         60_000, _duration(0), "how long a removed segment's file stays for readers that have it open"
+    )
+    producer_id_expiration_ms: int = _key(
+        86_400_000, _duration(1), "how long a producer without a name is remembered after its last append"
     )
     fsync: FsyncPolicy = _key(
         FsyncPolicy("ms", 1000), _FSYNC, "when records are forced to the disk: what a power cut may take"

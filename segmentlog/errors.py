@@ -217,12 +217,64 @@ class StoreVersionError(SegmentlogError):
 
 
 class ProducerFenced(SegmentlogError):
-    """A newer instance of the same named producer has taken over; this one must stop."""
+    """A newer instance of the same producer has taken over, or its transaction was aborted; this one must stop."""
+
+    def __init__(self, producer: str, epoch: int, current_epoch: int, why: str = "a newer instance took over") -> None:
+        super().__init__(producer, epoch, current_epoch, why)
+        self.producer, self.epoch, self.current_epoch, self.why = producer, epoch, current_epoch, why
+
+    def __str__(self) -> str:
+        return (
+            f"producer {self.producer}: {self.why} (epoch {self.current_epoch}, this one has {self.epoch});"
+            " nothing was appended; close it, and open a new producer if this process is to go on"
+        )
 
 
 class OutOfOrderSequence(SegmentlogError):
-    """A producer's batch whose sequence does not follow its last one."""
+    """A producer's batch whose sequence does not follow its last one: something in between is missing."""
+
+    def __init__(self, log: str, producer_id: int, expected: int, found: int) -> None:
+        super().__init__(log, producer_id, expected, found)
+        self.log, self.producer_id, self.expected, self.found = log, producer_id, expected, found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: producer {self.producer_id} appends sequence {self.found} where {self.expected} is next;"
+            " nothing was appended; open a new producer and go on behind what the log holds"
+        )
 
 
 class TransactionAborted(SegmentlogError):
     """The transaction was aborted; nothing of it is visible to ``read_committed`` readers."""
+
+    def __init__(self, producer: str, why: str) -> None:
+        super().__init__(producer, why)
+        self.producer, self.why = producer, why
+
+    def __str__(self) -> str:
+        return f"the transaction of producer {self.producer} was aborted: {self.why}; begin another one"
+
+
+class ConsumerFenced(SegmentlogError):
+    """A group member commits a position of a partition that is not its own any more: another member has it."""
+
+    def __init__(self, group: str, member: str, what: str) -> None:
+        super().__init__(group, member, what)
+        self.group, self.member, self.what = group, member, what
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group!r}: member {self.member} {self.what}; nothing was committed;"
+            " what it read since its last commit is read again by another member"
+        )
+
+
+class GroupNotEmpty(SegmentlogError):
+    """Positions of a group cannot be reset or deleted while members are at work."""
+
+    def __init__(self, group: str, members: int) -> None:
+        super().__init__(group, members)
+        self.group, self.members = group, members
+
+    def __str__(self) -> str:
+        return f"group {self.group!r} has {self.members} live members; stop them first"

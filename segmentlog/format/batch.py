@@ -334,6 +334,23 @@ def extended_header(header: BatchHeader, last_offset_delta: int) -> bytes:
     return bytes(packed)
 
 
+def emptied(header: BatchHeader) -> tuple[BatchHeader, bytes]:
+    """(header, payload) of the batch without its records: its offsets and its producer's numbers are left."""
+    empty = msgspec.structs.replace(
+        header,
+        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON | LOG_APPEND_TIME),
+        record_count=0,
+        payload_size=1,
+        raw_size=1,
+        timestamps_size=0,
+        keys_size=0,
+        values_size=1,
+        headers_size=0,
+        payload_checksum=_hash(_NO_VALUES),
+    )
+    return empty, _NO_VALUES
+
+
 def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeader:
     """The header at ``position``, its checksum and its own claims checked. Raises `CorruptBatch`.
 

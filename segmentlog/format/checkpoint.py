@@ -59,6 +59,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     boot_id              of the machine when it was written
     epochs, lost_ranges  histories, ascending
     compacted            how far compaction has come; a checkpoint without it is of a log that never was
+    has_producers        a batch with a producer id may be in the log
     """
 
     recovery_offset: int = 0
@@ -71,6 +72,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     epochs: tuple[EpochStart, ...] = (EpochStart(0, 0),)
     lost_ranges: tuple[LostRange, ...] = ()
     compacted: Compacted = Compacted()
+    has_producers: bool = False
 
     @property
     def epoch(self) -> int:

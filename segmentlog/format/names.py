@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
+from urllib.parse import quote
 
-from segmentlog.errors import InvalidTopicName
+from segmentlog.errors import InvalidConfig, InvalidTopicName
 
 FORMAT_VERSION: Final = 1
 """Of a store and of a topic, as their files say it."""
@@ -21,6 +23,14 @@ QUARANTINE_FOLDER: Final = "quarantine"
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
+ABORTED_SUFFIX: Final = ".txnindex"
+"""Of a sealed segment: the transactions whose abort is told in it."""
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+"""What was known of every producer when the segment began."""
+CACHE_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
+"""Of files that are made from a segment's `.log`, and go when it is replaced."""
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, *CACHE_SUFFIXES, SNAPSHOT_SUFFIX)
+"""Of all files of a segment."""
 DELETED_SUFFIX: Final = ".deleted"
 TEMPORARY_SUFFIX: Final = ".tmp"
 CLEANED_SUFFIX: Final = ".cleaned"
@@ -40,6 +50,33 @@ _OFFSET_END: Final = 2**63
 
 HIDDEN: Final = "@"
 """Marks a folder of the store that is no topic (one being made or deleted): no topic name may hold it."""
+
+
+GROUPS_FOLDER: Final = "@groups"
+"""Of the store: a folder for each consumer group that has members, or had."""
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+MAX_GROUP_LENGTH: Final = 255
+_QUOTED_MAX: Final = 150
+
+
+def group_folder_name(group: object) -> str:
+    """The file name that stands for a group: its name, with what no file name should hold as ``%XX``.
+
+    A long one is cut, and told from others by a hash. Raises `InvalidConfig` for what is no
+    name: 1 to 255 characters that UTF-8 can write.
+    """
+    if not isinstance(group, str) or not 1 <= len(group) <= MAX_GROUP_LENGTH:
+        raise InvalidConfig("group", group, f"a name of 1 to {MAX_GROUP_LENGTH} characters")
+    try:
+        quoted = quote(group, safe="")
+    except UnicodeEncodeError:
+        raise InvalidConfig("group", group, "a name that UTF-8 can write") from None
+    if quoted.startswith("."):
+        quoted = "%2E" + quoted[1:]
+    if len(quoted) > _QUOTED_MAX:  # "@" is always quoted: no other name looks like that
+        quoted = f"{quoted[:_QUOTED_MAX]}@{blake2b(group.encode(), digest_size=16).hexdigest()}"
+    return quoted
 
 
 def check_topic_name(name: object, *, internal: bool = False) -> str:

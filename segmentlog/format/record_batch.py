@@ -107,6 +107,11 @@ class RecordBatch:
         return self.header.size_bytes
 
     @property
+    def payload(self) -> memoryview:
+        """The columns of the whole batch as they are stored, perhaps compressed."""
+        return self._payload
+
+    @property
     def values(self) -> list[bytes | None]:
         """The values; None is a null value (a tombstone where the topic is compacted)."""
         if self._values is None:

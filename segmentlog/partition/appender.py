@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, ProducerFenced
 from segmentlog.format.batch import EncodedBatch
-from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.format.control import encode_marker
+from segmentlog.format.names import LOG_SUFFIX, SEGMENT_SUFFIXES
 from segmentlog.partition.handle import WRITING, Handle
 from segmentlog.partition.loader import settle
+from segmentlog.partition.producers import ProducerStamp, ProducerStates
 from segmentlog.policy.roll import should_roll
 from segmentlog.storage.fs import NO_ROOM, Buffer
 from segmentlog.storage.index import SegmentIndex
@@ -26,6 +28,7 @@ from segmentlog.storage.state import (
     CONFIG_WORD,
     FAILED_WORD,
     MOVED_WORD,
+    PRODUCERS_WORD,
     WAITING_WORD,
     WRITING_WORD,
     LogState,
@@ -51,15 +54,21 @@ class Appender:
         self._mapped: MappedSegment | None = None
         self._seen: LogState | None = None
         self._sealing: list[tuple[SegmentIndex, int, int]] = []
+        self._begun: list[int] = []
+        self._states = ProducerStates(handle)
         self.appended = False
         """Whether this process appended since it opened the partition: it then owes a clean close."""
         handle.closers.append(self._close_active)
 
-    def place(self, batches: Sequence[EncodedBatch], now_ms: int) -> tuple[int, int]:
+    def place(
+        self, batches: Sequence[EncodedBatch], now_ms: int, stamp: ProducerStamp | None = None
+    ) -> tuple[int, int]:
         """Append the batches, all or none: (offset of the first record, offset after the last).
 
-        Their offsets are consecutive, across batches and segments. Raises `DiskFull`,
-        `PartitionFailed`, `UnknownTopic`.
+        Their offsets are consecutive, across batches and segments. With a ``stamp``, the one
+        that they were encoded with, batches that were appended before are not appended again:
+        the offsets are those that they have. Raises `DiskFull`, `PartitionFailed`,
+        `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`.
         """
         handle = self._handle
         with handle.append_mutex:
@@ -69,11 +78,46 @@ class Appender:
             flock, fd = handle.fs.flock, handle.lock_fd
             flock(fd, fcntl.LOCK_EX)
             try:
-                return self._place_locked(batches, now_ms)
+                log = self._look()
+                if stamp is None and not handle.page.words[PRODUCERS_WORD]:
+                    return self._place_locked(log, batches, now_ms)
+                return self._place_tracked(log, batches, now_ms, stamp)
             finally:
                 flock(fd, fcntl.LOCK_UN)
 
-    def _place_locked(self, batches: Sequence[EncodedBatch], now_ms: int) -> tuple[int, int]:
+    def end_transaction(self, producer_id: int, epoch: int, *, committed: bool, now_ms: int) -> int | None:
+        """Write the marker that decides the producer's open transaction; its offset, or None when none is open.
+
+        Raises `ProducerFenced` when a newer epoch of the producer has one open.
+        """
+        handle = self._handle
+        with handle.append_locked():
+            log = self._look()
+            states = self._states
+            states.catch_up(log)
+            first_offset = states.open_transaction(producer_id)
+            if first_offset < 0:
+                return None
+            known = states.find(producer_id, now_ms)
+            if known is not None and known.epoch > epoch:
+                raise ProducerFenced(str(producer_id), epoch, known.epoch)
+            marker = encode_marker(producer_id, epoch, committed=committed, first_offset=first_offset, now_ms=now_ms)
+            if not committed:
+                handle.page.count_abort()  # before it is published: who reads behind it must know
+            stable_offset = states.stable_offset(-1, without=producer_id)
+            offset, _ = self._place_locked(log, [marker], now_ms, stable_offset)
+            self._take_note(log, [marker], lambda at, _: states.ended(producer_id, epoch, at, now_ms), now_ms)
+            return offset
+
+    @contextlib.contextmanager
+    def producers(self) -> Iterator[ProducerStates]:
+        """What is known of producers up to the end of the log, under the append lock."""
+        with self._handle.append_locked():
+            self._states.catch_up(self._look())
+            yield self._states
+
+    def _look(self) -> LogState:
+        """The state of the log, once nothing keeps it from being appended to. Under the append lock."""
         handle = self._handle
         page = handle.page
         words = page.words
@@ -89,6 +133,76 @@ class Appender:
         log = page.log.read()
         if self._seen is not log:
             self._catch_up(log)
+        return log
+
+    def _place_tracked(
+        self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, stamp: ProducerStamp | None
+    ) -> tuple[int, int]:
+        """`_place_locked` in a log that has producers."""
+        states = self._states
+        states.catch_up(log)
+        stable_offset: int | None = None
+        note: Callable[[int, int], None] | None = None
+        if stamp is not None:
+            count = sum(batch.last_offset_delta + 1 for batch in batches)
+            known_offset = states.admit(stamp, count, now_ms)
+            if known_offset is not None:
+                return known_offset, known_offset + count
+            if not self._handle.page.words[PRODUCERS_WORD]:
+                self._note_producers()
+            if stamp.transactional:
+                stable_offset = log.last_stable_offset  # this transaction's first offset, or an earlier one's
+
+            def note(at: int, records: int, stamp: ProducerStamp = stamp, first: int = log.log_end_offset) -> None:
+                states.applied(stamp.after(at - first), at, records, now_ms)
+
+        placed = self._place_locked(log, batches, now_ms, stable_offset)
+        self._take_note(log, batches, note, now_ms)
+        return placed
+
+    def _note_producers(self) -> None:
+        """Write down that the log has producers, durably: from then on every recovery looks for them."""
+        handle = self._handle
+        with handle.sync_locked():
+            try:
+                handle.update_checkpoint(has_producers=True)
+            except DiskFull:
+                raise
+            except OSError as error:
+                handle.fail(f"writing the checkpoint failed ({error})")
+        handle.page.words[PRODUCERS_WORD] = 1
+
+    def _take_note(
+        self,
+        log: LogState,
+        batches: Sequence[EncodedBatch],
+        note: Callable[[int, int], None] | None,
+        now_ms: int,
+    ) -> None:
+        """Tell ``note`` the offset and length of each batch that was published behind ``log``.
+
+        And leave a snapshot of the states where a segment was begun.
+        """
+        begun, self._begun = self._begun, []
+        offset = log.log_end_offset
+        for batch in batches:
+            while begun and begun[0] <= offset:
+                self._states.write_snapshot(begun.pop(0), now_ms)
+            count = batch.last_offset_delta + 1
+            if note is not None:
+                note(offset, count)
+            offset += count
+        for base in begun:
+            self._states.write_snapshot(base, now_ms)
+        self._states.reached(self._handle.page.log.read())
+
+    def _place_locked(
+        self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, stable_offset: int | None = None
+    ) -> tuple[int, int]:
+        """Write and publish; ``stable_offset`` is the last stable one after that, -1 the new end."""
+        handle = self._handle
+        page = handle.page
+        words = page.words
         size_bytes = record_count = 0
         for batch in batches:
             size_bytes += batch.size_bytes
@@ -102,6 +216,8 @@ class Appender:
             after = self._write_run(log, batches, now_ms, observed)
         else:
             after = self._write_runs(log, batches, now_ms, observed)
+        if stable_offset is not None:
+            after = replace(after, last_stable_offset=next_offset if stable_offset < 0 else stable_offset)
         page.log.write(after)
         words[WRITING_WORD] = 0
         if words[WAITING_WORD]:
@@ -126,6 +242,9 @@ class Appender:
                 return False
             if self._seen is not log:
                 self._catch_up(log)
+            tracked = bool(handle.page.words[PRODUCERS_WORD])
+            if tracked:
+                self._states.catch_up(log)
             handle.page.writing = WRITING
             after = replace(log, active_base_offset=log.log_end_offset, end_position=0, first_append_ms=0)
             try:
@@ -139,6 +258,8 @@ class Appender:
             self._close_indexes()
             self._seen = after
             self.appended = True
+            if tracked:
+                self._take_note(log, [], None, handle.clock.now_ms())
             return True
 
     def _seal_and_begin(self, log: LogState, base: int) -> None:
@@ -241,10 +362,11 @@ class Appender:
             raise
         except OSError as error:
             handle.fail(f"a write failed ({error})")
+        stable_offset = log.last_stable_offset
         return LogState(
             log.log_start_offset,
             offset,
-            offset,
+            offset if stable_offset == log.log_end_offset else stable_offset,
             log.active_base_offset,
             at,
             epoch,
@@ -283,6 +405,7 @@ class Appender:
     def _close_indexes(self) -> None:
         """Complete the indexes of the segments that the rolls left behind."""
         sealing, self._sealing = self._sealing, []
+        self._begun = [next_offset for _, next_offset, _ in sealing]
         for index, next_offset, size_bytes in sealing:
             index.close(next_offset, size_bytes)
         self._handle.rolled()
@@ -307,7 +430,7 @@ class Appender:
         self._sealing.clear()
         self._close_active(flush=False)
         for base in made:
-            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            for suffix in SEGMENT_SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
                     handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
         if made:

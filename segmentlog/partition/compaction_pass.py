@@ -22,12 +22,13 @@ import msgspec
 from msgspec.structs import replace
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, BatchHeader, check_payload
+from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
 from segmentlog.format.checkpoint import Compacted
-from segmentlog.format.names import CLEANED_SUFFIX, copy_name
+from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
 from segmentlog.format.splice import Flags
+from segmentlog.partition.decided import Decided, stripped
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.rewriter import SegmentCopy
 from segmentlog.partition.survivors import Survivors, tombstones_among
@@ -106,6 +107,7 @@ class CompactionPass:
         self._config = handle.config
         log = handle.page.log.read()
         self._log_start, self._epoch = log.log_start_offset, log.epoch
+        self._decided = Decided(handle, log, now_ms)
         self._survivors: Survivors  # one for each map
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
@@ -123,7 +125,7 @@ class CompactionPass:
         while dirty_offset < end or not passes:
             before, self._totals = self._totals, _Totals()
             self._survivors = Survivors(
-                self._config, self._now_ms, self._buffer_bytes, self._log_start, dirty_offset, end
+                self._config, self._now_ms, self._buffer_bytes, self._log_start, dirty_offset, end, self._decided
             )
             done = self._clean(segments)
             self._totals.follow(before, self._survivors, first=not passes)
@@ -226,7 +228,7 @@ class CompactionPass:
         totals.segments_before += len(group)
         totals.segments_after += 1
         totals.bytes_before += before
-        records = sum(one.header.record_count for batches in weighed for one in batches)
+        records = sum(one.header.record_count for batches in weighed for one in batches if not one.header.is_control)
         totals.records_before += records
         if len(group) == 1 and not self._must_copy(group[0], weighed[0]):
             totals.bytes_after += before
@@ -260,6 +262,8 @@ class CompactionPass:
     def _must_copy(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> bool:
         """Whether the copy would differ: records go, or tombstones change, or small batches could be one."""
         if any(one.kept is not None for one in weighed):
+            return True
+        if any(one.header.attributes & TRANSACTIONAL and self._decided.strips(one.header) for one in weighed):
             return True
         horizons = [horizon for one in weighed if (horizon := one.header.delete_horizon_ms) is not None]
         for horizon_ms in horizons:
@@ -298,6 +302,9 @@ class CompactionPass:
         if path is None:
             return copy, True
         replaced = [one.base_offset for one in group]
+        for one in replaced:  # what they say of transactions is not what the copy says
+            with contextlib.suppress(FileNotFoundError):
+                handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
         return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
 
     @staticmethod
@@ -317,9 +324,13 @@ class CompactionPass:
             for one in batches:
                 header = one.header
                 epoch = header.partition_epoch
-                if one.kept is not None and not one.kept.any():
+                if not header.record_count or (one.kept is not None and not one.kept.any()):
+                    if self._decided.is_protected(header):
+                        copy.add_empty(header)
                     continue
                 payload = check_payload(mapped.view, one.position, header, mapped.path)
+                if self._decided.strips(header):
+                    header = stripped(header)
                 batch = RecordBatch(header, payload, path=mapped.path, position=one.position)
                 kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept)
                 self._pace(2 * header.size_bytes)

@@ -11,12 +11,16 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
-from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, EncodedBatch, encode_batch
+from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, TRANSACTIONAL, EncodedBatch, encode_batch
 from segmentlog.format.columns import Int64Array, as_timestamps, check_blobs, check_headers, has_null
+from segmentlog.partition.producers import ProducerStamp
 from segmentlog.records import Headers
 
 MAX_BATCH_RECORDS = 1 << 16
 """Longer lists become several batches: a reader decodes a whole column at a time."""
+
+
+_NOBODY = ProducerStamp(-1, -1, -1)
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):
@@ -96,9 +100,13 @@ def _as_list(column: str, items: Any) -> list[Any]:
 
 
 def encode_columns_as_batches(
-    columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray | None = None
+    columns: Columns,
+    config: TopicConfig,
+    now_ms: int,
+    scratch: bytearray | None = None,
+    stamp: ProducerStamp | None = None,
 ) -> list[EncodedBatch]:
-    """Finished batches of the columns, in order, none above the topic's limits.
+    """Finished batches of the columns, in order, none above the topic's limits, with a producer's ``stamp`` or none.
 
     Raises `InvalidRecord`, and `RecordTooLarge` when a single record is. Without ``scratch`` the batch may use a
     buffer that belongs to this thread: place it before encoding anything else here.
@@ -109,23 +117,30 @@ def encode_columns_as_batches(
     limit = MAX_BATCH_RECORDS if config.segment_records is None else min(MAX_BATCH_RECORDS, config.segment_records)
     if count <= limit:
         try:
-            return [_encode(columns, config, now_ms, _scratch.buffer if scratch is None else scratch)]
+            return [_encode(columns, config, now_ms, _scratch.buffer if scratch is None else scratch, stamp)]
         except RecordTooLarge:
             pass
     else:
         check_items(columns)  # for the index of one that is wrong: that in a part would say little
     batches: list[EncodedBatch] = []
     for start in range(0, count, limit):
-        _encode_part(columns, start, min(start + limit, count), config, now_ms, batches)
+        _encode_part(columns, start, min(start + limit, count), config, now_ms, batches, stamp)
     return batches
 
 
 def _encode_part(
-    columns: Columns, start: int, stop: int, config: TopicConfig, now_ms: int, batches: list[EncodedBatch]
+    columns: Columns,
+    start: int,
+    stop: int,
+    config: TopicConfig,
+    now_ms: int,
+    batches: list[EncodedBatch],
+    stamp: ProducerStamp | None,
 ) -> None:
     """Append the batches for records ``[start, stop)``, halving them until they fit."""
     try:
-        batches.append(_encode(columns.part(start, stop), config, now_ms, bytearray()))
+        part_stamp = None if stamp is None else stamp.after(start)
+        batches.append(_encode(columns.part(start, stop), config, now_ms, bytearray(), part_stamp))
     except RecordTooLarge as error:
         if stop - start == 1:
             raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
@@ -134,10 +149,13 @@ def _encode_part(
         for part in range(parts):
             first = start + (stop - start) * part // parts
             last = start + (stop - start) * (part + 1) // parts
-            _encode_part(columns, first, last, config, now_ms, batches)
+            _encode_part(columns, first, last, config, now_ms, batches, stamp)
 
 
-def _encode(columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray) -> EncodedBatch:
+def _encode(
+    columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray, stamp: ProducerStamp | None
+) -> EncodedBatch:
+    stamp = stamp or _NOBODY
     return encode_batch(
         columns.values,
         columns.keys,
@@ -147,4 +165,8 @@ def _encode(columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearr
         codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
         limit_bytes=config.max_message_bytes,
         scratch=scratch,
+        attributes=TRANSACTIONAL if stamp.transactional else 0,
+        producer_id=stamp.producer_id,
+        producer_epoch=stamp.epoch,
+        base_sequence=stamp.sequence,
     )

@@ -6,10 +6,11 @@ import contextlib
 import os
 
 from segmentlog.format.names import (
+    CACHE_SUFFIXES,
     DELETED_SUFFIX,
-    INDEX_SUFFIX,
     LOG_SUFFIX,
-    TIME_INDEX_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
     deleted_name,
     deleted_since_ms,
     segment_name,
@@ -45,7 +46,7 @@ def truncate_file(handle: Handle, base: int, size: int) -> None:
 def remove_segment(handle: Handle, base: int) -> None:
     """Delete a segment's files; those that are gone already are no matter."""
     stem = segment_stem(handle.folder, base)
-    for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+    for suffix in SEGMENT_SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             handle.fs.unlink(stem + suffix)
 
@@ -53,7 +54,7 @@ def remove_segment(handle: Handle, base: int) -> None:
 def retire_segment(handle: Handle, base: int) -> None:
     """Take a segment out of the log: its file stays under another name for `file.delete.delay.ms`."""
     fs, stem = handle.fs, segment_stem(handle.folder, base)
-    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+    for suffix in (*CACHE_SUFFIXES, SNAPSHOT_SUFFIX):
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(stem + suffix)
     with contextlib.suppress(FileNotFoundError):

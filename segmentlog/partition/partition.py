@@ -18,6 +18,7 @@ import msgspec
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed
 from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.producers import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.partition.appender import Appender
 from segmentlog.partition.catalog import Catalogs
@@ -29,6 +30,7 @@ from segmentlog.partition.group import GroupCommit
 from segmentlog.partition.handle import REWRITING, Clock, Handle
 from segmentlog.partition.lease import CleanerNote, Lease
 from segmentlog.partition.loader import open_partition, settle
+from segmentlog.partition.producers import ProducerStamp, ProducerStates
 from segmentlog.partition.reader import Reader, SkipListener
 from segmentlog.partition.recovery import recover, with_lost_range
 from segmentlog.partition.retainer import Retainer
@@ -109,6 +111,7 @@ class Partition:
         timestamps: Sequence[int] | Any | None = None,
         headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
         ack: Ack | None = None,
+        producer: ProducerStamp | None = None,
     ) -> int:
         """Append records and return the offset of the first; the others follow it without a gap.
 
@@ -118,17 +121,26 @@ class Partition:
         headers     for each record a sequence of (name, value) pairs, or None
         ack         "durable" returns once the records are on disk, whatever the topic's fsync
                     policy; "written" and None once they survive this process, or as the policy says
+        producer    id and epoch of an idempotent producer, and the sequence of the first record: what
+                    was appended under them before is not appended again, the offset is the one it has
 
         All records of the call become visible at once, or none is appended. Raises
         `InvalidRecord`, `RecordTooLarge` and `DiskFull` (the log is as before, go on),
         `PartitionFailed` (an fsync failed: records of this call may or may not survive a
-        power cut), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`.
+        power cut), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
+        `ProducerFenced` and `OutOfOrderSequence`: nothing was appended.
         """
         if ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
-        return self.append_columns(check_columns(values, keys, timestamps, headers), ack)
+        return self.append_columns(check_columns(values, keys, timestamps, headers), ack, stamp=producer)
 
-    def append_columns(self, columns: Columns, ack: Ack | None = None, create_ms: int | None = None) -> int:
+    def append_columns(
+        self,
+        columns: Columns,
+        ack: Ack | None = None,
+        create_ms: int | None = None,
+        stamp: ProducerStamp | None = None,
+    ) -> int:
         """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
         handle = self._handle
         if self._closed or handle.read_only:
@@ -141,6 +153,8 @@ class Partition:
         config = handle.config
         now_ms = handle.clock.now_ms()
         kind = config.fsync.kind
+        if stamp is not None:
+            return self._append_stamped(columns, config, now_ms if create_ms is None else create_ms, ack, stamp)
         if ack == "durable" or kind == "always":
             if create_ms is not None:
                 columns = columns.stamped(create_ms)
@@ -150,6 +164,52 @@ class Partition:
         if kind in ("records", "bytes") or not self._background:
             self._sync_if_due()
         return base_offset
+
+    def _append_stamped(
+        self, columns: Columns, config: TopicConfig, create_ms: int, ack: Ack | None, stamp: ProducerStamp
+    ) -> int:
+        """Append under a producer's numbers. Never merged with other appends: its batches are the producer's own."""
+        batches = encode_columns_as_batches(columns, config, create_ms, stamp=stamp)
+        base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
+        if ack == "durable" or config.fsync.kind == "always":
+            self._syncer.sync(next_offset)
+        elif config.fsync.kind in ("records", "bytes") or not self._background:
+            self._sync_if_due()
+        return base_offset
+
+    def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
+        """Write the marker that commits or aborts the producer's open transaction in this partition.
+
+        Returns its offset; None when the producer has no transaction open here. Not on disk
+        yet. For who coordinates transactions: `Producer.transaction` is for everybody else.
+        """
+        self._check_open()
+        now_ms = self._handle.clock.now_ms()
+        return self._appender.end_transaction(producer_id, epoch, committed=committed, now_ms=now_ms)
+
+    def producer(self, producer_id: int) -> ProducerEntry | None:
+        """What the log knows of a producer; None when it never appended here, or was forgotten."""
+        self._check_open()
+        with self._known_producers() as states:
+            return states.find(producer_id, self._handle.clock.now_ms())
+
+    def producers(self) -> list[ProducerEntry]:
+        """Every producer that the log knows, by id."""
+        self._check_open()
+        with self._known_producers() as states:
+            return states.all(self._handle.clock.now_ms())
+
+    @contextlib.contextmanager
+    def _known_producers(self) -> Iterator[ProducerStates]:
+        handle = self._handle
+        if not handle.read_only:
+            with self._appender.producers() as states:
+                yield states
+            return
+        states = ProducerStates(handle)
+        log = handle.page.log.read()
+        states.load(log, list(handle.segments(log)))
+        yield states
 
     def _sync_if_due(self) -> None:
         """What the policy asks of an append: by count, by size, or by age when no background flush does it."""
@@ -194,6 +254,7 @@ class Partition:
         isolation: Isolation = "read_uncommitted",
         durable_only: bool = False,
         on_skip: SkipListener | None = None,
+        control: bool = False,
     ) -> Iterator[RecordBatch]:
         """Batches from exactly ``offset`` on, to the end the log has now or until ``max_bytes`` were read.
 
@@ -202,6 +263,7 @@ class Partition:
         Damage raises `CorruptBatch` when it is reached; with ``on_skip`` it is stepped over,
         and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped. A
         partition that was opened with ``recovery="salvage"`` steps over it anyway, see `damage`.
+        ``control`` hands out control batches too: how transactions ended (`format.control`).
 
         Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
         range. At the very start of one it does not: who stands there missed nothing.
@@ -212,7 +274,14 @@ class Partition:
         if on_skip is None and self._handle.recovery == "salvage":
             on_skip = self._note_damage
         bound = self.end_offset(isolation=isolation, durable_only=durable_only)
-        return self._reader.read(self._reader.check_position(offset), bound, max_bytes, on_skip)
+        return self._reader.read(
+            self._reader.check_position(offset),
+            bound,
+            max_bytes,
+            on_skip,
+            control=control,
+            committed=isolation == "read_committed",
+        )
 
     def _note_damage(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         if any(known[:2] == (base_offset, end_offset) for known in self.damage):

@@ -10,10 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
-from segmentlog.format.batch import check_payload, decode_header
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import find_batch
+from segmentlog.partition.aborted import AbortedTransactions, is_aborted
 from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.loader import settle
 from segmentlog.partition.recovery import is_lost
@@ -61,18 +62,28 @@ class Reader:
         self._open: OrderedDict[int, _Segment] = OrderedDict()
         self._generation = -1
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
+        self.aborted = AbortedTransactions(handle)
 
     # ------------------------------------------------------------ by offset
 
     def read(
-        self, offset: int, bound: int, max_bytes: int | None, on_skip: SkipListener | None
+        self,
+        offset: int,
+        bound: int,
+        max_bytes: int | None,
+        on_skip: SkipListener | None,
+        *,
+        control: bool = False,
+        committed: bool = False,
     ) -> Iterator[RecordBatch]:
         """Batches from exactly ``offset`` up to ``bound`` or until ``max_bytes`` of batches were handed out.
 
         At least one batch is handed out if there is one. Damage raises `CorruptBatch`, or with
-        ``on_skip`` is stepped over and told.
+        ``on_skip`` is stepped over and told. Control batches only with ``control``; with
+        ``committed`` none of an aborted transaction.
         """
         handed_out = 0
+        aborted = self.aborted.look(self._handle.page.log.read()) if committed else {}
         while offset < bound:
             log = self._handle.page.log.read()
             if offset < log.log_start_offset:
@@ -96,6 +107,11 @@ class Reader:
                         return
                     left = batch.skip_to(offset)
                     offset = batch.header.next_offset
+                    attributes = batch.header.attributes
+                    if attributes & CONTROL:
+                        left = left and control
+                    elif aborted and attributes & TRANSACTIONAL and is_aborted(aborted, batch.header):
+                        continue
                     if left:
                         yield batch
                         handed_out += batch.size_bytes
@@ -248,7 +264,7 @@ class Reader:
             for batch in self._read_segment(segment, max(offset, log.log_start_offset), next_base, log, None):
                 if batch.header.base_offset >= bound:
                     return None
-                if batch.header.max_timestamp < timestamp:
+                if batch.header.max_timestamp < timestamp or batch.header.is_control:
                     continue
                 batch.skip_to(log.log_start_offset)
                 late = (batch.timestamps >= timestamp).nonzero()[0]

@@ -20,17 +20,18 @@ import numpy as np
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, decode_header, encode_batch, gap_batch
 from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
+from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX, segment_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
 from segmentlog.partition.files import quarantine_tail, remove_segment, truncate_file
 from segmentlog.partition.handle import REWRITING, Handle
+from segmentlog.partition.producers import stable_offset_of
 from segmentlog.partition.swap import finish_swaps
 from segmentlog.policy.recovery import RecoveryVerdict, decide
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.fs import read_file, replace_file
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
-from segmentlog.storage.state import LogState, StatePage, SyncState
+from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage, SyncState
 
 
 class _Tail(msgspec.Struct):
@@ -106,6 +107,8 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
         _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
+        log = _log_state(handle, report, active_base, position, before)
+        log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
             epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
@@ -123,13 +126,16 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 epochs=epochs,
                 lost_ranges=ranges,
                 compacted=known.compacted,
+                has_producers=has_producers,
             )
         )
         _remove_deleted(handle, report.log_start_offset, active_base)
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     else:
         report = msgspec.structs.replace(report, log_end_offset=tail.end_offset)
-    _initialise_page(handle, page, report, active_base, position, before)
+        log = _log_state(handle, report, active_base, position, before)
+        log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
+    _initialise_page(handle, page, log, has_producers=has_producers)
     handle.adopt(page)
     return msgspec.structs.replace(report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
 
@@ -142,11 +148,11 @@ def _state_before(handle: Handle, page: StatePage) -> LogState | None:
     return None
 
 
-def _initialise_page(
-    handle: Handle, page: StatePage, report: RecoveryReport, active_base: int, position: int, before: LogState | None
-) -> None:
+def _log_state(
+    handle: Handle, report: RecoveryReport, active_base: int, position: int, before: LogState | None
+) -> LogState:
     end_offset = report.log_end_offset
-    log = LogState(
+    return LogState(
         log_start_offset=report.log_start_offset,
         log_end_offset=end_offset,
         last_stable_offset=end_offset,
@@ -158,14 +164,31 @@ def _initialise_page(
         first_append_ms=handle.clock.now_ms() if position else 0,
         offset_ceiling=end_offset,
     )
+
+
+def _with_stable_offset(handle: Handle, log: LogState, known: Checkpoint, *, unsure: bool) -> tuple[LogState, bool]:
+    """(the state with the offset up to which every transaction is decided, whether the log has producers).
+
+    ``unsure``: the checkpoint cannot be believed about that, and the log is asked.
+    """
+    if not known.has_producers and not unsure:
+        return log, False
+    stable_offset, found = stable_offset_of(handle, log, list_segments(handle.fs, handle.folder))
+    return msgspec.structs.replace(log, last_stable_offset=stable_offset), known.has_producers or found
+
+
+def _initialise_page(handle: Handle, page: StatePage, log: LogState, *, has_producers: bool) -> None:
     sync = SyncState(
-        durable_offset=end_offset,
+        durable_offset=log.log_end_offset,
         synced_bytes=0,
-        synced_base_offset=active_base,
+        synced_base_offset=log.active_base_offset,
         checkpointed_bytes=0,
         synced_at_ms=handle.clock.monotonic_ms(),
         sync_count=0,
     )
+    page.words[PRODUCERS_WORD] = int(has_producers)
+    if has_producers:
+        page.count_abort()  # readers look which ones there are now
     page.initialise(handle.fs.boot_id(), handle.fs.stat(handle.folder), log, sync)
 
 
@@ -312,7 +335,7 @@ def _cut(handle: Handle, bases: list[int], tail: _Tail, *, copy: bool, keep: boo
             _copy_segment(handle, tail)
         else:
             truncate_file(handle, tail.base, tail.position)
-        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        for suffix in CACHE_SUFFIXES:
             with contextlib.suppress(FileNotFoundError):  # rebuilt from the log when next needed
                 handle.fs.unlink(segment_stem(handle.folder, tail.base) + suffix)
     return truncated, kept

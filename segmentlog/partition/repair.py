@@ -171,7 +171,9 @@ def _rebuilt_checkpoint(found: PartitionFound, lost: Iterable[LostRange]) -> Che
     bases = [segment.base_offset for segment in found.segments]
     end_offset = max([segment.end_offset for segment in found.segments], default=0)
     first = bases[0] if bases else 0
-    checkpoint = known or Checkpoint(log_start_offset=first, clean=False, epochs=(EpochStart(0, 0),))
+    checkpoint = known or Checkpoint(
+        log_start_offset=first, clean=False, epochs=(EpochStart(0, 0),), has_producers=True
+    )
     ceiling = checkpoint.offset_ceiling
     if log is not None:
         ceiling = log.offset_ceiling

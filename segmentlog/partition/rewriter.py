@@ -26,6 +26,7 @@ from segmentlog.format.batch import (
     TRANSACTIONAL,
     BatchHeader,
     EncodedBatch,
+    emptied,
     extended_header,
     gap_batch,
     join_batch,
@@ -100,7 +101,7 @@ class SegmentCopy:
         count = header.record_count if kept is None else int(np.count_nonzero(kept))
         if not count:
             return
-        self.record_count += count
+        self.record_count += 0 if header.is_control else count
         unchanged = count == header.record_count and horizon_ms in (None, UNDECIDED, header.delete_horizon_ms)
         if header.attributes & CONTROL or (unchanged and (header.raw_size >= _WHOLE_BYTES or header.producer_id >= 0)):
             self._flush_pending()
@@ -109,6 +110,11 @@ class SegmentCopy:
         self._gather(batch, None if count == header.record_count else kept, count, horizon_ms)
         if header.producer_id >= 0:
             self._flush_pending(header)
+
+    def add_empty(self, header: BatchHeader) -> None:
+        """Keep the numbers of a producer's batch of which no record stays."""
+        self._flush_pending()
+        self._hold(header.base_offset, header.partition_epoch, emptied(header))
 
     def _gather(self, batch: RecordBatch, kept: Flags | None, count: int, horizon_ms: int | None) -> None:
         header = batch.header

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.batch import CONTROL
+from segmentlog.format.batch import CONTROL, BatchHeader
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags
+from segmentlog.partition.decided import Decided
 from segmentlog.policy.compaction import delete_horizon
 from segmentlog.policy.expiry import NEVER, expiry_times
 from segmentlog.policy.offset_map import OffsetMap
@@ -31,8 +32,16 @@ class Survivors:
     """The verdict on every record, for one map. `fill` first."""
 
     def __init__(
-        self, config: TopicConfig, now_ms: int, buffer_bytes: int, log_start_offset: int, dirty_offset: int, end: int
+        self,
+        config: TopicConfig,
+        now_ms: int,
+        buffer_bytes: int,
+        log_start_offset: int,
+        dirty_offset: int,
+        end: int,
+        decided: Decided,
     ) -> None:
+        self.decided = decided
         self.dirty_offset = dirty_offset
         self.map_end = end
         """Records below it were met: their keys are in the map, or were below ``dirty_offset`` already."""
@@ -63,7 +72,7 @@ class Survivors:
         for batch in batches:
             if batch.header.base_offset >= self.map_end:
                 break
-            if batch.header.attributes & CONTROL or not batch.header.record_count:
+            if self._holds_nothing(batch.header):
                 continue
             low, high, is_null = batch.key_identities(self._seed)
             offsets = batch.offsets
@@ -92,7 +101,7 @@ class Survivors:
         for batch in batches:
             if batch.header.base_offset >= self.dirty_offset:
                 break
-            if batch.header.attributes & CONTROL or not batch.header.record_count:
+            if self._holds_nothing(batch.header):
                 continue
             low, high, is_null = batch.key_identities(self._seed)
             wanted = batch.offsets < self.dirty_offset
@@ -100,6 +109,10 @@ class Survivors:
                 wanted &= ~is_null
             self._map.note_older(low[wanted], high[wanted], batch.offsets[wanted])
         self._superseded = self._map.superseded()
+
+    def _holds_nothing(self, header: BatchHeader) -> bool:
+        """Whether no record of the batch counts: none is there, or it was aborted."""
+        return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
 
     def _dead_among(self, batch: RecordBatch) -> Flags:
         """Tombstones and expired records: what stands before them goes, whatever `compaction.keep.last` says."""
@@ -127,8 +140,13 @@ class Survivors:
     def kept_of(self, batch: RecordBatch) -> Flags | None:
         """Which records of a batch stay, as far as keys and expiry decide; None for all."""
         header = batch.header
-        if header.attributes & CONTROL or not header.record_count:
+        if header.attributes & CONTROL:
+            goes = self.decided.may_drop_marker(header, batch.payload, self.dirty_offset)
+            return np.zeros(header.record_count, np.bool_) if goes else None
+        if not header.record_count:
             return None
+        if self.decided.is_aborted(header):
+            return np.zeros(header.record_count, np.bool_)
         if self.dirty_offset <= header.base_offset and header.next_offset <= self.map_end:
             kept = np.zeros(header.record_count, np.bool_)
             offsets = self._map.kept(header.base_offset, header.next_offset)

@@ -18,11 +18,10 @@ import contextlib
 from msgspec.structs import replace
 
 from segmentlog.format.names import (
+    CACHE_SUFFIXES,
     CLEANED_SUFFIX,
-    INDEX_SUFFIX,
     LOG_SUFFIX,
     SWAP_SUFFIX,
-    TIME_INDEX_SUFFIX,
     copy_name,
     parse_copy_name,
 )
@@ -88,7 +87,7 @@ def _complete(
     stem = segment_stem(folder, base)
     with contextlib.nullcontext() if locked else handle.append_locked():
         others = [one for one in list_segments(fs, folder) if base < one < end]
-        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        for suffix in CACHE_SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(stem + suffix)
         try:

@@ -11,6 +11,8 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
          10   config      counts changes of the topic's configuration
          11   moved       counts deletions and renamings of the topic: open handles are stale
          12   waiting     monotonic milliseconds until which somebody waits to be woken
+         13   producers   1 once a batch with a producer id was appended: appenders keep track of producers
+         14   aborts      grows with every transaction that is aborted: readers look for them again
          16   `LogState`  (written under the append lock)
          64   `SyncState` (written under the sync lock)
 
@@ -43,6 +45,8 @@ FAILED_WORD: Final = 9
 CONFIG_WORD: Final = 10
 MOVED_WORD: Final = 11
 WAITING_WORD: Final = 12
+PRODUCERS_WORD: Final = 13
+ABORTS_WORD: Final = 14
 WRITING: Final = 1
 REWRITING: Final = 2
 """Values of `StatePage.writing`: an append is in progress; segments are being replaced (a truncation)."""
@@ -242,6 +246,9 @@ class StatePage:
     @property
     def moved(self) -> int:
         return self.words[MOVED_WORD]
+
+    def count_abort(self) -> None:
+        self.words[ABORTS_WORD] = (self.words[ABORTS_WORD] + 1) & _WORD_MASK
 
     def count_config_change(self) -> None:
         self.words[CONFIG_WORD] = (self.words[CONFIG_WORD] + 1) & _WORD_MASK

@@ -1,0 +1,277 @@
+"""What a partition knows of its producers: sequences, epochs, open transactions. All of it comes from the log.
+
+    load       the newest snapshot, then the headers of the batches behind it
+    catch up   the headers of what others appended since
+    admit      may this batch be appended, or has it been already?
+    applied    take note of what was appended here
+
+A process keeps it as long as it appends; every roll leaves a snapshot, so that loading never
+reads more than the last segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from segmentlog.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
+from segmentlog.format.batch import TRANSACTIONAL, BatchHeader
+from segmentlog.format.names import SNAPSHOT_SUFFIX
+from segmentlog.format.producers import (
+    KEPT_RUNS,
+    SEQUENCE_END,
+    Malformed,
+    ProducerEntry,
+    Run,
+    decode_snapshot,
+    encode_snapshot,
+)
+from segmentlog.format.scan import find_batch, walk
+from segmentlog.partition.handle import Handle
+from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
+from segmentlog.storage.state import LogState
+
+_RUN_END = SEQUENCE_END // 2
+# A run is cut before its length could be taken for a sequence that has come round.
+
+NAMED_ID_END = 1 << 61
+"""Ids of named producers lie below: those are never forgotten, or a job that runs once a year would begin anew."""
+
+
+class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
+    """Who appends a batch, and as which in its row."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    """Of the first record, 0 to 2^31 - 1."""
+    transactional: bool = False
+    check: Callable[[], None] | None = None
+    """Called under the append lock; raises `ProducerFenced` when somebody else has taken over."""
+
+    def after(self, count: int) -> ProducerStamp:
+        """The stamp of what comes ``count`` records later."""
+        return msgspec.structs.replace(self, sequence=(self.sequence + count) % SEQUENCE_END)
+
+
+class ProducerStates:
+    """The producers of one partition. Not thread-safe: it belongs to whoever holds the append lock."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._entries: dict[int, ProducerEntry] = {}
+        self._open: dict[int, int] = {}
+        self._epoch = self._base = -1
+        self._position = 0
+        self._mapped: MappedSegment | None = None
+
+    # ------------------------------------------------------------ from the log
+
+    def forget(self) -> None:
+        """Load everything anew when it is next asked for."""
+        self._epoch = -1
+        self._mapped = None
+
+    def catch_up(self, log: LogState) -> None:
+        """Take in everything up to the end that ``log`` shows."""
+        if self._epoch != log.epoch or self._base != log.active_base_offset:
+            self.load(log, list_segments(self._handle.fs, self._handle.folder))
+        elif self._position < log.end_position:
+            if self._mapped is None:
+                self._mapped = MappedSegment(self._handle.fs, self._handle.folder, self._base)
+            self._walk(self._mapped, self._position, log.end_position, self._handle.clock.now_ms())
+            self._position = log.end_position
+
+    def load(self, log: LogState, bases: list[int]) -> None:
+        """Begin with the newest snapshot that there is, and read the headers behind it."""
+        handle = self._handle
+        self._entries, self._open = {}, {}
+        bases = [base for base in bases if base <= log.active_base_offset]
+        first = 0
+        for at in range(len(bases) - 1, -1, -1):
+            entries = self._read_snapshot(bases[at])
+            if entries is not None:
+                self._entries = {entry.producer_id: entry for entry in entries}
+                self._open = {one.producer_id: one.transaction_offset for one in entries if one.transaction_offset >= 0}
+                first = at
+                break
+        for base in bases[first:]:
+            active = base == log.active_base_offset
+            try:
+                mapped = MappedSegment(handle.fs, handle.folder, base)
+            except FileNotFoundError:
+                continue
+            end = min(log.end_position if active else len(mapped.view), len(mapped.view))
+            # Not the time of the append, but not before it: nobody is forgotten too soon.
+            self._walk(mapped, 0, end, mapped.written_ns // 1_000_000)
+            if active:
+                self._mapped = mapped
+        self._epoch, self._base, self._position = log.epoch, log.active_base_offset, log.end_position
+
+    def _read_snapshot(self, base: int) -> list[ProducerEntry] | None:
+        with contextlib.suppress(FileNotFoundError, Malformed):
+            return decode_snapshot(read_file(self._handle.fs, self._snapshot_path(base)))
+        return None
+
+    def _walk(self, mapped: MappedSegment, position: int, end: int, now_ms: int) -> None:
+        view = mapped.upto(end)
+        while position < end:
+            try:
+                for at, header in walk(view, position, end, mapped.path):
+                    position = at
+                    if header.producer_id >= 0:
+                        self._take_in(header, now_ms)
+                return
+            except CorruptBatch as damage:  # readers tell of it; what is behind it counts all the same
+                found = find_batch(view, max(damage.position, position) + 1, end, 0)
+                position = end if found is None else found
+
+    def _take_in(self, header: BatchHeader, now_ms: int) -> None:
+        if header.is_control:
+            self._note_end(header.producer_id, header.producer_epoch, header.base_offset, now_ms)
+            return
+        count = header.last_offset_delta + 1
+        transactional = bool(header.attributes & TRANSACTIONAL)
+        self._note(
+            header.producer_id, header.producer_epoch, header.base_sequence, header.base_offset, count, transactional,
+            now_ms,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ what is appended here
+
+    def admit(self, stamp: ProducerStamp, count: int, now_ms: int) -> int | None:
+        """None when ``count`` records may be appended; the offset of the first when they have been already.
+
+        Raises `ProducerFenced`, `OutOfOrderSequence`. Call `catch_up` first.
+        """
+        if stamp.check is not None:
+            stamp.check()
+        entry = self.find(stamp.producer_id, now_ms)
+        if entry is None:
+            return None
+        if stamp.epoch < entry.epoch:
+            raise ProducerFenced(str(stamp.producer_id), stamp.epoch, entry.epoch)
+        if (
+            stamp.sequence == entry.next_sequence
+            or not entry.runs
+            or (stamp.epoch > entry.epoch and not stamp.sequence)
+        ):
+            return None
+        if stamp.epoch == entry.epoch:
+            for run in reversed(entry.runs):
+                ahead = (stamp.sequence - run.sequence) % SEQUENCE_END
+                if ahead + count <= run.count:
+                    return run.offset + ahead
+        raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, entry.next_sequence, stamp.sequence)
+
+    def applied(self, stamp: ProducerStamp, base_offset: int, count: int, now_ms: int) -> None:
+        """Take note of records that were just published."""
+        self._note(
+            stamp.producer_id, stamp.epoch, stamp.sequence, base_offset, count, stamp.transactional, now_ms
+        )  # fmt: skip
+
+    def ended(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+        """Take note of a marker that was just published at ``offset``."""
+        self._note_end(producer_id, epoch, offset, now_ms)
+
+    def reached(self, log: LogState) -> None:
+        """Everything up to the end that ``log`` shows is taken note of."""
+        if self._base != log.active_base_offset:
+            self._mapped = None
+        self._epoch, self._base, self._position = log.epoch, log.active_base_offset, log.end_position
+
+    def _note(
+        self, producer_id: int, epoch: int, sequence: int, offset: int, count: int, transactional: bool, now_ms: int
+    ) -> None:
+        entry = self._entries.get(producer_id) or ProducerEntry(producer_id, epoch)
+        if offset < entry.next_offset:
+            return  # known: it was published, and the note of it interrupted
+        runs, wraps = entry.runs, entry.wraps
+        if sequence >= 0:
+            if sequence != entry.next_sequence and epoch != entry.epoch and sequence == 0:
+                runs, wraps = (), 0  # a new epoch that counts from the beginning
+            elif runs and sequence == entry.next_sequence == 0:
+                wraps += 1
+            if sequence + count > SEQUENCE_END:
+                wraps += 1
+            runs = _with_run(runs, Run(sequence, offset, count))
+        transaction_offset = entry.transaction_offset
+        if transactional and transaction_offset < 0:
+            transaction_offset = self._open[producer_id] = offset
+        self._entries[producer_id] = ProducerEntry(
+            producer_id, max(epoch, entry.epoch), runs, wraps, transaction_offset, offset + count, now_ms
+        )
+
+    def _note_end(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+        entry = self._entries.get(producer_id) or ProducerEntry(producer_id, epoch)
+        if offset < entry.next_offset:
+            return
+        self._open.pop(producer_id, None)
+        self._entries[producer_id] = ProducerEntry(
+            producer_id, max(epoch, entry.epoch), entry.runs, entry.wraps, -1, offset + 1, now_ms
+        )
+
+    # ------------------------------------------------------------ what is known
+
+    def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        return (
+            entry.transaction_offset < 0
+            and entry.producer_id >= NAMED_ID_END
+            and now_ms - entry.appended_ms > self._handle.config.producer_id_expiration_ms
+        )
+
+    def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:
+        """What is known of a producer; None when it is unknown, or forgotten."""
+        entry = self._entries.get(producer_id)
+        return None if entry is None or self._is_expired(entry, now_ms) else entry
+
+    def all(self, now_ms: int) -> list[ProducerEntry]:
+        """Every producer that is known, by id."""
+        return [found for one in sorted(self._entries) if (found := self.find(one, now_ms)) is not None]
+
+    def open_transaction(self, producer_id: int) -> int:
+        """First offset of the producer's open transaction; -1 without one."""
+        return self._open.get(producer_id, -1)
+
+    def stable_offset(self, log_end_offset: int, without: int = -1) -> int:
+        """Everything below it is decided; ``without`` that producer's transaction."""
+        return min((offset for one, offset in self._open.items() if one != without), default=log_end_offset)
+
+    def protected_offsets(self, now_ms: int) -> list[int]:
+        """Offsets, ascending, whose batches a compaction must leave with their producer's numbers: a reload needs them.
+
+        The end of each run, and the last thing that the producer appended, which may be a marker.
+        """
+        found = {entry.next_offset - 1 for entry in self.all(now_ms)}
+        found.update(run.offset + run.count - 1 for entry in self.all(now_ms) for run in entry.runs)
+        return sorted(found)
+
+    # ------------------------------------------------------------ snapshots
+
+    def write_snapshot(self, base: int, now_ms: int) -> None:
+        """Leave on disk what is known where the segment ``base`` begins. A cache: no room for it is no failure."""
+        with contextlib.suppress(OSError):
+            replace_file(self._handle.fs, self._snapshot_path(base), encode_snapshot(self.all(now_ms)))
+
+    def _snapshot_path(self, base: int) -> str:
+        return segment_stem(self._handle.folder, base) + SNAPSHOT_SUFFIX
+
+
+def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
+    """The last runs with another one, which may go on where the last one ends."""
+    if runs:
+        last = runs[-1]
+        follows = (last.sequence + last.count) % SEQUENCE_END == new.sequence and last.offset + last.count == new.offset
+        if follows and last.count < _RUN_END:
+            return (*runs[:-1], Run(last.sequence, last.offset, last.count + new.count))
+    return (*runs[1 - KEPT_RUNS :], new)
+
+
+def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int]) -> tuple[int, bool]:
+    """(last stable offset of a log that is being recovered, whether any producer is known of it)."""
+    states = ProducerStates(handle)
+    states.load(log, list(bases))
+    return states.stable_offset(log.log_end_offset), bool(states._entries)
