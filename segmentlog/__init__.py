@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     from segmentlog.consumer import Consumer as Consumer
     from segmentlog.delivery import Delivery as Delivery
     from segmentlog.errors import (
+        ConsumerFenced as ConsumerFenced,
+    )
+    from segmentlog.errors import (
         CorruptBatch as CorruptBatch,
     )
     from segmentlog.errors import (
         DiskFull as DiskFull,
+    )
+    from segmentlog.errors import (
+        GroupNotEmpty as GroupNotEmpty,
     )
     from segmentlog.errors import (
         InvalidConfig as InvalidConfig,
@@ -42,6 +48,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         PartitionFailed as PartitionFailed,
+    )
+    from segmentlog.errors import (
+        ProducerBusy as ProducerBusy,
     )
     from segmentlog.errors import (
         ProducerFenced as ProducerFenced,
@@ -71,7 +80,10 @@ if TYPE_CHECKING:
         UnknownTopic as UnknownTopic,
     )
     from segmentlog.format.record_batch import RecordBatch as RecordBatch
+    from segmentlog.group_admin import GroupDescription as GroupDescription
+    from segmentlog.group_offsets import CommittedOffset as CommittedOffset
     from segmentlog.partition.partition import Partition as Partition
+    from segmentlog.partition.producers import ProducerStamp as ProducerStamp
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
     from segmentlog.producer import Producer as Producer
@@ -114,13 +126,17 @@ _HOMES = {
     "segmentlog.consumer": ("Consumer",),
     "segmentlog.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "CorruptBatch", "DiskFull", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "LogTruncated",
-        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerFenced", "ReadOnlyStore",
+        "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig", "InvalidRecord",
+        "InvalidTopicName", "LogTruncated",
+        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
+    "segmentlog.group_admin": ("GroupDescription",),
+    "segmentlog.group_offsets": ("CommittedOffset",),
     "segmentlog.partition.partition": ("Partition",),
+    "segmentlog.partition.producers": ("ProducerStamp",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producer": ("Producer",),
     "segmentlog.records": (
@@ -145,6 +161,7 @@ def open(
     scrub_bytes_per_s: int | None = None,
     cleaner_dedupe_buffer_bytes: int = 128 << 20,
     cleaner_io_max_bytes_per_second: int | None = None,
+    offsets_retention_minutes: int = 10_080,
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 
@@ -162,6 +179,8 @@ def open(
     cleaner_dedupe_buffer_bytes      memory for the offset map of a compaction; with less it takes more passes
     cleaner_io_max_bytes_per_second  how much background compaction reads and writes at most; None: no limit
 
+    offsets_retention_minutes  how long a consumer group without members keeps its committed positions
+
     A store on a read-only file system is opened read_only, with a warning.
 
     Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
@@ -178,6 +197,7 @@ def open(
         scrub_bytes_per_s=scrub_bytes_per_s,
         cleaner_dedupe_buffer_bytes=cleaner_dedupe_buffer_bytes,
         cleaner_io_max_bytes_per_second=cleaner_io_max_bytes_per_second,
+        offsets_retention_minutes=offsets_retention_minutes,
     )
 
 

@@ -1,8 +1,9 @@
 """What a store does by itself: flush, retain, compact, scrub. Each a public tick, and with ``threads`` a worker.
 
 flush      fsyncs what the topics' policies want fsynced by now
-retention  deletes old segments, of every topic of the store, one process at a time
+retention  deletes old segments, of every topic of the store, one process at a time; and groups' old positions
 cleaner    compacts the dirtiest partition that is due, one after the other
+transactions  ends those of processes that are gone; see `segmentlog.transactions`
 scrub      reads sealed segments again, if it was asked for
 """
 
@@ -105,12 +106,15 @@ class Background:
         scrubber: Scrubber | None,
         cleaner_buffer_bytes: int = CLEANER_BUFFER_BYTES,
         cleaner_io_bytes_per_s: int | None = None,
+        expire: Callable[[int], None] = lambda now_ms: None,
+        finish_transactions: Callable[[], float] | None = None,
     ) -> None:
         if not isinstance(cleaner_buffer_bytes, int) or cleaner_buffer_bytes < 1:
             raise InvalidConfig("cleaner.dedupe.buffer.bytes", cleaner_buffer_bytes, "a number of bytes from 1 on")
         self._partitions = partitions
         self._clock = clock
         self._scrubber = scrubber
+        self._expire = expire
         self.cleaner_buffer_bytes = cleaner_buffer_bytes
         self._throttle = Throttle(cleaner_io_bytes_per_s)
         self._rolled: set[PartitionName] = set()
@@ -126,6 +130,8 @@ class Background:
             self._flusher = self._workers.add("flush", self.flush_tick)
             self._retainer = self._workers.add("retention", self.retention_tick, _FIRST_LOOK_S)
             self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
+            if finish_transactions is not None:
+                self._workers.add("transactions", finish_transactions)
         if threads and scrubber is not None:
             self._workers.add("scrub", self.scrub_tick)
 
@@ -179,6 +185,11 @@ class Background:
         """
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         first: Exception | None = None
+        try:
+            with contextlib.suppress(StoreClosed):
+                self._expire(now_ms)
+        except (SegmentlogError, OSError) as error:
+            first = error
         while self._rolled:
             first = self._retain(self._rolled.pop(), now_ms) or first
         if self._round is None and now_ms >= self._round_due_ms:

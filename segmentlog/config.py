@@ -28,9 +28,6 @@ OFFSET_CEILING_STEP = 1_000_000
 CLEANER_BUFFER_BYTES = 128 * MIB
 """Memory for one compaction's offset map, as Kafka's `log.cleaner.dedupe.buffer.size`."""
 
-OFFSETS_RETENTION_MINUTES = 10_080
-"""How long positions of a group without members are kept: a week, as Kafka's `offsets.retention.minutes`."""
-
 EXPIRES_HEADER = "expires-at-ms"
 """Header whose value, decimal milliseconds since 1970, says when compaction may drop the record."""
 

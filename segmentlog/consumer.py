@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from operator import length_hint
-from typing import TYPE_CHECKING, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
+from segmentlog.cursor import Cursor
 from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.names import check_topic_name
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.group_folder import is_pattern
+from segmentlog.group_offsets import CommittedOffset, Encoded
+from segmentlog.group_session import GroupSession, finish_transactions
+from segmentlog.group_session import Rebalanced as Rebalanced
 from segmentlog.records import Record, TopicPartition
 from segmentlog.storage.watch import Watch
 from segmentlog.workers import logger
@@ -27,46 +35,10 @@ Start = Literal["earliest", "latest"] | int | datetime
 OffsetReset = Literal["earliest", "latest", "error"]
 
 _WAIT_S = 1.0
-_PATTERN_CHARACTERS = frozenset("*?[")
-
-
-class _Cursor:
-    """Where this consumer is in one partition."""
-
-    __slots__ = ("_handed_out", "_position", "_records", "end_offset", "log", "paused", "tp")
-
-    def __init__(self, tp: TopicPartition, log: Partition, position: int, end_offset: int) -> None:
-        self.tp = tp
-        self.log = log
-        self.end_offset = end_offset
-        self.paused = False
-        self._position = position
-        self._records: list[Record] = []
-        self._handed_out: Iterator[Record] = iter(self._records)
-
-    def hand_out(self, batch: RecordBatch) -> Iterator[Record]:
-        """The records of a batch, one by one; the position follows without any work for each of them."""
-        self._records = list(batch.records())
-        self._handed_out = iter(self._records)
-        self._position = batch.next_offset
-        return self._handed_out
-
-    @property
-    def position(self) -> int:
-        """The offset after the last record that was handed out."""
-        left = length_hint(self._handed_out)
-        return self._records[-left].offset if left else self._position
-
-    @position.setter
-    def position(self, offset: int) -> None:
-        self.stop()
-        self._position = offset
-
-    def stop(self) -> None:
-        """Hand out no more of the batch: it is read again from where this is now."""
-        self._position = self.position
-        for _ in self._handed_out:
-            pass
+_FINISH_S = 0.25
+"""How often a waiting reader of committed transactions looks for those of dead producers."""
+_HANDOVER_S = 2.0
+"""How long an iteration that does not follow waits for partitions that others have yet to let go of."""
 
 
 class Consumer:
@@ -84,6 +56,25 @@ class Consumer:
     Within a partition records come in order. Partitions and topics of a pattern that appear
     while it follows are read from their beginning. Use it from one thread; only `close` and
     `wakeup` may be called from another.
+
+    With ``group`` it shares the topics with the group's other members, in whatever process:
+    each partition is read by one of them at a time, and goes on behind what was committed.
+
+    start, auto_offset_reset  where a partition without a committed position begins: at ``start``, unless
+                  ``auto_offset_reset`` is given, which then says it ("error" raises)
+    auto_commit   commit what was processed, at polls every ``auto_commit_interval_ms``, when partitions
+                  go to others, and at `close`; not the record that the loop body is at
+    assignment_strategy   "sticky", "range" or "roundrobin", the same for all members
+    max_poll_interval_ms  a member that asks for no record for so long is evicted: others get its partitions
+    max_poll_records      so many records are handed out before the next poll of the group
+    on_assigned, on_revoked, on_lost  called with a list of partitions, by the thread that consumes:
+                  when it begins to read them; before it hands them over (it may still commit);
+                  when it was evicted and they are gone (without it `on_revoked` is called)
+
+    It is a member from its construction on, and reads from its first poll on: iterating, or `poll_group`.
+    Without ``follow`` an iteration ends when the partitions that it was given are read to the ends it
+    met; for those that another member has yet to let go of it waits two seconds. A consumer
+    that is not closed leaves the group when it is garbage-collected, without committing.
     """
 
     def __init__(
@@ -97,7 +88,17 @@ class Consumer:
         durable_only: bool = False,
         fetch_bytes: int = 1 << 20,
         skip_damaged: bool = False,
-        auto_offset_reset: OffsetReset = "error",
+        auto_offset_reset: OffsetReset | None = None,
+        group: str | None = None,
+        auto_commit: bool = False,
+        auto_commit_interval_ms: int = 5000,
+        assignment_strategy: str = "sticky",
+        max_poll_interval_ms: int = 300_000,
+        max_poll_records: int = 500,
+        client_id: str = "",
+        on_assigned: Rebalanced | None = None,
+        on_revoked: Rebalanced | None = None,
+        on_lost: Rebalanced | None = None,
     ) -> None:
         if not topics:
             raise InvalidConfig("topics", topics, "at least one topic, (topic, partition) or pattern")
@@ -107,10 +108,11 @@ class Consumer:
             raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
         if not isinstance(fetch_bytes, int) or fetch_bytes < 1:
             raise InvalidConfig("fetch_bytes", fetch_bytes, "a number of bytes from 1 on")
-        if auto_offset_reset not in ("earliest", "latest", "error"):
+        if auto_offset_reset not in (None, "earliest", "latest", "error"):
             raise InvalidConfig("auto_offset_reset", auto_offset_reset, "'earliest', 'latest' or 'error'")
         self._store = store
-        self._reset: OffsetReset = auto_offset_reset
+        self._reset: OffsetReset = auto_offset_reset or "error"
+        self._without_position: OffsetReset | None = auto_offset_reset
         self._topics = list(topics)
         self._start = start
         self._follow = follow
@@ -118,17 +120,54 @@ class Consumer:
         self._durable_only = durable_only
         self._fetch_bytes = fetch_bytes
         self._skip_damaged = skip_damaged
-        self._cursors: dict[TopicPartition, _Cursor] = {}
+        self._cursors: dict[TopicPartition, Cursor] = {}
         self._turn: deque[TopicPartition] = deque()
         self._watch: Watch | None = None
-        self._closed = False
+        self._closed = self._closing = False
         self._woken = False
         self._waiting = threading.RLock()
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
         self.resets: list[tuple[TopicPartition, int, int]] = []
         """Jumps that ``auto_offset_reset`` made: the partition, from which offset, to which."""
-        self._assign(start)
+        self._handing: Cursor | None = None
+        """Whose record or batch the application may be working on."""
+        self._max_poll_records = max_poll_records
+        self._finish_due_s = 0.0
+        self._session: GroupSession | None = None
+        if group is None:
+            if auto_commit:
+                raise InvalidConfig("auto_commit", auto_commit, "False without a group, which would keep the positions")
+            self._assign(start)
+            return
+        for name, number in (
+            ("max_poll_interval_ms", max_poll_interval_ms),
+            ("max_poll_records", max_poll_records),
+            ("auto_commit_interval_ms", auto_commit_interval_ms),
+        ):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise InvalidConfig(name, number, "a whole number from 1 on")
+        store.check_writable("join a group")
+        member = store.groups.member(
+            group, self._subscription(group), strategy=assignment_strategy, client_id=client_id,
+            max_poll_interval_ms=max_poll_interval_ms,
+        )  # fmt: skip
+        self._session = GroupSession(
+            store, group, member, _Reader(self), auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+        )  # fmt: skip
+        store.members.add(self)
+
+    def _subscription(self, group: str) -> list[str]:
+        names = []
+        for wanted in self._topics:
+            if not isinstance(wanted, str):
+                raise InvalidConfig("topics", wanted, f"a topic or a pattern: group {group!r} assigns the partitions")
+            if not is_pattern(wanted):
+                self._store.topic(wanted)
+            names.append(wanted)
+        return names
 
     def __enter__(self) -> Consumer:
         return self
@@ -144,7 +183,7 @@ class Consumer:
             if tp not in self._cursors:
                 log = self._store.topic(tp.topic).partition(tp.partition)
                 position = self._resolve(log, start)
-                self._cursors[tp] = _Cursor(tp, log, position, self._end_of(log))
+                self._cursors[tp] = Cursor(tp, log, position, self._end_of(log))
                 self._turn.append(tp)
                 if self._watch is not None:
                     self._watch.add(log.handle.lock_path)
@@ -155,7 +194,7 @@ class Consumer:
                 topic, partition = wanted
                 yield TopicPartition(check_topic_name(topic, internal=True), partition)
                 continue
-            if _PATTERN_CHARACTERS & set(wanted):
+            if is_pattern(wanted):
                 names = fnmatch.filter(self._store.topics(), wanted)
             else:
                 names = [wanted]
@@ -180,20 +219,133 @@ class Consumer:
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read."""
-        return list(self._cursors)
+        return list(self._cursors) if self._session is None else sorted(self._cursors)
+
+    # ------------------------------------------------------------ as a member of a group
+
+    @property
+    def member_id(self) -> str:
+        """This member's name in the group; it has another one after it was evicted."""
+        return self._of_group("member id").member.id
+
+    @property
+    def generation(self) -> int:
+        """Of the group's assignment, as this member knows it: each has a higher one."""
+        return self._of_group("generation").member.generation
+
+    def poll_group(self, wait_s: float = 0.0) -> list[TopicPartition]:
+        """Take part in the group without reading; returns the partitions that are read now.
+
+        Waits up to ``wait_s`` until everything that is assigned is there. Iterating does it by itself.
+        """
+        session = self._of_group("assignment by one")
+        self._check_open()
+        ends_s = time.monotonic() + wait_s
+        while True:
+            session.poll()
+            if session.is_settled or self._is_ended() or time.monotonic() >= ends_s:
+                return self.assignment()
+            time.sleep(session.wait_s)
+
+    def commit(self, positions: Mapping[Any, int] | None = None, *, metadata: str = "", sync: bool = True) -> None:
+        """Say how far the group has read: by default up to and with the record that was handed out last.
+
+        positions   offsets to go on at, by `TopicPartition` or (topic, partition)
+        metadata    a text of at most 4096 bytes to keep with them
+        sync        return when they are on disk; without, a power cut may take the last second's
+
+        All of them are committed, or none. Raises `ConsumerFenced` when a partition is not this
+        member's any more, `UnknownTopic`, `InvalidConfig` for what is no offset.
+        """
+        session = self._of_group("positions to commit")
+        self._check_open()
+        session.commit(positions, metadata=metadata, sync=sync)
+
+    def commit_async(self, positions: Mapping[Any, int] | None = None, *, metadata: str = "") -> None:
+        """`commit` without waiting for the disk."""
+        self.commit(positions, metadata=metadata, sync=False)
+
+    def committing(
+        self, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+    ) -> contextlib.AbstractContextManager[Encoded]:
+        """For a transaction: keys and values to append to ``__consumer_offsets`` within the context.
+
+        Raises `ConsumerFenced` as `commit` does; as long as it lasts nobody else can take the partitions.
+        """
+        self._check_open()
+        return self._of_group("positions to commit").committing(positions, metadata=metadata)
+
+    def committed(self, topic: str, partition: int = 0) -> CommittedOffset | None:
+        """What the group has committed of a partition, whoever reads it; None when it has not."""
+        return self._of_group("committed positions").committed(TopicPartition(topic, partition))
+
+    def _of_group(self, what: str) -> GroupSession:
+        if self._session is None:
+            wanted = f"a group's name, given to `store.consumer`: a consumer without a group has no {what}"
+            raise InvalidConfig("group", None, wanted)
+        return self._session
+
+    def _begin(self, tp: TopicPartition, committed: CommittedOffset | None, is_new: bool) -> None:
+        """Read a partition that the group has given to this member."""
+        log = self._store.topic(tp.topic).partition(tp.partition)
+        if committed is not None:
+            position = committed.offset
+        elif self._without_position == "error":
+            wanted = f"'earliest' or 'latest', or a committed position of {tp}: the group has none"
+            raise InvalidConfig("auto_offset_reset", "error", wanted)
+        else:
+            position = self._resolve(log, "earliest" if is_new else self._without_position or self._start)
+        cursor = self._cursors[tp] = Cursor(tp, log, position, self._end_of(log))
+        if committed is not None:
+            cursor.epoch = committed.epoch
+        self._turn.append(tp)
+        if self._watch is not None:
+            self._watch.add(log.handle.lock_path)
+
+    def _drop(self, tp: TopicPartition) -> None:
+        cursor = self._cursors.pop(tp, None)
+        if cursor is not None:
+            cursor.paused = True
+            cursor.stop()
+            self._turn = deque(one for one in self._turn if one != tp)
+
+    def _positions_to_commit(self, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
+        return {
+            tp: (cursor.settled_position if settled and cursor is self._handing else cursor.position, cursor.epoch)
+            for tp, cursor in list(self._cursors.items())
+        }
+
+    def _await_handover(self, ends_s: float) -> bool:
+        """Wait a moment for partitions that others have yet to let go of; False when it is no use."""
+        session = self._session
+        if session is None or session.is_settled or self._is_ended() or time.monotonic() >= ends_s:
+            self._woken = False
+            return False
+        time.sleep(session.wait_s)
+        return True
 
     # ------------------------------------------------------------ reading
 
     def __iter__(self) -> Iterator[Record]:
         """Records; the position moves with each one."""
+        session = self._session
         for cursor, batch in self._fetches():
-            yield from cursor.hand_out(batch)
+            handed_out = cursor.hand_out(batch)
+            if session is None:
+                yield from handed_out
+                continue
+            yield from islice(handed_out, self._max_poll_records)
+            while cursor.has_left:
+                session.poll()
+                yield from islice(handed_out, self._max_poll_records)
 
     def batches(self) -> Iterator[RecordBatch]:
         """Batches of columns: the fast path. The position moves with each one."""
         for cursor, batch in self._fetches():
             cursor.position = batch.next_offset
+            cursor.epoch, cursor.in_hand = batch.epoch, batch.base_offset
             yield batch
+            cursor.in_hand = None
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Records, without blocking the event loop: fetching and waiting happen in a thread."""
@@ -203,37 +355,50 @@ class Consumer:
         try:
             while (fetched := await asyncio.to_thread(next, fetches, None)) is not None:
                 cursor, batch = fetched
-                for record in cursor.hand_out(batch):
+                for number, record in enumerate(cursor.hand_out(batch), 1):
                     yield record
+                    if self._session is not None and number % self._max_poll_records == 0:
+                        await asyncio.to_thread(self._session.poll)
         finally:
             self.wakeup()
 
-    def _fetches(self) -> Iterator[tuple[_Cursor, RecordBatch]]:
+    def _fetches(self) -> Iterator[tuple[Cursor, RecordBatch]]:
         """Batches with the cursor they move, partition by partition in turn; ends, or waits for more."""
         self._check_open()
+        session = self._session
+        ends_s = time.monotonic() + _HANDOVER_S
+        self._handing = None
         for cursor in self._cursors.values():
-            cursor.end_offset = self._end_of(cursor.log)
+            cursor.end_offset, cursor.in_hand = self._end_of(cursor.log), None
         while True:
             progress = False
+            if session is not None:
+                session.poll()
             for _ in range(len(self._turn)):
+                if not self._turn:
+                    break  # all went to other members meanwhile
                 tp = self._turn[0]
                 self._turn.rotate(-1)
                 cursor = self._cursors[tp]
                 try:
                     for batch in self._fetch(cursor):
                         progress = True
+                        self._handing = cursor
                         yield cursor, batch
+                        self._handing = None
                         if self._closed:
                             return
+                        if session is not None:
+                            session.poll()
                 except OffsetOutOfRange as error:
                     self._move_into_range(cursor, error)
                     progress = True
             if progress:
                 continue
-            if not self._follow or not self._wait():
+            if not (self._wait() if self._follow else self._await_handover(ends_s)):
                 return
 
-    def _move_into_range(self, cursor: _Cursor, error: OffsetOutOfRange) -> None:
+    def _move_into_range(self, cursor: Cursor, error: OffsetOutOfRange) -> None:
         """Go on where `auto_offset_reset` says, or raise."""
         if self._reset == "error":
             raise error
@@ -243,7 +408,7 @@ class Consumer:
         self.resets.append((cursor.tp, position, cursor.position))
         logger.warning("%s: %s; going on at offset %d", cursor.tp, error, cursor.position)
 
-    def _fetch(self, cursor: _Cursor) -> Iterator[RecordBatch]:
+    def _fetch(self, cursor: Cursor) -> Iterator[RecordBatch]:
         if cursor.paused:
             return
         if self._follow:
@@ -251,6 +416,7 @@ class Consumer:
         started_at = cursor.position
         if started_at >= cursor.end_offset:
             return
+        left_bytes = self._fetch_bytes
 
         def note(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
             self.skipped.append((cursor.tp, base_offset, end_offset, damage))
@@ -265,12 +431,15 @@ class Consumer:
             on_skip=note if self._skip_damaged else None,
         ):
             if batch.base_offset >= cursor.end_offset:
-                return
+                break
+            left_bytes -= batch.size_bytes
             yield batch
             if cursor.position != batch.next_offset or cursor.paused:
                 return  # a seek, or a pause, while the batch was out
-        if cursor.position == started_at:
-            cursor.position = cursor.end_offset  # nothing up to there: a gap that a crash or compaction left
+        if left_bytes > 0 and cursor.position < cursor.end_offset:
+            # Nothing more up to there: a gap that a crash or compaction left, or what is not handed
+            # out, the ends of transactions and what was aborted.
+            cursor.position = cursor.end_offset
 
     def _wait(self) -> bool:
         """Sleep until there may be more; False when the consumer was closed or woken."""
@@ -283,24 +452,40 @@ class Consumer:
             self._watch.add(self._store.path, folder=True)
             for cursor in self._cursors.values():
                 self._watch.add(cursor.log.handle.lock_path)
+        session = self._session
+        if session is not None:
+            folder = session.member.folder
+            self._watch.add(folder.path, folder=True)
+            self._watch.add(folder.members_path, folder=True, endings=True)
         while not self._is_ended():
             self._watch.drain()
             if self._is_ended():
                 break  # said so just before the drain, which took the reason to wake up with it
+            if session is not None:
+                session.poll(ended=self._watch.take_ended())
             # Said before looking: who appends after this look wakes us.
             polled = False
             for cursor in self._cursors.values():
                 polled |= not cursor.log.handle.announce_waiting(2 * _WAIT_S)
             if self._has_more():
                 return True
-            self._assign("earliest")
+            if session is None:
+                self._assign("earliest")
             for cursor in self._cursors.values():
                 cursor.log.handle.check_usable()
+            self._finish_transactions()
             if self._has_more():
                 return True
-            self._watch.wait(_WAIT_S, poll=polled)
+            wait_s = _FINISH_S if self._isolation == "read_committed" else _WAIT_S
+            self._watch.wait(wait_s if session is None else min(session.wait_s, wait_s), poll=polled)
         self._woken = False
         return False
+
+    def _finish_transactions(self) -> None:
+        """Where nobody waits for a decision, a dead producer's transaction would hold this reader back for ever."""
+        if self._isolation == "read_committed" and time.monotonic() >= self._finish_due_s:
+            self._finish_due_s = time.monotonic() + _FINISH_S
+            finish_transactions(self._store)
 
     def _is_ended(self) -> bool:
         """Whether another thread said so."""
@@ -342,7 +527,7 @@ class Consumer:
         """Go on reading a paused partition."""
         self._cursor(topic, partition).paused = False
 
-    def _cursor(self, topic: str, partition: int) -> _Cursor:
+    def _cursor(self, topic: str, partition: int) -> Cursor:
         try:
             return self._cursors[TopicPartition(topic, partition)]
         except KeyError:
@@ -357,14 +542,58 @@ class Consumer:
             self._watch.interrupt()
 
     def close(self) -> None:
-        """End. Idempotent."""
+        """End; a member leaves its group. Idempotent."""
+        if self._session is not None and self._session.member.is_foreign:
+            self._closed = True  # a forked child: everything else is the parent's
         if not self._closed:
+            self._store.members.discard(self)
             self._closed = True
             self.wakeup()
             with self._waiting:  # not while another thread still sleeps on it
-                if self._watch is not None:
-                    self._watch.close()
+                try:
+                    if self._session is not None:
+                        self._closing = True
+                        self._session.close()
+                finally:
+                    self._closing = False
+                    if self._watch is not None:
+                        self._watch.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed and not self._closing:  # what `on_revoked` does at the end is still allowed
             raise StoreClosed("consumer")
+        if self._session is not None:
+            self._session.member.check_process()
+
+
+class _Reader:
+    """The consumer as its group session sees it."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        # Weak: one that is dropped without being closed must let go of its partitions there and then.
+        self._weak = weakref.ref(consumer)
+
+    @property
+    def _consumer(self) -> Consumer:
+        consumer = self._weak()
+        assert consumer is not None, "only a consumer that is there polls"
+        return consumer
+
+    def begin(self, tp: TopicPartition, committed: CommittedOffset | None, *, is_new: bool) -> None:
+        self._consumer._begin(tp, committed, is_new)
+
+    def stop(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self._consumer._cursors[tp].paused = True
+            self._consumer._cursors[tp].stop()
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self._consumer._drop(tp)
+
+    def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
+        return self._consumer._positions_to_commit(settled)
+
+    def epoch_at(self, tp: TopicPartition, offset: int) -> int:
+        cursor = self._consumer._cursors.get(tp)
+        return cursor.epoch if cursor is not None and cursor.read_before(offset) else -1

@@ -98,6 +98,12 @@ class Chunk:
         """Note for each record its partition and how many of the chunk come before it there (None: all of them)."""
         self._partitions, self._ranks = partitions, ranks
 
+    def given_places(self) -> tuple[npt.NDArray[np.int32] | None, int]:
+        """(the partition of each record, how many are counted) if it was placed before; else None."""
+        if self._partitions is None or not len(self._partitions):
+            return None, 0
+        return self._partitions, int(self._partitions.max()) + 1
+
     def timestamp_column(self) -> npt.NDArray[np.int64] | None:
         """The timestamps of all records; None when all are from when the chunk was begun."""
         if self.all_timestamps is not None or not self.timestamps:

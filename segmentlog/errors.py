@@ -230,6 +230,17 @@ class ProducerFenced(SegmentlogError):
         )
 
 
+class ProducerBusy(SegmentlogError):
+    """A named producer cannot be opened now: a transaction of its last instance is being decided."""
+
+    def __init__(self, producer: str, why: str) -> None:
+        super().__init__(producer, why)
+        self.producer, self.why = producer, why
+
+    def __str__(self) -> str:
+        return f"producer {self.producer!r} cannot be opened: {self.why}"
+
+
 class OutOfOrderSequence(SegmentlogError):
     """A producer's batch whose sequence does not follow its last one: something in between is missing."""
 

@@ -6,22 +6,35 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from segmentlog.delivery import Chunk, Deliveries, Delivery, Options
-from segmentlog.errors import InvalidConfig, InvalidRecord, RecordTooLarge, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    ProducerFenced,
+    RecordTooLarge,
+    SegmentlogError,
+    StoreClosed,
+    TransactionAborted,
+    UnknownTopic,
+)
+from segmentlog.format.names import OFFSETS_TOPIC
+from segmentlog.identity import Identity
 from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.workers import Worker
 
 if TYPE_CHECKING:
+    from segmentlog.consumer import Consumer
     from segmentlog.partition.partition import Ack, Partition
     from segmentlog.store import LogStore, Topic
 
@@ -37,6 +50,10 @@ class Producer:
     partitioner  where a record goes that names no partition: by its key (murmur2, as Kafka's
                  clients do), without a key to one partition a chunk, in turn
     ack          "durable": a record counts as delivered once it is on disk
+    name         a *named* producer counts on where its last instance stopped (`last_sequence`), and
+                 fences that one, should it still run: `ProducerFenced` is what it gets
+    enable_idempotence      give every batch a number, so that none is ever appended twice
+    transaction_timeout_ms  a transaction that is open for longer is aborted by others
 
     Records of one thread keep their order in each partition. A record that is not given a
     timestamp gets the time at which its chunk was begun, at most ``linger_ms`` before it is
@@ -52,6 +69,9 @@ class Producer:
         batch_size: int = 256 * 1024,
         partitioner: Partitioner | None = None,
         ack: Ack | None = None,
+        name: str | None = None,
+        enable_idempotence: bool = True,
+        transaction_timeout_ms: int = 60_000,
         background: bool = True,
     ) -> None:
         if not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
@@ -60,7 +80,12 @@ class Producer:
             raise InvalidConfig("batch_size", batch_size, "bytes from 1 to 1 GiB")
         if ack not in (None, "written", "durable"):
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        if not isinstance(transaction_timeout_ms, int) or not 1 <= transaction_timeout_ms <= 86_400_000:
+            raise InvalidConfig("transaction_timeout_ms", transaction_timeout_ms, "milliseconds from 1 to 86,400,000")
+        if name is not None and not enable_idempotence:
+            raise InvalidConfig("enable_idempotence", enable_idempotence, "True for a producer with a name")
         self._store = store
+        self._identity = Identity(store, name, transaction_timeout_ms) if enable_idempotence else None
         self._linger_ns = int(linger_ms * 1e6)
         self._batch_size = batch_size
         self._partitioner = partitioner or HashPartitioner()
@@ -220,16 +245,25 @@ class Producer:
                     chunk.finish(error)
                     if self._failure is None:
                         self._failure = error
+                    if self._identity is not None:
+                        self._identity.note_failure(error)
                     if not isinstance(error, SegmentlogError | OSError):
                         raise
+                except BaseException:
+                    if self._identity is None:
+                        raise
+                    waiting.appendleft(chunk)  # under the same numbers it is appended once, whatever was interrupted
+                    raise
 
     # ------------------------------------------------------------ where records go
 
     def _send(self, chunk: Chunk) -> None:
         """Append a chunk's records to their partitions."""
         topic = self._topics[chunk.topic]
-        count = topic.partition_count  # it may have grown
-        partitions = self._partitions_of(chunk, count)
+        partitions, count = chunk.given_places()
+        if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
+            count = topic.partition_count  # it may have grown
+            partitions = self._partitions_of(chunk, count)
         total = len(partitions)
         counts = np.bincount(partitions, minlength=count)
         numbers = counts.nonzero()[0].tolist()
@@ -243,11 +277,16 @@ class Producer:
             ranks[order] = np.arange(total) - np.repeat(starts, counts)
             chunk.placed(partitions, ranks)
             rows_of = {number: order[starts[number] : starts[number] + counts[number]].tolist() for number in numbers}
+        with self._identity.sending(chunk.topic, numbers) if self._identity is not None else _NOTHING:
+            self._append_all(topic, chunk, rows_of)
+
+    def _append_all(self, topic: Topic, chunk: Chunk, rows_of: dict[int, list[int] | None]) -> None:
         first: Exception | None = None
         for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
-                chunk.base_offsets[number] = self._append(log, chunk, rows)
+                if number not in chunk.base_offsets:
+                    chunk.base_offsets[number] = self._append(log, chunk, rows)
             except RecordTooLarge as error:
                 index = error.index if rows is None else rows[error.index]
                 first = first or RecordTooLarge(error.size_bytes, error.limit_bytes, index)
@@ -264,7 +303,10 @@ class Producer:
             keys = list(map(keys.__getitem__, rows)) if keys else keys
             timestamps = None if timestamps is None else timestamps[rows]
             headers = None if headers is None else list(map(headers.__getitem__, rows))
-        return log.append_columns(Columns(values, keys or None, timestamps, headers), self._ack, chunk.begun_ms)
+        columns = Columns(values, keys or None, timestamps, headers)
+        if self._identity is not None:
+            return self._identity.append(log, columns, self._ack, chunk.begun_ms)
+        return log.append_columns(columns, self._ack, chunk.begun_ms)
 
     def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
         """The partition of each record: as it says, else by its key, else the one whose turn it is."""
@@ -347,17 +389,115 @@ class Producer:
             failure, self._failure = self._failure, None
             raise failure
 
+    # ------------------------------------------------------------ names and transactions
+
+    @property
+    def name(self) -> str | None:
+        """The name that it was given."""
+        return None if self._identity is None else self._identity.name
+
+    def last_sequence(self, topic: str, partition: int = 0) -> int:
+        """The number of the last record that this producer appended to a partition; -1 before the first.
+
+        Records are numbered from 0 on, a partition each, whatever instance of a name appended
+        them: one more than this is how many there are. Records of aborted transactions count.
+        """
+        log = self._store.topic(topic).partition(partition)
+        return -1 if self._identity is None else self._identity.last_number(log)
+
+    def note_resume(self, topic: str, partitions: int) -> int:
+        """How many partitions a topic had when this name first asked, for who spreads records over them by counting."""
+        return self._idempotent("note_resume").note_resume(topic, partitions)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Producer]:
+        """What is sent within, to any topics, is there for ``read_committed`` readers all at once, or never.
+
+        Committed at the end, durably; left by an exception it is aborted, and the exception
+        goes on. Raises `TransactionAborted` when something that was sent could not be appended,
+        `ProducerFenced` when another instance took over or it took longer than
+        ``transaction_timeout_ms``. Sends of other threads belong to it, too.
+        """
+        self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(SegmentlogError, OSError):  # the first reason is the one to tell
+                self.abort_transaction()
+            raise
+        self.commit_transaction()
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction by hand; `transaction` is the easier way."""
+        identity = self._idempotent("a transaction")
+        if self._closed:
+            raise StoreClosed("producer")
+        identity.prepare()
+        self.flush()
+        identity.begin()
+
+    def commit_transaction(self) -> None:
+        """Send what is left, and commit: durable when it returns. See `transaction` for what it raises."""
+        identity = self._idempotent("a transaction")
+        identity.check_open()
+        try:
+            self.flush()
+            identity.sync_data()
+        except (SegmentlogError, OSError) as error:
+            if isinstance(error, ProducerFenced):
+                identity.drop()
+                raise
+            self.abort_transaction()
+            raise TransactionAborted(identity.label, str(error)) from error
+        identity.commit()
+
+    def abort_transaction(self) -> None:
+        """Take back everything that was sent in the transaction."""
+        identity = self._idempotent("a transaction")
+        identity.check_open()
+        with contextlib.suppress(SegmentlogError, OSError):
+            self.flush()  # so that nothing of it comes later
+        identity.abort()
+
+    def commit_positions(
+        self, consumer: Consumer, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+    ) -> None:
+        """Commit a group member's positions with the transaction: consume, transform and produce, exactly once.
+
+        ``positions`` are offsets by (topic, partition); default: behind the last record handed
+        out, of every partition. Raises `ConsumerFenced` when one belongs to another member by now.
+        """
+        identity = self._idempotent("a transaction")
+        identity.check_open()
+        with consumer.committing(positions, metadata=metadata) as (keys, values):
+            if keys:
+                log = self._store.group_offsets.make_log()
+                with identity.sending(OFFSETS_TOPIC, [0]):
+                    identity.append(log, Columns(values, keys, None, None), None, None)
+
+    def _idempotent(self, what: str) -> Identity:
+        if self._identity is None:
+            raise InvalidConfig("enable_idempotence", False, f"True for {what}")
+        return self._identity
+
     def close(self) -> None:
-        """Flush, and take no more records. Idempotent."""
+        """Flush, and take no more records. An open transaction is aborted. Idempotent."""
         with self._mutex:
             if self._closed:
                 return
             self._closed = True  # before the flush: a chunk begun after it would be sent by nobody
         try:
             self.flush()
+            if self._identity is not None and self._identity.in_transaction:
+                self._identity.abort()
         finally:
             if self._lingerer is not None:
                 self._lingerer.stop()
+            if self._identity is not None:
+                self._identity.close()
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> Options:

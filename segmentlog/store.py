@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from segmentlog.background import Background, PartitionName
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
@@ -31,9 +31,11 @@ from segmentlog.format.names import (
     HIDDEN,
     INTERNAL_TOPICS,
     MAX_PARTITIONS,
+    OFFSETS_TOPIC,
     STATE_FILE,
     STORE_FILE,
     TOPIC_FILE,
+    TRANSACTIONS_TOPIC,
     check_topic_name,
 )
 from segmentlog.partition.handle import Clock, Handle
@@ -46,11 +48,19 @@ from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
-    from segmentlog.consumer import Consumer, OffsetReset, Start
+    from segmentlog.consumer import Consumer, OffsetReset, Rebalanced, Start
+    from segmentlog.group_admin import Groups
+    from segmentlog.group_offsets import GroupOffsets
     from segmentlog.partition.partition import Ack, Isolation
+    from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producer import Producer
     from segmentlog.table import Table
+    from segmentlog.transactions import Transactions
+
+
+OFFSETS_RETENTION_MINUTES: Final = 7 * 24 * 60
+"""Kafka's `offsets.retention.minutes`."""
 
 
 class Topic:
@@ -109,6 +119,7 @@ class LogStore:
         scrub_bytes_per_s: int | None = None,
         cleaner_dedupe_buffer_bytes: int = CLEANER_BUFFER_BYTES,
         cleaner_io_max_bytes_per_second: int | None = None,
+        offsets_retention_minutes: int = OFFSETS_RETENTION_MINUTES,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -116,12 +127,20 @@ class LogStore:
         if recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         self._fs = fs or FileSystem()
+        if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
+            raise InvalidConfig("offsets.retention.minutes", offsets_retention_minutes, "a whole number from 1 on")
+        self._offsets_retention_ms = offsets_retention_minutes * 60_000
         self.read_only = read_only or self._is_on_read_only_disk()
         self.recovery: RecoveryMode = recovery
         self._clock = clock or Clock()
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
+        self._group_offsets: GroupOffsets | None = None
+        self._groups: Groups | None = None
+        self.members: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        """Consumers that are members of groups: they leave when the store is closed."""
+        self._transactions: Transactions | None = None
         self._closed = False
         self._budget = DescriptorBudget()
         self._background = Background(
@@ -132,6 +151,8 @@ class LogStore:
             scrubber=self._make_scrubber(scrub_bytes_per_s),
             cleaner_buffer_bytes=cleaner_dedupe_buffer_bytes,
             cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
+            expire=self._expire_groups,
+            finish_transactions=self.finish_transactions,
         )
         self.store_id = self._open(create and not self.read_only)
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
@@ -231,7 +252,19 @@ class LogStore:
         """
         self._check_writable("create a topic")
         check_topic_name(name)
-        settings = TopicConfig.from_mapping({**(config or {}), **options})
+        return self._make_topic(name, partitions, TopicConfig.from_mapping({**(config or {}), **options}))
+
+    def internal_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> Topic:
+        """A topic of the store itself, made if it is not there, by whoever comes first."""
+        try:
+            return self.topic(name)
+        except UnknownTopic:
+            self._check_writable("create a topic")
+            with contextlib.suppress(TopicExists):
+                self._make_topic(name, partitions, TopicConfig.from_mapping(config or {}))
+            return self.topic(name)
+
+    def _make_topic(self, name: str, partitions: int, settings: TopicConfig) -> Topic:
         _check_partition_count(partitions)
         folder = f"{self.path}/{name}"
         with self._mutex:
@@ -398,7 +431,9 @@ class LogStore:
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
                 logger.warning("%s/%d: %s: %s", name, number, report.verdict, report.why)
-            return partition
+        if partition.last_stable_offset < partition.log_end_offset:
+            self.finish_transactions()  # whoever comes first after a crash finishes what it left undecided
+        return partition
 
     def _opened(self, handle: Handle) -> None:
         self._budget.opened(handle)
@@ -425,6 +460,9 @@ class LogStore:
         batch_size: int = 256 * 1024,
         partitioner: Partitioner | None = None,
         ack: Ack | None = None,
+        name: str | None = None,
+        enable_idempotence: bool = True,
+        transaction_timeout_ms: int = 60_000,
     ) -> Producer:
         """A producer that gathers records into batches; see `Producer`."""
         from segmentlog.producer import Producer
@@ -432,6 +470,9 @@ class LogStore:
         self._check_writable("produce")
         return Producer(
             self,
+            name=name,
+            enable_idempotence=enable_idempotence,
+            transaction_timeout_ms=transaction_timeout_ms,
             linger_ms=linger_ms,
             batch_size=batch_size,
             partitioner=partitioner,
@@ -448,9 +489,19 @@ class LogStore:
         durable_only: bool = False,
         fetch_bytes: int = 1 << 20,
         skip_damaged: bool = False,
-        auto_offset_reset: OffsetReset = "error",
+        auto_offset_reset: OffsetReset | None = None,
+        group: str | None = None,
+        auto_commit: bool = False,
+        auto_commit_interval_ms: int = 5000,
+        assignment_strategy: Strategy = "sticky",
+        max_poll_interval_ms: int = 300_000,
+        max_poll_records: int = 500,
+        client_id: str = "",
+        on_assigned: Rebalanced | None = None,
+        on_revoked: Rebalanced | None = None,
+        on_lost: Rebalanced | None = None,
     ) -> Consumer:
-        """A consumer of topics, partitions or patterns; see `Consumer`."""
+        """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
         from segmentlog.consumer import Consumer
 
         self._check_open()
@@ -464,7 +515,68 @@ class LogStore:
             fetch_bytes=fetch_bytes,
             skip_damaged=skip_damaged,
             auto_offset_reset=auto_offset_reset,
+            group=group,
+            auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            assignment_strategy=assignment_strategy,
+            max_poll_interval_ms=max_poll_interval_ms,
+            max_poll_records=max_poll_records,
+            client_id=client_id,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_lost=on_lost,
         )
+
+    @property
+    def transactions(self) -> Transactions:
+        """Names of producers and their transactions."""
+        if self._transactions is None:
+            from segmentlog.transactions import Transactions
+
+            with self._mutex:
+                self._transactions = self._transactions or Transactions(self, self._fs, self._clock)
+        return self._transactions
+
+    def finish_transactions(self, now_ms: int | None = None) -> float:
+        """End the transactions of processes that are gone, or that took too long; with ``background`` a thread does it.
+
+        Returns the seconds until it should be asked again.
+        """
+        if self._closed or self.read_only or not self._has_internal(TRANSACTIONS_TOPIC):
+            return 1.0
+        return self.transactions.finish(now_ms)
+
+    def _has_internal(self, topic: str) -> bool:
+        return os.path.exists(f"{self.path}/{topic}/{TOPIC_FILE}")
+
+    def opened_partitions(self) -> list[Partition]:
+        """The partitions that this process has open."""
+        return list(self._partitions.values())
+
+    @property
+    def group_offsets(self) -> GroupOffsets:
+        """The committed positions of all groups."""
+        if self._group_offsets is None:
+            from segmentlog.group_offsets import GroupOffsets
+
+            with self._mutex:
+                self._group_offsets = self._group_offsets or GroupOffsets(self)
+        return self._group_offsets
+
+    @property
+    def groups(self) -> Groups:
+        """The consumer groups: list, describe, reset, delete."""
+        self._check_open()
+        if self._groups is None:
+            from segmentlog.group_admin import Groups
+
+            with self._mutex:
+                self._groups = self._groups or Groups(self, self._fs, self._clock, self.group_offsets)
+        return self._groups
+
+    def _expire_groups(self, now_ms: int) -> None:
+        if self._has_internal(OFFSETS_TOPIC):
+            self.groups.expire_tick(now_ms, self._offsets_retention_ms)
 
     def table(
         self, topic: str, *, follow: bool = False, isolation: Isolation = "read_uncommitted", durable_only: bool = False
@@ -529,10 +641,13 @@ class LogStore:
         return problems
 
     def close(self) -> None:
-        """fsync everything appended here and leave a clean store. Idempotent.
+        """fsync everything appended here and leave a clean store. Idempotent. Members of groups leave them.
 
         Every partition is closed even if one fails; the first error is raised at the end.
         """
+        for consumer in list(self.members):
+            with contextlib.suppress(SegmentlogError, OSError):  # its locks are free then, whatever it could not say
+                consumer.close()
         with self._mutex:
             if self._closed:
                 return
@@ -556,6 +671,10 @@ class LogStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"store {self.path}")
+
+    def check_writable(self, what: str) -> None:
+        """Raise `ReadOnlyStore` or `StoreClosed`, for the store's own rooms."""
+        self._check_writable(what)
 
     def _check_writable(self, what: str) -> None:
         self._check_open()

@@ -22,7 +22,7 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
         assert f"def {name}(" in sources, name
 
 
-@pytest.mark.parametrize("name", ["retention.md", "table.md"])
+@pytest.mark.parametrize("name", ["delivery.md", "retention.md", "table.md"])
 def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, as somebody types them who reads the page."""
     monkeypatch.chdir(tmp_path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Final
-from urllib.parse import quote
 
 from segmentlog.errors import InvalidConfig, InvalidTopicName
 
@@ -55,6 +53,7 @@ HIDDEN: Final = "@"
 GROUPS_FOLDER: Final = "@groups"
 """Of the store: a folder for each consumer group that has members, or had."""
 OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
 MAX_GROUP_LENGTH: Final = 255
 _QUOTED_MAX: Final = 150
@@ -69,12 +68,14 @@ def group_folder_name(group: object) -> str:
     if not isinstance(group, str) or not 1 <= len(group) <= MAX_GROUP_LENGTH:
         raise InvalidConfig("group", group, f"a name of 1 to {MAX_GROUP_LENGTH} characters")
     try:
-        quoted = quote(group, safe="")
+        quoted = "".join(chr(one) if chr(one) in _LEGAL else f"%{one:02X}" for one in group.encode())
     except UnicodeEncodeError:
         raise InvalidConfig("group", group, "a name that UTF-8 can write") from None
     if quoted.startswith("."):
         quoted = "%2E" + quoted[1:]
     if len(quoted) > _QUOTED_MAX:  # "@" is always quoted: no other name looks like that
+        from hashlib import blake2b  # seldom needed
+
         quoted = f"{quoted[:_QUOTED_MAX]}@{blake2b(group.encode(), digest_size=16).hexdigest()}"
     return quoted
 

@@ -107,7 +107,7 @@ class CompactionPass:
         self._config = handle.config
         log = handle.page.log.read()
         self._log_start, self._epoch = log.log_start_offset, log.epoch
-        self._decided = Decided(handle, log, now_ms)
+        self._decided: Decided
         self._survivors: Survivors  # one for each map
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
@@ -118,6 +118,8 @@ class CompactionPass:
         handle = self._handle
         started = time.monotonic()
         segments, dirty_offset, end = self._plan()
+        # After the plan: what was decided by then, all of it below `end`, is known now.
+        self._decided = Decided(handle, handle.page.log.read(), self._now_ms)
         if self._config.compaction_keep_last > 1:
             # What expires decides about older records that were kept beside it: all have to be looked at together.
             dirty_offset = self._log_start

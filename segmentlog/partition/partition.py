@@ -199,6 +199,13 @@ class Partition:
         with self._known_producers() as states:
             return states.all(self._handle.clock.now_ms())
 
+    def open_transactions(self) -> list[ProducerEntry]:
+        """The producers that have a transaction open here."""
+        self._check_open()
+        if self.last_stable_offset >= self.log_end_offset:
+            return []
+        return [entry for entry in self.producers() if entry.transaction_offset >= 0]
+
     @contextlib.contextmanager
     def _known_producers(self) -> Iterator[ProducerStates]:
         handle = self._handle

@@ -12,11 +12,15 @@ import contextlib
 import ctypes
 import os
 import select
+import struct
 from typing import Final
 
 _IN_MODIFY: Final = 0x2
+_IN_CLOSE_WRITE: Final = 0x8
 _IN_MOVED_TO: Final = 0x80
 _IN_CREATE: Final = 0x100
+_IN_DELETE: Final = 0x200
+_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that follows
 
 _POLL_MIN_S: Final = 0.0005
 _POLL_MAX_S: Final = 0.02
@@ -29,6 +33,7 @@ class Watch:
         self._watched: dict[str, int] = {}
         self._fd = _inotify_init()
         self._delay = _POLL_MIN_S
+        self._endings_watched = self._ended = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
@@ -40,11 +45,18 @@ class Watch:
         """Whether waiting means looking again and again, because the system has no inotify to spare."""
         return self._fd < 0
 
-    def add(self, path: str, *, folder: bool = False) -> bool:
-        """Watch a file for writes, or a folder for new names. False when it is not there to be watched."""
+    def add(self, path: str, *, folder: bool = False, endings: bool = False) -> bool:
+        """Watch a file for writes, or a folder for new names. False when it is not there to be watched.
+
+        With ``endings`` also for files of the folder that go, or that whoever wrote to them
+        closes: the kernel closes those of a process that dies. `take_ended` tells of these.
+        """
         if path in self._watched or self._fd < 0:
             return True
         mask = _IN_CREATE | _IN_MOVED_TO if folder else _IN_MODIFY
+        if endings:
+            mask |= _IN_CLOSE_WRITE | _IN_DELETE
+            self._endings_watched = True
         descriptor = _libc().inotify_add_watch(self._fd, os.fsencode(path), mask)
         if descriptor < 0:
             return False
@@ -70,8 +82,14 @@ class Watch:
         self._delay = _POLL_MIN_S
         for fd in (self._fd, self._wake_read):
             with contextlib.suppress(BlockingIOError):
-                while fd >= 0 and os.read(fd, 1 << 16):
-                    pass
+                while fd >= 0 and (events := os.read(fd, 1 << 16)):
+                    if self._endings_watched and fd == self._fd:
+                        self._ended |= _tells_of_an_end(events)
+
+    def take_ended(self) -> bool:
+        """Whether a file was deleted or closed in a folder watched for that, since this was asked last."""
+        ended, self._ended = self._ended, False
+        return ended
 
     def interrupt(self) -> None:
         """Make a `wait` in another thread (or the next one) return."""
@@ -83,6 +101,16 @@ class Watch:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._wake_read = self._wake_write = -1
+
+
+def _tells_of_an_end(events: bytes) -> bool:
+    position = 0
+    while position < len(events):
+        _, mask, _, name_size = _EVENT.unpack_from(events, position)
+        if mask & (_IN_CLOSE_WRITE | _IN_DELETE):
+            return True
+        position += _EVENT.size + name_size
+    return False
 
 
 _loaded: ctypes.CDLL | None = None

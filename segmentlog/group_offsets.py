@@ -1,0 +1,257 @@
+"""Committed positions of consumer groups: records of the compacted topic ``__consumer_offsets``.
+
+    key    MessagePack array: version (1), group, topic, partition
+    value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
+
+The topic is the only truth; `GroupOffsets` is a view of it that reads what was appended since it
+last looked. Positions committed in a transaction count once the transaction is committed; until
+then they are pending, and nobody starts reading their partitions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, UnknownTopic
+from segmentlog.format.batch import TRANSACTIONAL
+from segmentlog.format.control import decode_marker
+from segmentlog.format.names import OFFSETS_TOPIC
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.records import TopicPartition
+
+if TYPE_CHECKING:
+    from segmentlog.partition.partition import Partition
+    from segmentlog.store import LogStore
+
+METADATA_MAX_BYTES: Final = 4096
+_VERSION: Final = 1
+_SETTINGS: Final[dict[str, object]] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 16 << 20,
+    "min.cleanable.dirty.ratio": 0.5,
+}
+
+
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
+    """Where a group goes on reading a partition."""
+
+    offset: int
+    """Of the next record to read."""
+    epoch: int = -1
+    """Partition epoch of the last record that was read; -1 when nobody said."""
+    metadata: str = ""
+    committed_ms: int = 0
+    generation: int = -1
+    """Of the group's assignment under which it was committed; -1: not by a member."""
+    member: str = ""
+
+
+Positions = Mapping[TopicPartition, int | tuple[int, int]]
+"""Offsets, or offsets with the epoch of the record before, to commit."""
+
+Encoded = tuple[list[bytes | None], list[bytes | None]]
+"""Keys and values of records."""
+
+
+def encode(
+    group: str,
+    positions: Positions,
+    *,
+    metadata: str = "",
+    committed_ms: int,
+    generation: int = -1,
+    member: str = "",
+) -> Encoded:
+    """Keys and values of the records that commit ``positions``. Raises `InvalidConfig` for what is no position."""
+    if not isinstance(metadata, str) or len(metadata.encode(errors="surrogatepass")) > METADATA_MAX_BYTES:
+        raise InvalidConfig("metadata", metadata, f"text of at most {METADATA_MAX_BYTES} bytes")
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    for tp, position in positions.items():
+        offset, epoch = position if isinstance(position, tuple) else (position, -1)
+        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
+            raise InvalidConfig(f"position of {tp}", offset, "an offset: a whole number from 0 on")
+        keys.append(_encode_key(group, tp))
+        values.append(
+            msgspec.msgpack.encode(CommittedOffset(offset, epoch, metadata, committed_ms, generation, member))
+        )
+    return keys, values
+
+
+def encode_deletion(group: str, partitions: Mapping[TopicPartition, object]) -> Encoded:
+    """Keys and (null) values of the records that delete a group's positions."""
+    return [_encode_key(group, tp) for tp in partitions], [None] * len(partitions)
+
+
+def _encode_key(group: str, tp: TopicPartition) -> bytes:
+    return msgspec.msgpack.encode((_VERSION, group, tp.topic, tp.partition))
+
+
+def decode_key(key: bytes | None) -> tuple[str, TopicPartition] | None:
+    """Group and partition that a record is about; None for a key of another version."""
+    try:
+        version, group, topic, partition = _key_decoder.decode(key or b"")
+    except msgspec.DecodeError:
+        return None
+    return (group, TopicPartition(topic, partition)) if version == _VERSION else None
+
+
+_key_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int])
+_value_decoder = msgspec.msgpack.Decoder(CommittedOffset)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A committed position (None: deleted) and the offset of the record that says so."""
+
+    group: str
+    tp: TopicPartition
+    committed: CommittedOffset | None
+    record_offset: int
+
+
+class GroupOffsets:
+    """All groups' committed positions, as one open store sees them. Thread-safe."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._log: Partition | None = None
+        self._reset_mutex()
+        self._forget()
+        _live.add(self)
+
+    def _reset_mutex(self) -> None:
+        self._mutex = threading.Lock()
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have been at it. Read everything anew."""
+        self._reset_mutex()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._position = 0
+        self._groups: dict[str, dict[TopicPartition, _Entry]] = {}
+        self._pending: dict[int, list[_Entry]] = {}
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def exists(self) -> bool:
+        """Whether any position was ever committed."""
+        return self._open() is not None
+
+    def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
+        """The group's positions."""
+        with self._mutex:
+            self._catch_up()
+            return {
+                tp: entry.committed for tp, entry in self._groups.get(group, {}).items() if entry.committed is not None
+            }
+
+    def pending(self, group: str) -> set[TopicPartition]:
+        """Partitions whose position is part of a transaction that is not decided yet."""
+        with self._mutex:
+            self._catch_up()
+            return {entry.tp for entries in self._pending.values() for entry in entries if entry.group == group}
+
+    def groups(self) -> list[str]:
+        """Names of the groups that have positions, sorted."""
+        with self._mutex:
+            self._catch_up()
+            return sorted(
+                group
+                for group, entries in self._groups.items()
+                if any(entry.committed is not None for entry in entries.values())
+            )
+
+    # ------------------------------------------------------------ telling
+
+    def append(self, keys: list[bytes | None], values: list[bytes | None]) -> int:
+        """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced."""
+        return self.make_log().append(values, keys, ack="written") + len(values)
+
+    def sync(self, end_offset: int) -> None:
+        """fsync what lies below an offset that `append` returned."""
+        self.make_log().sync_upto(end_offset)
+
+    def make_log(self) -> Partition:
+        """The topic's only partition; it is made if it is not there."""
+        return self._open() or self._store.internal_topic(OFFSETS_TOPIC, config=_SETTINGS).partition(0)
+
+    # ------------------------------------------------------------ following the log
+
+    def _open(self) -> Partition | None:
+        log = self._log
+        if log is None or log.is_stale:
+            try:
+                log = self._log = self._store.topic(OFFSETS_TOPIC).partition(0)
+            except UnknownTopic:
+                log = self._log = None
+        return log
+
+    def _catch_up(self) -> None:
+        known = self._log
+        log = self._open()
+        if log is not known:
+            self._forget()
+        if log is None or (self._position and log.log_end_offset == self._position):
+            return
+        end_offset = log.log_end_offset
+        try:
+            self._read(log)
+        except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more
+            self._forget()
+            self._position = log.log_start_offset
+            self._read(log)
+        self._position = max(self._position, end_offset)
+
+    def _read(self, log: Partition) -> None:
+        for batch in log.read(max(self._position, log.log_start_offset), control=True):
+            if batch.header.is_control:
+                self._decide(batch)
+            else:
+                self._take(batch)
+            self._position = batch.next_offset
+
+    def _take(self, batch: RecordBatch) -> None:
+        entries = []
+        for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
+            about = decode_key(key)
+            if about is not None:
+                committed = None if value is None else _value_decoder.decode(value)
+                entries.append(_Entry(*about, committed, offset))
+        if batch.header.attributes & TRANSACTIONAL:
+            self._pending.setdefault(batch.header.producer_id, []).extend(entries)
+        else:
+            self._apply(entries)
+
+    def _decide(self, batch: RecordBatch) -> None:
+        marker = decode_marker(batch.header, batch.payload)
+        if marker is not None:
+            entries = self._pending.pop(marker.producer_id, [])
+            if marker.committed:
+                self._apply(entries)
+
+    def _apply(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            of_group = self._groups.setdefault(entry.group, {})
+            known = of_group.get(entry.tp)
+            # A transaction counts from where its records are, not from where it was decided.
+            if known is None or known.record_offset < entry.record_offset:
+                of_group[entry.tp] = entry
+
+
+_live: weakref.WeakSet[GroupOffsets] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for offsets in list(_live):
+        offsets.after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

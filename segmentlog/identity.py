@@ -1,0 +1,224 @@
+"""Who a producer is to the logs: its id and epoch, the number of its next record in each partition, its transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from segmentlog.errors import (
+    DiskFull,
+    OutOfOrderSequence,
+    PartitionFailed,
+    ProducerBusy,
+    ProducerFenced,
+    SegmentlogError,
+    StoreClosed,
+    TransactionAborted,
+)
+from segmentlog.format.producers import SEQUENCE_END
+from segmentlog.partition.encoding import Columns
+from segmentlog.partition.producers import NAMED_ID_END, ProducerStamp
+from segmentlog.records import TopicPartition
+
+if TYPE_CHECKING:
+    from segmentlog.partition.partition import Ack, Partition
+    from segmentlog.store import LogStore
+    from segmentlog.transactions import Registration
+
+
+class _Transaction:
+    """What a transaction wrote to, and what went wrong in it."""
+
+    def __init__(self) -> None:
+        self.logs: dict[TopicPartition, Partition] = {}
+        self.failure: Exception | None = None
+
+
+class Identity:
+    """The idempotent part of a producer. `append` is for one thread a partition at a time."""
+
+    def __init__(self, store: LogStore, name: str | None, timeout_ms: int) -> None:
+        self.name = name
+        self._store = store
+        self._timeout_ms = timeout_ms
+        self._registration: Registration | None = None
+        self._sequences: dict[TopicPartition, int] = {}
+        self._transaction: _Transaction | None = None
+        self._mutex = threading.RLock()
+        self._has_transactions = name is not None
+        self._pid = os.getpid()
+        if name is not None:
+            self._registration = store.transactions.register(name, timeout_ms)
+            self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
+        else:
+            self._draw_id()
+
+    def _draw_id(self) -> None:
+        """An id that nobody else has, without asking anybody: 61 random bits."""
+        self.producer_id, self.epoch = NAMED_ID_END + secrets.randbelow(NAMED_ID_END), 0
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return repr(self.name) if self.name is not None else str(self.producer_id)
+
+    def _check_process(self) -> None:
+        """In a forked child: another producer without a name, or none at all."""
+        if self._pid == os.getpid():
+            return
+        if self.name is not None or self._transaction is not None:
+            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
+        self._pid = os.getpid()
+        self._mutex = threading.RLock()
+        self._registration = None
+        self._has_transactions = False
+        self._sequences.clear()
+        self._draw_id()
+
+    # ------------------------------------------------------------ appending
+
+    @contextlib.contextmanager
+    def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
+        """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
+        if self._pid != os.getpid():
+            self._check_process()
+        if not self._has_transactions:
+            yield
+            return
+        with self._mutex:
+            transaction = self._transaction
+            if transaction is not None:
+                fresh = [tp for number in partitions if (tp := TopicPartition(topic, number)) not in transaction.logs]
+                if fresh:
+                    assert self._registration is not None
+                    self._store.transactions.add_partitions(self._registration, fresh)
+                    for tp in fresh:
+                        transaction.logs[tp] = self._store.open_partition(*tp)
+            yield
+
+    def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
+        """Append under this producer's next numbers; the offset of the first record."""
+        tp = TopicPartition(log.topic, log.number)
+        sequence = self._sequences.get(tp)
+        if sequence is None:
+            sequence = (self.last_number(log) + 1) % SEQUENCE_END
+        registration = self._registration
+        stamp = ProducerStamp(
+            self.producer_id,
+            self.epoch,
+            sequence,
+            self._transaction is not None,
+            None if registration is None else registration.check,
+        )
+        try:
+            offset = log.append_columns(columns, ack, create_ms, stamp)
+        except (PartitionFailed, OutOfOrderSequence):
+            self._sequences.pop(tp, None)  # the log says how it went on: told by this error, so ask it
+            raise
+        except DiskFull:
+            self._sequences[tp] = sequence  # nothing was appended
+            raise
+        except BaseException:
+            # An interrupt, perhaps between the append and this line. Under the same number it is known again.
+            self._sequences[tp] = sequence
+            raise
+        self._sequences[tp] = (sequence + len(columns.values)) % SEQUENCE_END
+        return offset
+
+    def last_number(self, log: Partition) -> int:
+        """The number of the last record that was appended to a partition under this id or name; -1 for none."""
+        entry = log.producer(self.producer_id)
+        if entry is None and self._registration is not None and self._registration.state.previous_id >= 0:
+            entry = log.producer(self._registration.state.previous_id)
+        return -1 if entry is None else entry.last_number
+
+    def note_failure(self, error: Exception) -> None:
+        """Something that was sent could not be appended: the transaction that it belongs to cannot be committed."""
+        if self._transaction is not None and self._transaction.failure is None:
+            self._transaction.failure = error
+
+    def note_resume(self, topic: str, partitions: int) -> int:
+        """See `Producer.note_resume`."""
+        if self._registration is None:
+            return partitions
+        return self._store.transactions.note_resume(self._registration, topic, partitions)
+
+    # ------------------------------------------------------------ transactions
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether one was begun."""
+        return self._transaction is not None
+
+    def prepare(self) -> None:
+        """Have a name under which transactions are coordinated, and nothing undecided from an earlier one."""
+        self._check_process()
+        if self._transaction is not None:
+            raise SegmentlogError(f"producer {self.label} has a transaction open: commit or abort it first")
+        transactions = self._store.transactions
+        if self._registration is None:
+            self._registration = transactions.register_anonymous(self.producer_id, self._timeout_ms)
+            self.epoch = self._registration.epoch
+        elif self._registration.unsure:
+            transactions.make_sure(self._registration)
+            if self._registration.unsure:
+                raise ProducerBusy(self.label, "its last transaction is decided, but a partition cannot be told")
+        self._has_transactions = True
+
+    def begin(self) -> None:
+        """From here on what is sent belongs to a transaction."""
+        assert self._registration is not None
+        self._registration.check()
+        with self._mutex:
+            self._transaction = _Transaction()
+
+    def check_open(self) -> None:
+        """Raise unless a transaction was begun."""
+        self._check_process()
+        if self._transaction is None:
+            raise SegmentlogError(f"producer {self.label} has no transaction open: begin one first")
+
+    def sync_data(self) -> None:
+        """Put what the transaction wrote on disk: one fsync a partition. Raises what kept a record out of it."""
+        transaction = self._transaction
+        assert transaction is not None
+        if transaction.failure is not None:
+            raise transaction.failure
+        for log in transaction.logs.values():
+            log.flush()
+
+    def commit(self) -> None:
+        """Decide for it."""
+        with self._mutex:
+            transaction, registration = self._transaction, self._registration
+            assert transaction is not None
+            assert registration is not None
+            if transaction.failure is not None:  # of another thread, just now
+                self.abort()
+                raise TransactionAborted(self.label, str(transaction.failure)) from transaction.failure
+            self._transaction = None
+            if transaction.logs:
+                self._store.transactions.commit(registration)
+
+    def abort(self) -> None:
+        """Decide against it."""
+        with self._mutex:
+            transaction, self._transaction = self._transaction, None
+            if transaction is not None and transaction.logs and self._registration is not None:
+                with contextlib.suppress(ProducerFenced):  # whoever fenced it has aborted it
+                    self._store.transactions.abort(self._registration)
+
+    def drop(self) -> None:
+        """Forget it: somebody else has decided."""
+        with self._mutex:
+            self._transaction = None
+
+    def close(self) -> None:
+        """Let others have the name."""
+        registration, self._registration = self._registration, None
+        if registration is not None and self._pid == os.getpid():
+            self._store.transactions.release(registration)

@@ -1,0 +1,552 @@
+"""Named producers and their transactions: Kafka's transaction coordinator, as a library under a lock.
+
+    @producers/<name>/fence              (producer id, epoch) of the newest instance; locked for every decision
+    @producers/<name>/lease-<id>-<epoch> locked by that instance for its life
+    __transaction_state                  the last record of each name: `TransactionState`
+
+A transaction goes Empty -> Ongoing -> PrepareCommit -> CompleteCommit, or over PrepareAbort. The record
+that says PrepareCommit is the decision: it is written once the data is on disk, and it is on disk
+before anything else happens. Whatever comes after it can be done again by whoever finds it undone:
+the markers in the partitions, and the record that says so. An abort needs no disk at all, since
+that is what becomes of every transaction that nobody decided.
+
+Whoever aborts another one's transaction writes a newer epoch into the fence first. Appends look at it
+under the partition's lock, so nothing of the older one comes after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerFenced, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.format.names import HIDDEN, TRANSACTIONS_TOPIC, group_folder_name
+from segmentlog.format.producers import ProducerEntry
+from segmentlog.partition.producers import NAMED_ID_END
+from segmentlog.records import TopicPartition
+from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.workers import logger
+
+if TYPE_CHECKING:
+    from segmentlog.partition.handle import Clock
+    from segmentlog.partition.partition import Ack, Partition
+    from segmentlog.store import LogStore
+
+PRODUCERS_FOLDER: Final = f"{HIDDEN}producers"
+ANONYMOUS: Final = "~"
+"""Begins the names of producers that were given none, and are forgotten when they are closed."""
+_EPOCH_MAX: Final = 32_000
+"""Epochs are 16 bits; a name that was opened so often goes on under another id."""
+_FENCE = struct.Struct("<qh")
+_VERSION: Final = 1
+_SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
+_BUSY_PAUSE_S: Final = 0.25
+_IDLE_PAUSE_S: Final = 1.0
+_DECISION_WAIT_S = 30.0
+
+Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
+
+
+class Unsettled(msgspec.Struct, frozen=True, array_like=True):
+    """A commit's marker that may not be on disk yet: should a crash take it, this says what it said."""
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+    """Of the partition when it was written: as long as that is so nothing was lost."""
+
+
+class TransactionState(msgspec.Struct, frozen=True, array_like=True):
+    """What the last record of a name says."""
+
+    producer_id: int
+    epoch: int
+    status: Status = "Empty"
+    timeout_ms: int = 60_000
+    started_ms: int = 0
+    """Wall clock at the transaction's first append."""
+    updated_ms: int = 0
+    partitions: tuple[TopicPartition, ...] = ()
+    """That the transaction writes to, or wrote to last."""
+    unsettled: tuple[Unsettled, ...] = ()
+    previous_id: int = -1
+    """Under which the name went on counting before it ran out of epochs."""
+    resume: dict[str, int] = {}
+    """How many partitions a topic had when a job began that is to go on as it began."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody still has something to do about it."""
+        return self.status in ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+class Registration:
+    """One instance of a named producer: its numbers, and the lease that says it lives."""
+
+    def __init__(self, fs: FileSystem, name: str, state: TransactionState, fence_fd: int, lease: tuple[int, str]):
+        self.name = name
+        self.state = state
+        self.producer_id, self.epoch = state.producer_id, state.epoch
+        self.unsure = False
+        """A decision was interrupted: what became of it is in the log."""
+        self._fs = fs
+        self._fence_fd = fence_fd
+        self._lease_fd, self._lease_path = lease
+        self._wanted = _FENCE.pack(self.producer_id, self.epoch)
+        _live.add(self)
+
+    def check(self) -> None:
+        """Raise `ProducerFenced` when somebody else has taken over."""
+        if self._fence_fd < 0:
+            raise StoreClosed(f"producer {self.name!r}")
+        found = self._fs.pread(self._fence_fd, _FENCE.size, 0)
+        if found != self._wanted:
+            epoch = _FENCE.unpack(found)[1] if len(found) == _FENCE.size else -1
+            why = "a newer instance took over, or its transaction timed out and was aborted"
+            raise ProducerFenced(self.name, self.epoch, epoch, why)
+
+    def close(self) -> None:
+        """Let go of the lease. Idempotent."""
+        if self._lease_fd >= 0:
+            with contextlib.suppress(OSError):
+                self._fs.unlink(self._lease_path)
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the descriptors: in a forked child, where the parent goes on with the same lease."""
+        for fd in (self._fence_fd, self._lease_fd):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    self._fs.close(fd)
+        self._fence_fd = self._lease_fd = -1
+
+
+class Transactions:
+    """Coordinates the transactions of one store, with whatever processes have it open. Thread-safe."""
+
+    def __init__(self, store: LogStore, fs: FileSystem, clock: Clock) -> None:
+        self._store = store
+        self._fs = fs
+        self._clock = clock
+        self._folder = f"{store.path}/{PRODUCERS_FOLDER}"
+        self._states: dict[str, TransactionState] = {}
+        self._position = 0
+        self._log: Partition | None = None
+        self._finishing = False
+        self.reset_mutex()
+        _live_coordinators.add(self)
+
+    def reset_mutex(self) -> None:
+        self._mutex = threading.RLock()
+        self._finishing = False
+
+    # ------------------------------------------------------------ the log of states
+
+    def states(self) -> dict[str, TransactionState]:
+        """The last state of each name, as it is now."""
+        with self._mutex:
+            log = self._find_log(create=False)
+            if log is None:
+                return {}
+            if log.log_start_offset > self._position or self._position > log.log_end_offset:
+                self._states, self._position = {}, log.log_start_offset
+            if self._position < log.log_end_offset:
+                for batch in log.read(self._position):
+                    for key, value in zip(batch.keys, batch.values, strict=True):
+                        self._take_in(key, value)
+                    self._position = batch.next_offset
+            return dict(self._states)
+
+    def _take_in(self, key: bytes | None, value: bytes | None) -> None:
+        try:
+            version, name = _key_decoder.decode(key or b"")
+        except msgspec.DecodeError:
+            return
+        if version != _VERSION:
+            return
+        if value is None:
+            self._states.pop(name, None)
+        else:
+            try:
+                self._states[name] = _state_decoder.decode(value)
+            except msgspec.DecodeError as error:
+                logger.warning("%s: the state of producer %s is not to be read: %s", TRANSACTIONS_TOPIC, name, error)
+
+    def _find_log(self, *, create: bool) -> Partition | None:
+        if self._log is None or self._log.is_stale:
+            self._states, self._position = {}, 0
+            try:
+                if create:
+                    self._log = self._store.internal_topic(TRANSACTIONS_TOPIC, 1, _SETTINGS).partition(0)
+                else:
+                    self._log = self._store.topic(TRANSACTIONS_TOPIC).partition(0)
+            except UnknownTopic:
+                self._log = None
+        return self._log
+
+    def _write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
+        log = self._find_log(create=True)
+        assert log is not None
+        value = None if state is None else msgspec.msgpack.encode(state)
+        log.append([value], [msgspec.msgpack.encode((_VERSION, name))], ack=ack)
+
+    # ------------------------------------------------------------ names
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
+        """Hold the lock under which everything about a name is decided; the descriptor of its fence.
+
+        Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
+        """
+        folder = f"{self._folder}/{group_folder_name(name)}"
+        for path in (self._folder, folder):
+            with contextlib.suppress(FileExistsError):
+                self._fs.mkdir(path)
+        fd = self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._lock(name, fd, wait_s)
+            yield fd
+        finally:
+            self._fs.close(fd)
+
+    def _lock(self, name: str, fd: int, wait_s: float | None) -> None:
+        ends = time.monotonic() + (_DECISION_WAIT_S if wait_s is None else wait_s)
+        while True:
+            try:
+                self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= ends:
+                    why = "another process is deciding a transaction of it, and does not come to an end"
+                    raise ProducerBusy(name, f"{why}; continue or kill it") from None
+                time.sleep(0.0005)
+
+    def register(self, name: str, timeout_ms: int) -> Registration:
+        """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
+
+        Durable when it returns.
+        """
+        if not isinstance(name, str) or not name or name.startswith(ANONYMOUS):
+            raise InvalidConfig("name", name, f"a text that is not empty and does not begin with {ANONYMOUS!r}")
+        return self._register(name, timeout_ms, secrets.randbelow(NAMED_ID_END))
+
+    def register_anonymous(self, producer_id: int, timeout_ms: int) -> Registration:
+        """For a producer without a name that begins a transaction."""
+        return self._register(f"{ANONYMOUS}{producer_id:x}", timeout_ms, producer_id)
+
+    def _register(self, name: str, timeout_ms: int, fresh_id: int) -> Registration:
+        with self._locked(name) as fd:
+            state = self.states().get(name)
+            if state is None:
+                state = TransactionState(fresh_id, -1)
+            elif state.is_open:
+                state = self._decide(name, state, fd, fence=True)
+                if state.is_open:
+                    why = "its last transaction is decided, but a partition cannot be told (is the disk full?)"
+                    raise ProducerBusy(name, why)
+            self._settle(state)
+            epoch = max(state.epoch, self._fenced_epoch(fd, state.producer_id)) + 1
+            if epoch > _EPOCH_MAX:
+                state = replace(state, producer_id=secrets.randbelow(NAMED_ID_END), previous_id=state.producer_id)
+                epoch = 0
+            state = replace(
+                state,
+                epoch=epoch,
+                status="Empty",
+                timeout_ms=timeout_ms,
+                partitions=(),
+                unsettled=(),
+                updated_ms=self._now_ms(),
+            )
+            lease = self._take_lease(name, state)
+            fence_fd = -1
+            try:
+                write_all(self._fs, fd, [_FENCE.pack(state.producer_id, epoch)], 0)
+                self._write(name, state, "durable")
+                fence_fd = self._fs.open(f"{self._folder_of(name)}/fence", os.O_RDONLY | os.O_CLOEXEC)
+            except BaseException:
+                self._fs.close(lease[0])
+                raise
+            return Registration(self._fs, name, state, fence_fd, lease)
+
+    def _folder_of(self, name: str) -> str:
+        return f"{self._folder}/{group_folder_name(name)}"
+
+    def _fenced_epoch(self, fd: int, producer_id: int) -> int:
+        data = self._fs.pread(fd, _FENCE.size, 0)
+        if len(data) != _FENCE.size:
+            return -1
+        found_id, epoch = _FENCE.unpack(data)
+        return int(epoch) if found_id == producer_id else -1
+
+    def _take_lease(self, name: str, state: TransactionState) -> tuple[int, str]:
+        path = self._lease_path(name, state)
+        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fs.flock(fd, fcntl.LOCK_EX)
+        return fd, path
+
+    def _lease_path(self, name: str, state: TransactionState) -> str:
+        return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
+
+    def is_alive(self, name: str, state: TransactionState) -> bool:
+        """Whether the instance that the state is of still has its lease; a dead one's is removed."""
+        path = self._lease_path(name, state)
+        try:
+            fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            self._fs.close(fd)
+        if not self._store.read_only:
+            with contextlib.suppress(OSError):
+                self._fs.unlink(path)
+        return False
+
+    def release(self, registration: Registration) -> None:
+        """The instance is closed. One without a name leaves nothing behind."""
+        name = registration.name
+        registration.close()
+        if name.startswith(ANONYMOUS) and not self._store.read_only:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        with contextlib.suppress(ProducerBusy), self._locked(name, wait_s=0.0):
+            state = self.states().get(name)
+            if state is None or not state.is_open:
+                if state is not None:
+                    self._settle(state)
+                    self._write(name, None)
+                with contextlib.suppress(OSError):
+                    self._fs.remove_tree(self._folder_of(name))
+
+    def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
+        """How many partitions the topic had when the name first sent to it in order; noted if that is now."""
+        with self._locked(registration.name):
+            registration.check()
+            state = registration.state
+            if topic not in state.resume:
+                registration.state = replace(state, resume={**state.resume, topic: partitions})
+                self._write(registration.name, registration.state, "durable")
+            return registration.state.resume[topic]
+
+    # ------------------------------------------------------------ what the owner does
+
+    def add_partitions(self, registration: Registration, partitions: Iterable[TopicPartition]) -> None:
+        """Write down which partitions the transaction writes to, before it does."""
+        with self._locked(registration.name):
+            registration.check()
+            state = registration.state
+            if state.status != "Ongoing":
+                now_ms = self._now_ms()
+                state = replace(state, status="Ongoing", started_ms=now_ms, updated_ms=now_ms, partitions=())
+            known = dict.fromkeys((*state.partitions, *partitions))
+            state = replace(
+                state, partitions=tuple(known), unsettled=self._still_unsettled(state.producer_id, state.unsettled),
+            )  # fmt: skip
+            registration.unsure = True
+            self._write(registration.name, state)
+            registration.state, registration.unsure = state, False
+
+    def commit(self, registration: Registration) -> None:
+        """Decide for the transaction, durably. Its data is on disk already.
+
+        Raises `ProducerFenced`: it was aborted; `PartitionFailed`, when nobody knows whether the
+        decision survives a power cut.
+        """
+        self._end(registration, "PrepareCommit")
+
+    def abort(self, registration: Registration) -> None:
+        """Take back what the transaction wrote."""
+        self._end(registration, "PrepareAbort")
+
+    def _end(self, registration: Registration, status: Status) -> None:
+        name = registration.name
+        with self._locked(name):
+            registration.check()
+            state = replace(registration.state, status=status, updated_ms=self._now_ms())
+            registration.unsure = True
+            self._write(name, state, "durable" if status == "PrepareCommit" else "written")
+            registration.state = self._complete(name, state)
+            registration.unsure = registration.state.is_open
+
+    def make_sure(self, registration: Registration) -> None:
+        """After an interruption: look up what was decided, and finish it; what was not decided is aborted."""
+        with self._locked(registration.name) as fd:
+            registration.check()
+            state = self.states().get(registration.name, registration.state)
+            if state.is_open:
+                state = self._decide(registration.name, state, fd, fence=False)
+            registration.state, registration.unsure = state, state.is_open
+
+    # ------------------------------------------------------------ what anybody does
+
+    def _decide(self, name: str, state: TransactionState, fence_fd: int, *, fence: bool) -> TransactionState:
+        """Finish what a state has begun; abort what is undecided. Under the name's lock."""
+        if state.status == "Ongoing":
+            epoch = state.epoch
+            if fence:
+                epoch += 1
+                write_all(self._fs, fence_fd, [_FENCE.pack(state.producer_id, epoch)], 0)
+            state = replace(state, epoch=epoch, status="PrepareAbort", updated_ms=self._now_ms())
+            self._write(name, state)
+        return self._complete(name, state)
+
+    def _complete(self, name: str, state: TransactionState) -> TransactionState:
+        """Write the markers, then that it is done; the state as it is then, still open if a partition has no room."""
+        committed = state.status == "PrepareCommit"
+        unsettled = {(one.topic, one.partition): one for one in state.unsettled}
+        failure: Exception | None = None
+        for tp in state.partitions:
+            try:
+                log = self._store.open_partition(*tp)
+                offset = log.end_transaction(state.producer_id, state.epoch, committed=committed)
+                if committed and offset is not None:
+                    unsettled[tp] = Unsettled(*tp, offset, log.epoch)
+            except UnknownTopic:
+                continue  # deleted, with all that it held
+            except (SegmentlogError, OSError) as error:
+                failure = error
+        if failure is not None:
+            logger.warning("producer %s: its transaction is decided, but not told everywhere: %s", name, failure)
+            return state
+        done: Status = "CompleteCommit" if committed else "CompleteAbort"
+        state = replace(
+            state,
+            status=done,
+            updated_ms=self._now_ms(),
+            unsettled=self._still_unsettled(state.producer_id, unsettled.values()),
+        )
+        self._write(name, state)
+        return state
+
+    def _still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
+        """Those whose markers are not known to be on disk, or were lost in a crash."""
+        left = []
+        for one in unsettled:
+            with contextlib.suppress(UnknownTopic):
+                log = self._store.open_partition(one.topic, one.partition)
+                is_durable = log.durable_offset > one.offset
+                if is_durable and log.epoch != one.epoch:  # a crash since: is it there?
+                    entry = log.producer(producer_id)
+                    is_durable = entry is None or not 0 <= entry.transaction_offset < one.offset
+                if not is_durable:
+                    left.append(one)
+        return tuple(left)
+
+    def _settle(self, state: TransactionState) -> None:
+        """Put the markers of commits on disk, before what stands for them goes."""
+        for one in self._still_unsettled(state.producer_id, state.unsettled):
+            with contextlib.suppress(UnknownTopic):
+                log = self._store.open_partition(one.topic, one.partition)
+                log.end_transaction(state.producer_id, state.epoch, committed=True)
+                log.flush()
+
+    def finish(self, now_ms: int | None = None) -> float:
+        """Finish what others left: decided transactions, those of dead instances and those that took too long.
+
+        Returns the seconds until it should be asked again.
+        """
+        if self._store.read_only or self._finishing:
+            return _IDLE_PAUSE_S
+        self._finishing = True  # opening a partition asks for this, too
+        try:
+            now_ms = self._now_ms() if now_ms is None else now_ms
+            undecided = self._undecided()
+            states = self.states()
+            is_busy = bool(undecided)
+            for name, state in states.items():
+                if state.is_open:
+                    is_busy = True
+                    self._finish_one(name, now_ms)
+                elif name.startswith(ANONYMOUS) and not self.is_alive(name, state):
+                    self._forget(name)
+            for log, entry in undecided:
+                self._finish_orphan(log, entry, states)
+            return _BUSY_PAUSE_S if is_busy else _IDLE_PAUSE_S
+        finally:
+            self._finishing = False
+
+    def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
+        """Open transactions in the partitions that this process has open."""
+        found = []
+        for log in self._store.opened_partitions():
+            with contextlib.suppress(SegmentlogError, OSError):
+                found += [(log, entry) for entry in log.open_transactions()]
+        return found
+
+    def _finish_one(self, name: str, now_ms: int) -> None:
+        with contextlib.suppress(ProducerBusy), self._locked(name, wait_s=0.0) as fd:
+            state = self.states().get(name)
+            if state is None or not state.is_open:
+                return
+            if state.status == "Ongoing":
+                overdue = now_ms - state.started_ms > state.timeout_ms
+                if not overdue and self.is_alive(name, state):
+                    return
+                why = "it was open for too long" if overdue else "its process is gone"
+                logger.info("producer %s: its transaction is aborted: %s", name, why)
+            self._decide(name, state, fd, fence=True)
+
+    def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
+        """End an open transaction that no state speaks of as open: a power cut took the marker, or the state.
+
+        ``states`` was read after the transaction was seen: its owner writes the state first.
+        """
+        tp = TopicPartition(log.topic, log.number)
+        name = next((name for name, one in states.items() if one.producer_id == seen.producer_id), None)
+        with contextlib.ExitStack() as stack:
+            if name is not None:
+                try:
+                    stack.enter_context(self._locked(name, wait_s=0.0))
+                except ProducerBusy:
+                    return
+            state = self.states().get(name) if name is not None else None
+            entry = log.producer(seen.producer_id)
+            if entry is None or entry.transaction_offset != seen.transaction_offset:
+                return
+            if state is not None and state.is_open and tp in state.partitions:
+                return
+            unsettled = () if state is None else state.unsettled
+            committed = any((one.topic, one.partition) == tp for one in unsettled)
+            logger.info("%s: the transaction of producer %d is %s, as its end was lost", tp, entry.producer_id,
+                        "committed" if committed else "aborted")  # fmt: skip
+            with contextlib.suppress(SegmentlogError, OSError):
+                offset = log.end_transaction(entry.producer_id, entry.epoch, committed=committed)
+                if committed and offset is not None:  # no record speaks of this marker
+                    log.sync_upto(offset + 1)
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ms()
+
+
+_key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
+_state_decoder = msgspec.msgpack.Decoder(TransactionState)
+_live: weakref.WeakSet[Registration] = weakref.WeakSet()
+_live_coordinators: weakref.WeakSet[Transactions] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    """In a forked child: a lease belongs to parent and child alike, until the child lets go of it."""
+    for registration in list(_live):
+        registration.forget()
+    for coordinator in list(_live_coordinators):
+        coordinator.reset_mutex()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,483 @@
+"""Named producers and transactions over a whole store: fencing, resuming, deciding, and who finishes what was left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import segmentlog
+from segmentlog import transactions
+from segmentlog.errors import (
+    InvalidConfig,
+    OutOfOrderSequence,
+    ProducerBusy,
+    ProducerFenced,
+    RecordTooLarge,
+    SegmentlogError,
+    StoreClosed,
+    TransactionAborted,
+)
+from segmentlog.identity import Identity
+from segmentlog.transactions import PRODUCERS_FOLDER
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
+    with segmentlog.open(tmp_path / "store", background=False) as opened:
+        opened.create_topic("a", partitions=2)
+        opened.create_topic("b")
+        yield opened
+
+
+def values_of(store: segmentlog.LogStore, topic: str, isolation: Any = "read_committed") -> list[bytes | None]:
+    with store.consumer(topic, isolation=isolation) as consumer:
+        return [record.value for record in consumer]
+
+
+def in_child(work: Any) -> None:
+    """Run in a forked process that is killed at the end, like one that crashes."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+# ---------------------------------------------------------------- idempotent producers
+
+
+def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes right after one partition's append; the next flush does the rest."""
+    real = Identity.append
+    interrupts = iter([False, True])
+
+    def append(self: Identity, *args: Any) -> int:
+        offset = real(self, *args)
+        if next(interrupts, False):
+            self._sequences.update({tp: 0 for tp in self._sequences})  # as before the append
+            raise KeyboardInterrupt
+        return offset
+
+    with store.producer(linger_ms=10_000) as producer:
+        sent = [producer.send("a", b"%d" % number, partition=number % 2) for number in range(10)]
+        monkeypatch.setattr(Identity, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        monkeypatch.undo()
+        producer.flush()
+        assert sorted(map(bytes, filter(None, values_of(store, "a")))) == [b"%d" % number for number in range(10)]
+        assert [delivery.result().offset for delivery in sent] == [number // 2 for number in range(10)]
+
+
+def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
+    with store.producer() as one, store.producer() as two, store.producer(enable_idempotence=False) as three:
+        for producer in (one, two, three):
+            producer.send_many("b", [b"x"] * 3)
+    batches = list(store.topic("b").partition(0).read(0))
+    assert len({batch.header.producer_id for batch in batches}) == 3
+    assert [batch.header.base_sequence for batch in batches] == [0, 0, -1]
+
+
+def test_a_forked_child_is_another_producer(store: segmentlog.LogStore) -> None:
+    producer = store.producer(linger_ms=0)
+    producer.send_many("b", [b"parent"])
+
+    def child() -> None:
+        producer.send_many("b", [b"child", b"child"])
+
+    in_child(child)
+    producer.send_many("b", [b"parent"])
+    ids = [batch.header.producer_id for batch in store.topic("b").partition(0).read(0)]
+    assert ids[0] == ids[2] != ids[1]
+    named = store.producer(name="n", linger_ms=0)
+
+    def fenced_child() -> None:
+        with pytest.raises(StoreClosed):
+            named.send_many("b", [b"child"])
+        store.topic("b").partition(0).append([b"refused"])
+
+    in_child(fenced_child)
+    assert values_of(store, "b")[-1] == b"refused"
+    named.send_many("b", [b"still ours"])
+    producer.close()
+    named.close()
+
+
+def test_after_a_gap_was_told_the_producer_goes_on(store: segmentlog.LogStore) -> None:
+    """The log was truncated under it: it hears of that once."""
+    with store.producer() as producer:
+        producer.send_many("b", [b"%d" % number for number in range(5)])
+        store.topic("b").partition(0).truncate(3)
+        with pytest.raises(OutOfOrderSequence):
+            producer.send_many("b", [b"5"])
+        producer.send_many("b", [b"6"])
+    assert values_of(store, "b") == [b"0", b"1", b"2", b"6"]
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_a_named_producer_counts_on(store: segmentlog.LogStore, tmp_path: Path) -> None:
+    for number in range(3):
+        with store.producer(name="etl-1") as producer:
+            assert producer.last_sequence("b") == 2 * number - 1
+            producer.send_many("b", [b"%d" % (2 * number), b"%d" % (2 * number + 1)])
+    store.close()
+    with segmentlog.open(tmp_path / "store") as again, again.producer(name="etl-1") as producer:
+        assert (producer.name, producer.last_sequence("b"), producer.last_sequence("a", 1)) == ("etl-1", 5, -1)
+
+
+def test_a_newer_instance_fences_the_older(store: segmentlog.LogStore) -> None:
+    older = store.producer(name="etl")
+    older.send_many("b", [b"1"])
+    newer = store.producer(name="etl")
+    with pytest.raises(ProducerFenced) as caught:
+        older.send_many("b", [b"2"])
+    assert (caught.value.producer, caught.value.epoch, caught.value.current_epoch) == ("etl", 0, 1)
+    with pytest.raises(ProducerFenced):
+        older.begin_transaction()
+    assert newer.last_sequence("b") == 0
+    newer.send_many("b", [b"3"])
+    older.close()
+    newer.send_many("b", [b"4"])
+    newer.close()
+    assert values_of(store, "b") == [b"1", b"3", b"4"]
+
+
+def test_a_name_that_ran_out_of_epochs_counts_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "_EPOCH_MAX", 2)
+    ids = set()
+    for number in range(8):
+        with store.producer(name="often") as producer:
+            assert producer.last_sequence("b") == number - 1
+            producer.send_many("b", [b"%d" % number])
+            ids.add(producer._identity.producer_id if producer._identity else 0)
+    assert len(ids) == 3
+    assert values_of(store, "b") == [b"%d" % number for number in range(8)]
+
+
+@pytest.mark.parametrize("name", ["", "~mine", 7, "x" * 300, "\ud800"])
+def test_names_that_are_none(store: segmentlog.LogStore, name: Any) -> None:
+    with pytest.raises(InvalidConfig):
+        store.producer(name=name)
+
+
+def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
+    for name in ("a/b", "..", "ö ü", "x" * 255, "%41", "A"):
+        with store.producer(name=name) as producer:
+            producer.send_many("b", [name.encode()])
+            assert producer.last_sequence("b") == 0
+
+
+def test_options_that_do_not_go_together(store: segmentlog.LogStore) -> None:
+    with pytest.raises(InvalidConfig, match="enable_idempotence"):
+        store.producer(name="n", enable_idempotence=False)
+    with pytest.raises(InvalidConfig, match="transaction_timeout_ms"):
+        store.producer(transaction_timeout_ms=0)
+    with store.producer(enable_idempotence=False) as plain:
+        with pytest.raises(InvalidConfig, match="enable_idempotence"):
+            plain.begin_transaction()
+        assert plain.last_sequence("b") == -1
+
+
+# ---------------------------------------------------------------- transactions
+
+
+def test_all_of_it_or_nothing(store: segmentlog.LogStore) -> None:
+    with store.producer() as producer:
+        with producer.transaction():
+            producer.send("a", b"1", key=b"k")
+            producer.send_many("b", [b"2", b"3"])
+            producer.flush()
+            assert values_of(store, "a") == values_of(store, "b") == []
+            assert values_of(store, "a", "read_uncommitted") == [b"1"]
+        assert values_of(store, "a") == [b"1"]
+        assert values_of(store, "b") == [b"2", b"3"]
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send_many("b", [b"4"])
+            producer.send("a", b"5")
+            raise ZeroDivisionError
+        producer.send_many("b", [b"6"])  # outside of any
+    assert values_of(store, "a") == [b"1"]
+    assert values_of(store, "b") == [b"2", b"3", b"6"]
+    for topic, number in (("a", 0), ("a", 1), ("b", 0)):
+        log = store.topic(topic).partition(number)
+        assert log.last_stable_offset == log.log_end_offset
+
+
+def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> None:
+    log = store.topic("b").partition(0)
+    with store.producer(name="n") as producer:
+        producer.begin_transaction()
+        producer.send_many("b", [b"x"])
+        assert log.durable_offset == 0
+        producer.commit_transaction()
+        assert log.durable_offset >= 1
+        states = store.topic("__transaction_state").partition(0)
+        kept = [value for batch in states.read(0) for value in batch.values]
+        decided = [number for number, value in enumerate(kept) if b"PrepareCommit" in (value or b"")]
+        assert states.durable_offset > decided[-1]
+
+
+def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
+    with store.producer(name="n") as producer:
+        with pytest.raises(TransactionAborted) as caught, producer.transaction():
+            producer.send("b", b"1")
+            producer.send("b", b"x" * 2_000_000)
+        assert isinstance(caught.value.__cause__, RecordTooLarge)
+        with pytest.raises(TransactionAborted), producer.transaction():  # told already, and overheard
+            producer.send_many("b", [b"2"])
+            with pytest.raises(RecordTooLarge):
+                producer.send_many("b", [b"x" * 2_000_000])
+        with producer.transaction():
+            producer.send("b", b"3")
+    assert values_of(store, "b") == [b"3"]
+
+
+def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
+    with store.producer() as producer:
+        for call in (producer.commit_transaction, producer.abort_transaction):
+            with pytest.raises(SegmentlogError, match="no transaction open"):
+                call()
+        with producer.transaction(), pytest.raises(SegmentlogError, match="has a transaction open"):
+            producer.begin_transaction()
+        with producer.transaction():
+            pass  # empty: nothing to decide
+    with pytest.raises(StoreClosed):
+        producer.begin_transaction()
+
+
+def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
+    producer = store.producer(name="n")
+    producer.begin_transaction()
+    producer.send("b", b"1")
+    producer.close()
+    log = store.topic("b").partition(0)
+    assert values_of(store, "b") == []
+    assert log.last_stable_offset == log.log_end_offset
+
+
+def test_a_producer_without_a_name_leaves_nothing_behind(store: segmentlog.LogStore) -> None:
+    with store.producer() as producer, producer.transaction():
+        producer.send("b", b"1")
+    assert store.transactions.states() == {}
+    assert os.listdir(f"{store.path}/{PRODUCERS_FOLDER}") == []
+
+
+def test_other_topics_are_not_held_back(store: segmentlog.LogStore) -> None:
+    with store.producer() as producer, store.producer() as other:
+        producer.begin_transaction()
+        producer.send_many("b", [b"open"])
+        with other.transaction():
+            other.send_many("a", [b"1"], partition=0)
+            other.send_many("b", [b"2"])
+        assert values_of(store, "a") == [b"1"]
+        assert values_of(store, "b") == []  # behind the open one
+        producer.abort_transaction()
+        assert values_of(store, "b") == [b"2"]
+
+
+def test_threads_send_within_one_transaction(store: segmentlog.LogStore) -> None:
+    with store.producer() as producer:
+
+        def send(who: int) -> None:
+            for number in range(50):
+                producer.send("a", b"%d-%d" % (who, number), key=b"%d" % number)
+
+        with producer.transaction():
+            threads = [threading.Thread(target=send, args=(who,)) for who in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            producer.flush()
+            assert values_of(store, "a") == []
+        assert len(set(values_of(store, "a"))) == 200
+
+
+def test_a_deleted_topic_does_not_keep_a_transaction_open(store: segmentlog.LogStore) -> None:
+    with store.producer(name="n") as producer:
+        producer.begin_transaction()
+        producer.send_many("a", [b"1"], partition=0)
+        producer.send_many("b", [b"2"])
+        producer.flush()
+        store.delete_topic("a")
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send_many("b", [b"3"])
+    assert values_of(store, "b") == [b"3"]
+
+
+# ---------------------------------------------------------------- who finishes what was left
+
+
+def test_a_dead_process_s_transaction_is_aborted_at_once(store: segmentlog.LogStore) -> None:
+    def die() -> None:
+        producer = store.producer(name="dies")
+        producer.begin_transaction()
+        producer.send_many("b", [b"lost"])
+
+    in_child(die)
+    log = store.topic("b").partition(0)
+    assert log.last_stable_offset == log.log_end_offset == 2  # opening it was enough
+    in_child(die)
+    assert (log.last_stable_offset, log.log_end_offset) == (2, 3)
+    store.finish_transactions()
+    assert log.last_stable_offset == log.log_end_offset == 4
+    assert values_of(store, "b") == []
+    assert store.transactions.states()["dies"].status == "CompleteAbort"
+
+
+def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
+    import time
+
+    with segmentlog.open(tmp_path / "store") as store:
+        store.create_topic("b")
+
+        def die() -> None:
+            producer = store.producer(name="dies")
+            producer.begin_transaction()
+            producer.send_many("b", [b"lost"])
+
+        in_child(die)
+        log = store.topic("b").partition(0)
+        ends = time.monotonic() + 20
+        while log.last_stable_offset != log.log_end_offset or not log.log_end_offset:
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+
+
+def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> None:
+    producer = store.producer(name="hangs", transaction_timeout_ms=1000)
+    producer.begin_transaction()
+    producer.send_many("b", [b"late"])
+    store.finish_transactions()
+    assert store.transactions.states()["hangs"].status == "Ongoing"
+    started_ms = store.transactions.states()["hangs"].started_ms
+    store.finish_transactions(started_ms + 1001)
+    assert store.transactions.states()["hangs"].status == "CompleteAbort"
+    with pytest.raises(ProducerFenced):
+        producer.send_many("b", [b"too late"])
+    with pytest.raises(ProducerFenced):
+        producer.commit_transaction()
+    producer.close()
+    assert values_of(store, "b") == []
+    with store.producer(name="hangs") as again, again.transaction():
+        again.send_many("b", [b"in time"])
+    assert values_of(store, "b") == [b"in time"]
+
+
+@pytest.mark.parametrize("step", ["after the decision", "after one marker", "after the markers"])
+def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
+    store: segmentlog.LogStore, tmp_path: Path, step: str
+) -> None:
+    def die() -> None:
+        producer = store.producer(name="dies")
+        producer.begin_transaction()
+        producer.send_many("a", [b"1"], partition=0)
+        producer.send_many("b", [b"2"])
+        coordinator: Any = store.transactions
+        real_open, real_write = store.open_partition, coordinator._write
+        opened: list[str] = []
+
+        def open_partition(topic: str, number: int) -> Any:
+            opened.append(topic)
+            if step == "after the decision" or (step == "after one marker" and topic == "b"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real_open(topic, number)
+
+        def write(name: str, state: Any, ack: Any = "written") -> None:
+            if state.status == "CompleteCommit":
+                os.kill(os.getpid(), signal.SIGKILL)
+            real_write(name, state, ack)
+            if state.status == "PrepareCommit":
+                coordinator._store = type("Store", (), {"open_partition": staticmethod(open_partition)})
+
+        coordinator._write = write
+        producer.commit_transaction()
+
+    in_child(die)
+    store.close()
+    with segmentlog.open(tmp_path / "store", background=False) as again:
+        assert values_of(again, "a") == [b"1"]
+        assert values_of(again, "b") == [b"2"]
+        again.finish_transactions()
+        assert again.transactions.states()["dies"].status == "CompleteCommit"
+
+
+def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path) -> None:
+    """The record that says it is done survived, the marker did not: what it said is known all the same."""
+    path = tmp_path / "store"
+    for status in ("kept open", "opened again", "another transaction"):
+        with segmentlog.open(path, background=False) as store:
+            store.create_topic(status.replace(" ", "-"))
+    for topic in ("kept-open", "opened-again", "another-transaction"):
+        store = segmentlog.open(path, background=False)
+        store.create_topic("elsewhere-" + topic)
+        producer = store.producer(name=topic)
+        with producer.transaction():
+            producer.send_many(topic, [b"1"])
+        log = store.topic(topic).partition(0)
+        (marker,) = [batch for batch in log.read(0, control=True) if batch.header.is_control]
+        if topic == "another-transaction":
+            with producer.transaction():
+                producer.send_many("elsewhere-" + topic, [b"2"])
+        store.topic("__transaction_state").partition(0).flush()
+        segment = Path(log.segments()[-1].path)
+        size = log.handle.page.log.read().end_position - marker.size_bytes
+        for partition in store.opened_partitions():
+            partition.abandon()  # as a machine's death leaves them
+            os.unlink(f"{partition.folder}/state")
+        with open(segment, "r+b") as file:
+            file.truncate(size)
+        del producer, store
+        if topic == "opened again":
+            with segmentlog.open(path, background=False) as again, again.producer(name=topic):
+                pass
+        for _ in range(2):
+            with segmentlog.open(path, background=False) as again:
+                assert values_of(again, topic) == [b"1"], topic
+
+
+def test_an_open_transaction_that_no_state_knows_is_aborted(store: segmentlog.LogStore) -> None:
+    """Both the state and its producer were lost to a power cut; the data was not."""
+    from segmentlog import ProducerStamp
+
+    log = store.topic("b").partition(0)
+    log.append([b"orphan"], producer=ProducerStamp(5, 0, 0, True))
+    with store.producer(name="n"):  # so that there are states at all
+        store.finish_transactions()
+    assert log.last_stable_offset == log.log_end_offset
+    assert values_of(store, "b") == []
+
+
+def test_a_name_whose_decision_hangs_cannot_be_opened(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_DECISION_WAIT_S", 0.05)
+    with store.transactions._locked("n"), pytest.raises(ProducerBusy, match="'n' cannot be opened"):
+        store.producer(name="n")
+    store.producer(name="n").close()
+
+
+def test_a_read_only_store_finishes_nothing(store: segmentlog.LogStore, tmp_path: Path) -> None:
+    def die() -> None:
+        producer = store.producer(name="dies")
+        producer.begin_transaction()
+        producer.send_many("b", [b"lost"])
+
+    in_child(die)
+    with segmentlog.open(tmp_path / "store", read_only=True) as reader:
+        reader.finish_transactions()
+        assert values_of(reader, "b") == []
+        assert values_of(reader, "b", "read_uncommitted") == [b"lost"]
+        assert reader.transactions.states()["dies"].status == "Ongoing"
+    assert store.transactions.states()["dies"].status == "Ongoing"
