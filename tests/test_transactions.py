@@ -29,6 +29,7 @@ from segmentlog.transactions import PRODUCERS_FOLDER
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
+    """A store without threads, with a topic of two partitions and one of one."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("a", partitions=2)
         opened.create_topic("b")
@@ -36,6 +37,7 @@ def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
 
 
 def values_of(store: segmentlog.LogStore, topic: str, isolation: Any = "read_committed") -> list[bytes | None]:
+    """All values that a consumer of that kind is handed."""
     with store.consumer(topic, isolation=isolation) as consumer:
         return [record.value for record in consumer]
 
@@ -78,6 +80,7 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
 
 
 def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
+    """But for those that want none."""
     with store.producer() as one, store.producer() as two, store.producer(enable_idempotence=False) as three:
         for producer in (one, two, three):
             producer.send_many("b", [b"x"] * 3)
@@ -87,6 +90,7 @@ def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
 
 
 def test_a_forked_child_is_another_producer(store: segmentlog.LogStore) -> None:
+    """Without a name it gets another id; a name stays with the parent."""
     producer = store.producer(linger_ms=0)
     producer.send_many("b", [b"parent"])
 
@@ -126,6 +130,7 @@ def test_after_a_gap_was_told_the_producer_goes_on(store: segmentlog.LogStore) -
 
 
 def test_a_named_producer_counts_on(store: segmentlog.LogStore, tmp_path: Path) -> None:
+    """Over instances and opens of the store."""
     for number in range(3):
         with store.producer(name="etl-1") as producer:
             assert producer.last_sequence("b") == 2 * number - 1
@@ -136,6 +141,7 @@ def test_a_named_producer_counts_on(store: segmentlog.LogStore, tmp_path: Path) 
 
 
 def test_a_newer_instance_fences_the_older(store: segmentlog.LogStore) -> None:
+    """For sends and for transactions, also when the older one closes late."""
     older = store.producer(name="etl")
     older.send_many("b", [b"1"])
     newer = store.producer(name="etl")
@@ -153,6 +159,7 @@ def test_a_newer_instance_fences_the_older(store: segmentlog.LogStore) -> None:
 
 
 def test_a_name_that_ran_out_of_epochs_counts_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under another id, as if nothing had happened."""
     monkeypatch.setattr(transactions, "_EPOCH_MAX", 2)
     ids = set()
     for number in range(8):
@@ -166,11 +173,13 @@ def test_a_name_that_ran_out_of_epochs_counts_on(store: segmentlog.LogStore, mon
 
 @pytest.mark.parametrize("name", ["", "~mine", 7, "x" * 300, "\ud800"])
 def test_names_that_are_none(store: segmentlog.LogStore, name: Any) -> None:
+    """Empty, of the wrong type, too long, not to be written, or the store's own."""
     with pytest.raises(InvalidConfig):
         store.producer(name=name)
 
 
 def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
+    """Whatever file names they would make."""
     for name in ("a/b", "..", "ö ü", "x" * 255, "%41", "A"):
         with store.producer(name=name) as producer:
             producer.send_many("b", [name.encode()])
@@ -178,6 +187,7 @@ def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
 
 
 def test_options_that_do_not_go_together(store: segmentlog.LogStore) -> None:
+    """Each refusal names the option."""
     with pytest.raises(InvalidConfig, match="enable_idempotence"):
         store.producer(name="n", enable_idempotence=False)
     with pytest.raises(InvalidConfig, match="transaction_timeout_ms"):
@@ -192,6 +202,7 @@ def test_options_that_do_not_go_together(store: segmentlog.LogStore) -> None:
 
 
 def test_all_of_it_or_nothing(store: segmentlog.LogStore) -> None:
+    """Over topics and partitions; and what is sent outside is plain."""
     with store.producer() as producer:
         with producer.transaction():
             producer.send("a", b"1", key=b"k")
@@ -201,7 +212,7 @@ def test_all_of_it_or_nothing(store: segmentlog.LogStore) -> None:
             assert values_of(store, "a", "read_uncommitted") == [b"1"]
         assert values_of(store, "a") == [b"1"]
         assert values_of(store, "b") == [b"2", b"3"]
-        with pytest.raises(ZeroDivisionError), producer.transaction():
+        with pytest.raises(ZeroDivisionError), producer.transaction():  # noqa: PT012
             producer.send_many("b", [b"4"])
             producer.send("a", b"5")
             raise ZeroDivisionError
@@ -214,6 +225,7 @@ def test_all_of_it_or_nothing(store: segmentlog.LogStore) -> None:
 
 
 def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> None:
+    """Data and decision are on disk."""
     log = store.topic("b").partition(0)
     with store.producer(name="n") as producer:
         producer.begin_transaction()
@@ -228,12 +240,13 @@ def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> No
 
 
 def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
+    """Whether the program looked at the failure or not; the next transaction is a new one."""
     with store.producer(name="n") as producer:
-        with pytest.raises(TransactionAborted) as caught, producer.transaction():
+        with pytest.raises(TransactionAborted) as caught, producer.transaction():  # noqa: PT012
             producer.send("b", b"1")
             producer.send("b", b"x" * 2_000_000)
         assert isinstance(caught.value.__cause__, RecordTooLarge)
-        with pytest.raises(TransactionAborted), producer.transaction():  # told already, and overheard
+        with pytest.raises(TransactionAborted), producer.transaction():  # noqa: PT012
             producer.send_many("b", [b"2"])
             with pytest.raises(RecordTooLarge):
                 producer.send_many("b", [b"x" * 2_000_000])
@@ -243,6 +256,7 @@ def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
 
 
 def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
+    """Ending what was not begun, beginning twice, and using a closed producer."""
     with store.producer() as producer:
         for call in (producer.commit_transaction, producer.abort_transaction):
             with pytest.raises(SegmentlogError, match="no transaction open"):
@@ -256,6 +270,7 @@ def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
 
 
 def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
+    """Nobody is held back by it."""
     producer = store.producer(name="n")
     producer.begin_transaction()
     producer.send("b", b"1")
@@ -266,6 +281,7 @@ def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
 
 
 def test_a_producer_without_a_name_leaves_nothing_behind(store: segmentlog.LogStore) -> None:
+    """No state, and no files."""
     with store.producer() as producer, producer.transaction():
         producer.send("b", b"1")
     assert store.transactions.states() == {}
@@ -273,6 +289,7 @@ def test_a_producer_without_a_name_leaves_nothing_behind(store: segmentlog.LogSt
 
 
 def test_other_topics_are_not_held_back(store: segmentlog.LogStore) -> None:
+    """Only what lies behind an open transaction in its own partition waits."""
     with store.producer() as producer, store.producer() as other:
         producer.begin_transaction()
         producer.send_many("b", [b"open"])
@@ -286,6 +303,7 @@ def test_other_topics_are_not_held_back(store: segmentlog.LogStore) -> None:
 
 
 def test_threads_send_within_one_transaction(store: segmentlog.LogStore) -> None:
+    """All of it becomes visible together."""
     with store.producer() as producer:
 
         def send(who: int) -> None:
@@ -304,6 +322,7 @@ def test_threads_send_within_one_transaction(store: segmentlog.LogStore) -> None
 
 
 def test_a_deleted_topic_does_not_keep_a_transaction_open(store: segmentlog.LogStore) -> None:
+    """There is nothing left to decide in it."""
     with store.producer(name="n") as producer:
         producer.begin_transaction()
         producer.send_many("a", [b"1"], partition=0)
@@ -320,6 +339,8 @@ def test_a_deleted_topic_does_not_keep_a_transaction_open(store: segmentlog.LogS
 
 
 def test_a_dead_process_s_transaction_is_aborted_at_once(store: segmentlog.LogStore) -> None:
+    """Its lease is free: no timeout is waited for."""
+
     def die() -> None:
         producer = store.producer(name="dies")
         producer.begin_transaction()
@@ -337,6 +358,7 @@ def test_a_dead_process_s_transaction_is_aborted_at_once(store: segmentlog.LogSt
 
 
 def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
+    """A thread of any process that has the store open."""
     import time
 
     with segmentlog.open(tmp_path / "store") as store:
@@ -356,6 +378,7 @@ def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
 
 
 def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> None:
+    """Aborted by others, it learns of it at its next call."""
     producer = store.producer(name="hangs", transaction_timeout_ms=1000)
     producer.begin_transaction()
     producer.send_many("b", [b"late"])
@@ -379,6 +402,8 @@ def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> 
 def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
     store: segmentlog.LogStore, tmp_path: Path, step: str
 ) -> None:
+    """Killed at any step behind the decision."""
+
     def die() -> None:
         producer = store.producer(name="dies")
         producer.begin_transaction()
@@ -462,6 +487,7 @@ def test_an_open_transaction_that_no_state_knows_is_aborted(store: segmentlog.Lo
 def test_a_name_whose_decision_hangs_cannot_be_opened(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The error names it; afterwards it can."""
     monkeypatch.setattr(transactions, "_DECISION_WAIT_S", 0.05)
     with store.transactions._locked("n"), pytest.raises(ProducerBusy, match="'n' cannot be opened"):
         store.producer(name="n")
@@ -469,6 +495,8 @@ def test_a_name_whose_decision_hangs_cannot_be_opened(
 
 
 def test_a_read_only_store_finishes_nothing(store: segmentlog.LogStore, tmp_path: Path) -> None:
+    """It sees what is decided."""
+
     def die() -> None:
         producer = store.producer(name="dies")
         producer.begin_transaction()

@@ -6,52 +6,21 @@ import errno
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, json_option
-from segmentlog.errors import InvalidRecord, RecordTooLarge, SegmentlogError
+from segmentlog.cli.sending import BadRecord, Lists, NamedSender, Parse, Sender
+from segmentlog.errors import SegmentlogError
 
 if TYPE_CHECKING:
-    from segmentlog.delivery import Deliveries
     from segmentlog.producer import Producer
+    from segmentlog.store import LogStore
 
 _READ_BYTES = 128 << 10  # what the cache holds while it is cut into lines
-
-
-class _Lists:
-    """Records on their way: lists of one length, or None for a column that no record has."""
-
-    __slots__ = ("headers", "keys", "partition", "timestamps", "values")
-
-    def __init__(self, values: list[bytes | None], keys: list[bytes | None] | None = None) -> None:
-        self.values = values
-        self.keys = keys
-        self.headers: list[Any] | None = None
-        self.timestamps: list[int] | None = None
-        self.partition: int | None = None
-
-    def part(self, begin: int, end: int) -> _Lists:
-        """Records ``[begin, end)``."""
-        part = _Lists(self.values[begin:end], None if self.keys is None else self.keys[begin:end])
-        part.headers = None if self.headers is None else self.headers[begin:end]
-        part.timestamps = None if self.timestamps is None else self.timestamps[begin:end]
-        part.partition = self.partition
-        return part
-
-
-class _BadRecord(ValueError):
-    """A record that cannot be understood; ``index`` counts from 0 in its list."""
-
-    def __init__(self, index: int, why: str) -> None:
-        super().__init__(why)
-        self.index = index
-
-
-Parse = Callable[[list[bytes]], Iterator[_Lists]]
 
 
 @click.command()
@@ -66,6 +35,8 @@ Parse = Callable[[list[bytes]], Iterator[_Lists]]
 @click.option("--format", "shape", type=click.Choice(["lines", "json", "nul", "length-prefixed"]), default="lines",
               show_default=True, help="How records are told apart.")  # fmt: skip
 @click.option("--ack", type=click.Choice(["written", "durable"]), help="Wait for the fsync, whatever the policy.")
+@click.option("--producer", "name", metavar="NAME",
+              help="Send what earlier runs under this name did not: each record once, whatever crashed.")  # fmt: skip
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
 @click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N records.")
 @click.option("--print-offsets", is_flag=True, help='Print "partition offset count" of each append.')
@@ -81,6 +52,7 @@ def produce(
     partition: int | None,
     shape: str,
     ack: Any,
+    name: str | None,
     headers: tuple[str, ...],
     skip: int,
     print_offsets: bool,
@@ -90,11 +62,17 @@ def produce(
 
     json: one object a line with "value" (or "value_base64"), and if wanted "key",
     "timestamp", "partition", "headers". length-prefixed: a big-endian u32, then so many bytes.
+
+    With --producer NAME a run that was killed, anywhere, is run again with the same input, and what
+    it had appended is passed over; of a file that has grown the new lines are appended. A second
+    run that starts while the first is at it takes over. Give every input a name of its own.
     """
     if key_separator == "":
         raise click.UsageError("--key-separator: an empty text separates nothing")
     if key_separator is not None and shape == "json":
         raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
+    if name is not None and skip:
+        raise click.UsageError("--skip and --producer exclude each other: a named producer knows by itself how far it is")
     pairs = tuple(_pair(header) for header in headers)
     if file == "-":
         check_stdin()
@@ -105,27 +83,37 @@ def produce(
     with open_store(ctx) as store, stoppable() as stopped:
         several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
         source = _Source(fd, shape, batch_size, linger / 1000, stopped)
-        with store.producer(ack=ack) as producer, Progress("bytes", size or None) as progress:
+        with store.producer(ack=ack, name=name) as producer, Progress("bytes", size or None) as progress:
             limit = store.topic(topic).config.max_message_bytes if several else None
-            sender = _Sender(producer, topic, partition, pairs, print_offsets, as_json, limit)
+            sender = _sender(store, producer, topic, partition, pairs, print_offsets, as_json, limit, skip)
             try:
                 for raw, count_bytes in source.lists(skip):
-                    sender.first = sender.records + skip
+                    sender.first = sender.number
                     for lists in _parser(shape, key_separator)(raw):
-                        sender.send(lists, skip)
+                        sender.send(lists)
                     sender.bytes += count_bytes
                     progress.advance(count_bytes)
-            except (SegmentlogError, ValueError) as error:
+                if not source.unread:
+                    sender.finish()
+            except (SegmentlogError, ValueError, click.ClickException) as error:
                 say(sender.summary())
-                say(
-                    f"the first {sender.records + skip} records are appended; go on with --skip {sender.records + skip}"
-                )
-                if isinstance(error, SegmentlogError):
+                if go_on := sender.how_to_go_on(error):
+                    say(go_on)
+                if not isinstance(error, ValueError):
                     raise
-                where = f"record {sender.first + error.index + 1}: " if isinstance(error, _BadRecord) else ""
+                where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
                 raise click.ClickException(f"{where}{error}") from None
         say(sender.summary() + stopped_by(stopped))
     return status_of(stopped) if source.unread else 0
+
+
+def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> Sender:
+    """For a producer with a name one that passes over what is there."""
+    if producer.name is None:
+        return Sender(producer, topic, *arguments)
+    from segmentlog.cli.resuming import Resumption
+
+    return NamedSender(Resumption(store, producer, topic), producer, topic, *arguments)
 
 
 def _pair(header: str) -> tuple[str, bytes]:
@@ -223,20 +211,20 @@ def _parser(shape: str, separator: str | None) -> Parse:
     if shape == "json":
         return _parse_json
     if separator is None:
-        return lambda raw: iter([_Lists(raw)])  # type: ignore[arg-type]
+        return lambda raw: iter([Lists(raw)])  # type: ignore[arg-type]
     mark = os.fsencode(separator)
 
-    def parse(raw: list[bytes]) -> Iterator[_Lists]:
+    def parse(raw: list[bytes]) -> Iterator[Lists]:
         split = [record.partition(mark) for record in raw]
         values: list[bytes | None] = [value if found else key for key, found, value in split]
-        yield _Lists(values, [key if found else None for key, found, _ in split])
+        yield Lists(values, [key if found else None for key, found, _ in split])
 
     return parse
 
 
-def _parse_json(raw: list[bytes]) -> Iterator[_Lists]:
+def _parse_json(raw: list[bytes]) -> Iterator[Lists]:
     """Lists of records that go to one partition, in order."""
-    lists: _Lists | None = None
+    lists: Lists | None = None
     for index, line in enumerate(raw):
         if not line.strip():
             continue
@@ -245,7 +233,7 @@ def _parse_json(raw: list[bytes]) -> Iterator[_Lists]:
         if lists is None or lists.partition != partition:
             if lists is not None:
                 yield _filled(lists)
-            lists = _Lists([], [])
+            lists = Lists([], [])
             lists.headers, lists.timestamps, lists.partition = [], [], partition
         assert lists.keys is not None
         assert lists.headers is not None
@@ -260,7 +248,7 @@ def _parse_json(raw: list[bytes]) -> Iterator[_Lists]:
 
 
 def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | None, bytes | None, list[Any]]:
-    """A line as (object, value, key, headers). Raises `_BadRecord`."""
+    """A line as (object, value, key, headers). Raises `BadRecord`."""
     import msgspec
 
     try:
@@ -276,9 +264,9 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
             raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None
+        raise BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None
     except ValueError as error:
-        raise _BadRecord(index, str(error)) from None
+        raise BadRecord(index, str(error)) from None
 
 
 def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
@@ -287,7 +275,7 @@ def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
     return document["name"], bytes_of(document, "value")
 
 
-def _filled(lists: _Lists) -> _Lists:
+def _filled(lists: Lists) -> Lists:
     """Without the columns that no record has."""
     if not any(lists.headers or []):
         lists.headers = None
@@ -312,100 +300,3 @@ def bytes_of(document: dict[str, Any], field: str) -> bytes | None:
     import msgspec
 
     return msgspec.json.encode(value)
-
-
-# ---------------------------------------------------------------- sending
-
-
-class _Sender:
-    """Sends lists, counts them, and tells where they went."""
-
-    def __init__(
-        self,
-        producer: Producer,
-        topic: str,
-        partition: int | None,
-        pairs: tuple[tuple[str, bytes], ...],
-        print_offsets: bool,
-        as_json: bool,
-        limit_bytes: int | None,
-    ) -> None:
-        """``limit_bytes``: of one record, where the records of a list may go to several partitions."""
-        self._producer = producer
-        self._topic = topic
-        self._partition = partition
-        self._pairs = list(pairs)
-        self._print_offsets = print_offsets or as_json
-        self._as_json = as_json
-        self._limit_bytes = limit_bytes
-        self._started = time.perf_counter()
-        self.records = self.bytes = 0
-        self.first = 0
-        """Number of the first record of the list in hand, those that were skipped included."""
-
-    def send(self, lists: _Lists, skip: int) -> None:
-        """Append a list; when a record is too large, what comes before it, so that the count of records is true.
-
-        Partitions are appended to one after another. A record that may be too large goes alone,
-        lest those after it that belong to other partitions arrive, and again with --skip.
-        """
-        begin = 0
-        for large in self._large(lists):
-            self._send_part(lists.part(begin, large), skip)
-            self._send_part(lists.part(large, large + 1), skip)
-            begin = large + 1
-        self._send_part(lists.part(begin, len(lists.values)) if begin else lists, skip)
-
-    def _large(self, lists: _Lists) -> list[int]:
-        """Which records may be over the limit, if they may go to several partitions at once."""
-        if self._limit_bytes is None or lists.keys is None or lists.partition is not None:
-            return []
-        limit_bytes = self._limit_bytes * 9 // 10  # headers are not counted; they are short
-        if max(map(len, filter(None, lists.values)), default=0) + max(map(len, filter(None, lists.keys)), default=0) < (
-            limit_bytes
-        ):
-            return []
-        sizes = (len(value or b"") + len(key or b"") for value, key in zip(lists.values, lists.keys, strict=True))
-        return [index for index, size in enumerate(sizes) if size >= limit_bytes]
-
-    def _send_part(self, lists: _Lists, skip: int) -> None:
-        if not lists.values:
-            return
-        try:
-            self._send_list(lists)
-        except RecordTooLarge as error:
-            self._send_list(lists.part(0, error.index))
-            number = self.records + skip
-            raise ValueError(
-                f"record {number + 1} takes {error.size_bytes} bytes, over max.message.bytes = {error.limit_bytes}:"
-                f" raise it with 'segmentlog alter', or leave the record out with --skip {number + 1}"
-            ) from None
-        except InvalidRecord as error:
-            raise _BadRecord(self.records - self.first + skip + error.index, str(error)) from None
-
-    def _send_list(self, lists: _Lists) -> None:
-        if not lists.values:
-            return
-        headers = lists.headers
-        if self._pairs:
-            given = headers or [[]] * len(lists.values)
-            headers = [[*one, *self._pairs] for one in given]
-        partition = lists.partition if self._partition is None else self._partition
-        deliveries = self._producer.send_many(
-            self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
-        )
-        self.records += len(lists.values)
-        if self._print_offsets:
-            self._tell(deliveries)
-
-    def _tell(self, deliveries: Deliveries) -> None:
-        for partition, base_offset, count in deliveries.places():
-            if self._as_json:
-                click.echo(f'{{"partition":{partition},"base_offset":{base_offset},"count":{count}}}')
-            else:
-                click.echo(f"{partition} {base_offset} {count}")
-
-    def summary(self) -> str:
-        seconds = max(time.perf_counter() - self._started, 1e-9)
-        rate = self.records / seconds
-        return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"

@@ -20,6 +20,7 @@ from segmentlog.format.batch import (
     claimed_size,
     decode_header,
 )
+from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import find_batch
 
@@ -30,13 +31,15 @@ class Whole(msgspec.Struct, frozen=True):
     """A batch whose checksums are right and whose columns decode.
 
     ``flaw`` is what is wrong with it all the same, if anything: it can be read, but claims
-    something that cannot be.
+    something that cannot be. ``marker`` is what a control batch says; None for one of a kind
+    that this version does not know, and for any other batch.
     """
 
     position: int
     header: BatchHeader
     batch: RecordBatch
     flaw: str = ""
+    marker: Marker | None = None
 
     @property
     def end_position(self) -> int:
@@ -82,9 +85,28 @@ def examine(
             continue
         if header.partition_epoch < epoch:
             flaw = flaw or f"epoch {header.partition_epoch} comes after epoch {epoch}"
-        yield Whole(position, header, batch, flaw)
+        marker = None
+        if header.is_control:
+            marker, wrong = _check_marker(header, payload)
+            flaw = flaw or wrong
+        yield Whole(position, header, batch, flaw, marker)
         position += header.size_bytes
         expected_offset, epoch = header.next_offset, max(epoch, header.partition_epoch)
+
+
+def _check_marker(header: BatchHeader, payload: memoryview) -> tuple[Marker | None, str]:
+    """(what a control batch says, what is wrong with that). Its columns decode."""
+    try:
+        marker = decode_marker(header, payload)
+    except ValueError as error:
+        return None, str(error)
+    if marker is None:
+        return None, ""
+    if header.producer_id < 0:
+        return None, "the end of a transaction of no producer"
+    if marker.first_offset > marker.offset:
+        return None, f"the end of a transaction that begins at offset {marker.first_offset}, behind it"
+    return marker, ""
 
 
 def _extent(window: memoryview, position: int, expected_offset: int, error: CorruptBatch) -> Broken:

@@ -16,7 +16,7 @@ from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode
 from segmentlog.format.names import FORMAT_VERSION, MAX_PARTITIONS, STATE_FILE, STORE_FILE, TOPIC_FILE
 from segmentlog.storage.findings import Finding, Severity
 from segmentlog.storage.fs import FileSystem, read_file
-from segmentlog.storage.state import PAGE_SIZE, LogState, StatePage, SyncState
+from segmentlog.storage.state import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, LogState, StatePage, SyncState
 
 _READ_ATTEMPTS = 4
 _READ_PAUSE_S = 0.002
@@ -88,6 +88,10 @@ class StateFound(msgspec.Struct, frozen=True):
     sync: SyncState | None = None
     writing: int = 0
     failed: bool = False
+    producers: bool = False
+    """Whether appenders keep track of producers."""
+    aborts: bool = False
+    """Whether readers look for aborted transactions."""
     why: str = ""
     severity: Severity = "note"
 
@@ -130,7 +134,15 @@ class StateReader:
     def _judge(self, page: StatePage) -> StateFound:
         boot_id, folder = self._fs.boot_id(), self._fs.stat(self._folder)
         if page.describes(boot_id, folder):
-            return StateFound(page.log.read(), page.sync.read(), page.writing, bool(page.failed))
+            words = page.words
+            return StateFound(
+                page.log.read(),
+                page.sync.read(),
+                page.writing,
+                bool(page.failed),
+                bool(words[PRODUCERS_WORD]),
+                bool(words[ABORTS_WORD]),
+            )
         if not any(page.words[:6]):
             return StateFound(why="never used")
         if page.header_is_sound and not page.is_about(boot_id, folder):

@@ -19,58 +19,12 @@ from segmentlog.records import LostRange
 from segmentlog.storage.findings import Finding, Severity, Tally
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect_files import CheckpointFound, StateFound, StateReader
+from segmentlog.storage.inspect_found import BadCache, Cut, Hole, OpenTransaction, PartitionFound
+from segmentlog.storage.inspect_producers import ProducersLook
 from segmentlog.storage.inspect_segment import SegmentFound, index_flaws, inspect_segment
 from segmentlog.storage.segment import segment_stem
 
 _PAUSE_S = 0.01
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """Bytes that `repair` cuts out of a segment, and the offsets that go with them."""
-
-    segment: int
-    path: str
-    position: int
-    end_position: int
-    base_offset: int
-    end_offset: int
-    why: str
-
-
-class Hole(msgspec.Struct, frozen=True):
-    """Offsets that no batch has, and that nothing explains."""
-
-    base_offset: int
-    end_offset: int
-    why: str
-
-
-class PartitionFound(msgspec.Struct):
-    """A partition as it lies there: the findings, and what `repair` needs to know."""
-
-    folder: str
-    topic: str
-    partition: int
-    findings: list[Finding] = []
-    live: bool = False
-    checkpoint: CheckpointFound = CheckpointFound(None)
-    state: StateFound = StateFound()
-    segments: list[SegmentFound] = []
-    cuts: list[Cut] = []
-    holes: list[Hole] = []
-    bad_indexes: list[int] = []
-    torn: Finding | None = None
-    """Where the next open will end the log, when that is not where it was written to."""
-
-    @property
-    def is_damaged(self) -> bool:
-        return any(one.severity == "damage" for one in self.findings)
-
-    def add(self, severity: Severity, path: str, what: str, position: int = -1, size: int = 0,
-            base_offset: int = -1, end_offset: int = -1) -> Finding:  # fmt: skip
-        finding = Finding(severity, path, what, position, size, base_offset, end_offset, self.topic, self.partition)
-        self.findings.append(finding)
-        return finding
 
 
 class LogLook:

@@ -12,14 +12,13 @@ from segmentlog.format.names import (
     CLEANED_SUFFIX,
     CLEANER_FILE,
     DELETED_SUFFIX,
-    INDEX_SUFFIX,
     LOCK_FILE,
     LOG_SUFFIX,
     QUARANTINE_FOLDER,
+    SEGMENT_SUFFIXES,
     STATE_FILE,
     SWAP_SUFFIX,
     TEMPORARY_SUFFIX,
-    TIME_INDEX_SUFFIX,
     copy_name,
     deleted_since_ms,
     parse_copy_name,
@@ -138,7 +137,9 @@ class _Look:
             time.sleep(_PAUSE_S)
             if self._state.read().log == log:
                 found.add("note", path, "a process died inside an append; the next append cuts its bytes off")
-        in_order = (log.log_start_offset, log.last_stable_offset, log.log_end_offset, log.offset_ceiling)
+        # A transaction may have begun below the log start: what it wrote there was deleted before it was decided.
+        stable_offset = max(log.last_stable_offset, log.log_start_offset)
+        in_order = (log.log_start_offset, stable_offset, log.log_end_offset, log.offset_ceiling)
         if list(in_order) != sorted(in_order) or not sync.durable_offset <= self._end_now():
             found.add(
                 "damage", path, f"start, stable, end, ceiling {in_order}, durable {sync.durable_offset}: not in order"
@@ -211,9 +212,9 @@ class _Look:
             if name == QUARANTINE_FOLDER:
                 kept = self._fs.listdir(path)
                 self._found.add("note", path, f"{len(kept)} files that a recovery or a repair cut off")
-            elif name in known or (stem in stems and suffix in _SEGMENT_SUFFIXES):
+            elif name in known or (stem in stems and suffix in _SUFFIXES):
                 continue
-            elif stem.isdecimal() and len(stem) == 20 and self._found.live and suffix in _SEGMENT_SUFFIXES:
+            elif stem.isdecimal() and len(stem) == 20 and self._found.live and suffix in _SUFFIXES:
                 self._note_segment_file(name, path, int(stem))
             elif name.endswith(SWAP_SUFFIX) and parse_copy_name(name):
                 what = "a compaction was cut short; the next open, or the next compaction, puts this copy in place"
@@ -243,7 +244,7 @@ class _Look:
             return 0
 
 
-_SEGMENT_SUFFIXES = frozenset(suffix[1:] for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+_SUFFIXES = frozenset(suffix[1:] for suffix in SEGMENT_SUFFIXES)
 
 
 def log_sizes(fs: FileSystem, folder: str) -> Iterator[int]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from segmentlog.format.batch import TRANSACTIONAL
+from segmentlog.format.control import Marker
 from segmentlog.format.examine import Broken, Whole, examine
 from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_entries
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
@@ -41,6 +43,22 @@ class Flaw(msgspec.Struct, frozen=True):
     what: str
 
 
+class Tracked(msgspec.Struct, frozen=True, gc=False):
+    """A whole batch of a producer."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    next_offset: int
+    producer_id: int
+    epoch: int
+    sequence: int
+    transactional: bool
+    control: bool
+    marker: Marker | None
+    """What a control batch says, if that can be told."""
+
+
 class SegmentFound(msgspec.Struct):
     """Everything in one segment."""
 
@@ -61,6 +79,8 @@ class SegmentFound(msgspec.Struct):
     epochs: dict[int, int] = {}
     """The epochs of its batches, each with the first base offset."""
     max_timestamp: int = 0
+    tracked: list[Tracked] = []
+    """The batches of producers; let go of once they were looked at."""
     whole_behind: int = 0
     """Whole batches behind the first broken bytes at or above the tail's beginning."""
     tail_is_boundary: bool = True
@@ -136,6 +156,8 @@ def _note_whole(found: SegmentFound, item: Whole) -> None:
         found.gaps.append(Gap(position, found.end_offset, base_offset))
     if item.flaw:
         found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
+    if header.producer_id >= 0:
+        found.tracked.append(_tracked(item))
     found.epochs.setdefault(header.partition_epoch, base_offset)
     found.positions.append(position)
     found.base_offsets.append(base_offset)
@@ -143,6 +165,22 @@ def _note_whole(found: SegmentFound, item: Whole) -> None:
     found.timestamps_before.append(found.max_timestamp)
     found.max_timestamp = max(found.max_timestamp, header.max_timestamp)
     found.end_offset, found.whole_position = header.next_offset, item.end_position
+
+
+def _tracked(item: Whole) -> Tracked:
+    header = item.header
+    return Tracked(
+        item.position,
+        header.size_bytes,
+        header.base_offset,
+        header.next_offset,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        bool(header.attributes & TRANSACTIONAL),
+        header.is_control,
+        item.marker,
+    )
 
 
 def read_segment(

@@ -41,6 +41,7 @@ def put(log: Partition, sequence: int, count: int = 1, *, who: int = NAMED, epoc
 
 
 def values_of(log: Partition, isolation: Any = "read_uncommitted") -> list[bytes | None]:
+    """All values that a reader of that kind is handed."""
     return [value for batch in log.read(log.log_start_offset, isolation=isolation) for value in batch.values]
 
 
@@ -53,6 +54,7 @@ def known(log: Partition) -> list[tuple[Any, ...]]:
 
 
 def test_a_batch_that_comes_again_has_its_first_offset(tmp_path: Path) -> None:
+    """Also behind other people's records, and cut into other batches."""
     log = open_log(tmp_path)
     assert [put(log, 0, 3), put(log, 3, 2)] == [0, 3]
     log.append([b"another"])
@@ -63,6 +65,7 @@ def test_a_batch_that_comes_again_has_its_first_offset(tmp_path: Path) -> None:
 
 
 def test_a_gap_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """The error tells what was expected; the right one is still welcome."""
     log = open_log(tmp_path)
     put(log, 0, 3)
     for sequence, count in ((4, 1), (2, 2), (SEQUENCE_END - 1, 1)):
@@ -74,6 +77,7 @@ def test_a_gap_is_refused_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_only_the_last_runs_are_remembered(tmp_path: Path) -> None:
+    """What is older than five runs cannot be told from a gap."""
     log = open_log(tmp_path)
     for sequence in range(10):
         put(log, sequence)
@@ -100,6 +104,7 @@ def test_sequences_wrap_at_their_end(tmp_path: Path, split: int) -> None:
 
 
 def test_a_newer_epoch_fences_the_older(tmp_path: Path) -> None:
+    """It may count on or begin anew, and nothing else."""
     log = open_log(tmp_path)
     put(log, 0, 2)
     assert put(log, 2, epoch=1) == 2  # counts on
@@ -113,6 +118,7 @@ def test_a_newer_epoch_fences_the_older(tmp_path: Path) -> None:
 
 
 def test_a_call_of_many_batches_counts_as_one(tmp_path: Path) -> None:
+    """Over segments too: what follows in sequence and offset is one run."""
     log = open_log(tmp_path, segment_records=10, segment_bytes=600, max_message_bytes=300)
     assert put(log, 0, 75) == 0
     assert len(log.segments()) > 5
@@ -124,6 +130,7 @@ def test_a_call_of_many_batches_counts_as_one(tmp_path: Path) -> None:
 
 
 def test_threads_with_producers_of_their_own(tmp_path: Path) -> None:
+    """Each record once, whoever appends it again."""
     log = open_log(tmp_path)
 
     def work(who: int) -> None:
@@ -157,6 +164,7 @@ def test_two_processes_share_what_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "damaged snapshots", "checkpoint"])
 def test_what_is_known_is_found_again(tmp_path: Path, lost: str) -> None:
+    """After a restart of the machine, with snapshots or without."""
     log = open_log(tmp_path, segment_bytes=700)
     for sequence in range(40):
         put(log, sequence, who=NAMED, txn=sequence > 30)
@@ -200,6 +208,7 @@ def test_retention_does_not_forget_producers(tmp_path: Path) -> None:
 
 
 def test_producers_without_a_name_are_forgotten_after_a_while(tmp_path: Path) -> None:
+    """Those with a name are not, nor those with a transaction open."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, producer_id_expiration_ms=1000)
     put(log, 0, who=UNNAMED)
@@ -212,6 +221,7 @@ def test_producers_without_a_name_are_forgotten_after_a_while(tmp_path: Path) ->
 
 
 def test_a_log_without_producers_has_no_snapshots(tmp_path: Path) -> None:
+    """It pays for nothing that it does not use."""
     log = open_log(tmp_path, segment_bytes=300)
     for _ in range(30):
         log.append([b"x" * 50])
@@ -223,6 +233,7 @@ def test_a_log_without_producers_has_no_snapshots(tmp_path: Path) -> None:
 
 
 def test_read_committed_sees_neither_open_nor_aborted_data(tmp_path: Path) -> None:
+    """It ends before the first transaction that is open; aborts in between are stepped over."""
     log = open_log(tmp_path)
     log.append([b"plain"])
     put(log, 0, 2, who=1, txn=True)
@@ -250,6 +261,7 @@ def test_an_abort_behind_the_stable_offset_is_known(tmp_path: Path) -> None:
 
 
 def test_the_marker_of_an_older_epoch_is_refused(tmp_path: Path) -> None:
+    """A zombie coordinator decides nothing; a newer one fences its producer."""
     log = open_log(tmp_path)
     put(log, 0, epoch=3, txn=True)
     with pytest.raises(ProducerFenced):
@@ -261,6 +273,7 @@ def test_the_marker_of_an_older_epoch_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["nothing", "indexes", "state"])
 def test_a_transaction_that_spans_rolls(tmp_path: Path, lost: str) -> None:
+    """Its marker lies segments behind its data, with and without the files that repeat it."""
     log = open_log(tmp_path, segment_bytes=400)
     for sequence in range(30):
         put(log, sequence, who=1, txn=True)
@@ -283,6 +296,7 @@ def test_a_transaction_that_spans_rolls(tmp_path: Path, lost: str) -> None:
 
 
 def test_a_reader_is_told_of_aborts_that_came_while_it_read(tmp_path: Path) -> None:
+    """Through another handle on the same log."""
     log, other = open_log(tmp_path), open_log(tmp_path)
     seen: list[bytes | None] = []
     position = 0
@@ -296,6 +310,7 @@ def test_a_reader_is_told_of_aborts_that_came_while_it_read(tmp_path: Path) -> N
 
 
 def test_control_batches_are_handed_out_when_asked_for(tmp_path: Path) -> None:
+    """And to nobody else; nor does a lookup by time find one."""
     log = open_log(tmp_path)
     put(log, 0, txn=True)
     log.end_transaction(NAMED, 0, committed=True)
@@ -308,6 +323,7 @@ def test_control_batches_are_handed_out_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_compaction_drops_aborted_data_and_keeps_sequences(tmp_path: Path) -> None:
+    """And with all snapshots gone the log still tells where each producer is."""
     settings = {"cleanup_policy": "compact", "segment_bytes": 500, "delete_retention_ms": 0}
     log = open_log(tmp_path, **settings)
     for number in range(30):
@@ -320,7 +336,7 @@ def test_compaction_drops_aborted_data_and_keeps_sequences(tmp_path: Path) -> No
     assert report.records_after < report.records_before / 3
     last: dict[bytes | None, bytes | None] = {}
     for value in before:
-        who, _, number = value.partition(b":")  # type: ignore[union-attr]
+        _, _, number = value.partition(b":")  # type: ignore[union-attr]
         last[b"%d" % (int(number) % 5)] = value
     assert sorted(map(bytes, filter(None, values_of(log, "read_committed")))) == sorted(filter(None, last.values()))
     wanted = [(one[0], one[1], one[2][-1].sequence + one[2][-1].count, one[4]) for one in known(log)]
@@ -344,6 +360,7 @@ def test_compaction_drops_aborted_data_and_keeps_sequences(tmp_path: Path) -> No
 
 
 def test_compaction_does_not_go_beyond_an_open_transaction(tmp_path: Path) -> None:
+    """Nobody knows yet which records of a key will count."""
     log = open_log(tmp_path, cleanup_policy="compact", segment_bytes=300)
     for number in range(10):
         log.append([b"%d" % number], [b"k"])
@@ -457,6 +474,7 @@ ENTRIES = st.lists(st.builds(ProducerEntry, st.integers(0, 2**63), st.integers(0
 @settings(max_examples=50)
 @given(ENTRIES, st.binary(max_size=30), st.integers(0, 10**6))
 def test_files_come_back_or_are_refused(entries: list[ProducerEntry], noise: bytes, at: int) -> None:
+    """Any cut and any flipped bit shows."""
     data = encode_snapshot(entries)
     assert decode_snapshot(data) == entries
     aborted = [AbortedTransaction(one.producer_id, one.epoch, 2**62) for one in entries]
@@ -470,4 +488,5 @@ def test_files_come_back_or_are_refused(entries: list[ProducerEntry], noise: byt
 
 
 def test_the_api_is_public(tmp_path: Path) -> None:
+    """Under its own name."""
     assert segmentlog.ProducerStamp is ProducerStamp
