@@ -28,9 +28,9 @@ CRASHING := tests/crash tests/damage tests/fuzz
 
 test: $(VENV)/.installed-test  ## all tests; without the crashing ones they must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(PY) -m pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) \
+	$(PY) -m pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
 	    $(addprefix --ignore=,$(CRASHING))
-	$(PY) -m pytest -n $(WORKERS) $(CRASHING)
+	$(PY) -m pytest -n $(WORKERS) --durations=12 $(CRASHING)
 else
 	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 endif

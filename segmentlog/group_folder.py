@@ -92,6 +92,7 @@ class GroupFolder:
         self.members_path = f"{self.path}/members"
         self.partitions_path = f"{self.path}/partitions"
         self.assignment_path = f"{self.path}/assignment"
+        self.lock_path = f"{self.path}/lock"
 
     # ------------------------------------------------------------ the lock
 
@@ -105,7 +106,7 @@ class GroupFolder:
             let_go(self.fs, fd)
 
     def _lock(self, how: int) -> int:
-        path = f"{self.path}/lock"
+        path = self.lock_path
         while True:
             try:
                 fd = hold_open(self.fs, path, os.O_RDWR | os.O_CREAT)

@@ -43,6 +43,14 @@ class PartitionReader(Protocol):
         """Epoch of the record before a position; -1 when it is not known any more."""
 
 
+_SOON_S = 0.01
+"""Of commits that need not wait for anything, one in so long is written: positions overwrite each other."""
+
+
+def _is_offset(offset: object) -> bool:
+    return type(offset) is int and 0 <= offset < 1 << 63
+
+
 class GroupSession:
     """One consumer's membership. `poll` is for the consuming thread; `close` and `commit` for any."""
 
@@ -72,6 +80,10 @@ class GroupSession:
         """Locked, but not read yet: a transaction that commits their position is not decided."""
         self._known_positions: dict[TopicPartition, int] = {}
         self._look_at_pending_s = 0.0
+        self._soon: dict[TopicPartition, tuple[int, int]] = {}
+        """Positions to commit before long: what `commit_soon` was told last."""
+        self._soon_metadata = ""
+        self._soon_due_s = 0.0
         member.join()
         self._known = member.folder.resolve(member.topics)
         self._commit_due_s = time.monotonic() + self._interval_s
@@ -85,6 +97,7 @@ class GroupSession:
         """
         self.member.check_process()
         with self._mutex:
+            self._flush_quietly()
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
                 self._commit_quietly(self._reader.positions_to_commit(settled=False))
@@ -125,6 +138,7 @@ class GroupSession:
         self._reader.drop(told)
         self._held.clear()
         self._known_positions.clear()
+        self._soon.clear()
         self.member.forget()
         try:
             listener = self._on_lost or self._on_revoked
@@ -143,6 +157,7 @@ class GroupSession:
             if told and self._on_revoked is not None:
                 self._on_revoked(told)
         finally:
+            self._flush_quietly()
             self._let_go(partitions)
 
     def _let_go(self, partitions: Iterable[TopicPartition]) -> None:
@@ -184,33 +199,75 @@ class GroupSession:
         self.member.check_process()
         self._offsets.make_log()  # not under the lock: making it takes an fsync
         with self._mutex:
+            self._flush_soon()
             named = self.named(positions)
-            end_offset = 0
-            if named:
-                with self._committing(named, metadata) as (keys, values):
-                    end_offset = self._offsets.append(keys, values)
-                self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
+            end_offset = self._append(named, metadata)
         if sync and end_offset:
             # Outside of the group's lock, which nobody should hold for as long as a disk takes.
             self._offsets.sync(end_offset)
         return named
+
+    def _append(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> int:
+        """Write positions; the offset behind the last record of them."""
+        if not named:
+            return 0
+        keys, values = self._encode(named, metadata)
+        self.member.begin_commit(named)
+        try:
+            end_offset = self._offsets.append(keys, values)
+        finally:
+            self.member.end_commit()
+        self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
+        return end_offset
+
+    def commit_soon(self, positions: Mapping[Any, int] | None, *, metadata: str) -> None:
+        """Commit within `_SOON_S`, or at the next call if that is later; of several commits only the last counts."""
+        self.member.check_process()
+        with self._mutex:
+            named = self.named(positions)
+            if metadata != self._soon_metadata or not all(_is_offset(offset) for offset, _ in named.values()):
+                self._flush_soon()
+                self._encode(named, metadata)  # raises for what is none
+                self._soon_metadata = metadata
+            self._soon.update(named)
+            if time.monotonic() >= self._soon_due_s:
+                self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._soon:
+            return
+        named, self._soon = self._soon, {}
+        self._offsets.make_log()
+        self._append(named, self._soon_metadata)
+        self._soon_due_s = time.monotonic() + _SOON_S
+
+    def _flush_quietly(self) -> None:
+        """The same where being fenced is no error: what is lost is read again by another member."""
+        try:
+            self._flush_soon()
+        except ConsumerFenced as error:
+            logger.warning("%s", error)
 
     @contextlib.contextmanager
     def committing(self, positions: Mapping[Any, int] | None, *, metadata: str = "") -> Iterator[Encoded]:
         """Keys and values to append to ``__consumer_offsets`` within; nobody can take the partitions as long."""
         self.member.check_process()
         self._offsets.make_log()  # as in `commit`
-        with self._mutex, self._committing(self.named(positions), metadata) as encoded:
-            yield encoded
+        with self._mutex:
+            self._flush_soon()
+            named = self.named(positions)
+            encoded = self._encode(named, metadata)
+            self.member.begin_commit(named)
+            try:
+                yield encoded
+            finally:
+                self.member.end_commit()
 
-    @contextlib.contextmanager
-    def _committing(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Iterator[Encoded]:
-        encoded = encode(
+    def _encode(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:
+        return encode(
             self.group, named, metadata=metadata, committed_ms=self.member.now_ms(),
             generation=self.member.generation, member=self.member.id,
         )  # fmt: skip
-        with self.member.committing(named):
-            yield encoded
 
     def named(self, positions: Mapping[Any, int] | None) -> dict[TopicPartition, tuple[int, int]]:
         """Positions with their epochs. Raises `UnknownTopic` for a partition that there is not."""
@@ -235,6 +292,8 @@ class GroupSession:
 
     def committed(self, tp: TopicPartition) -> CommittedOffset | None:
         """The group's position in a partition, whoever owns it."""
+        with self._mutex:
+            self._flush_quietly()
         return self._offsets.committed(self.group).get(tp)
 
     # ------------------------------------------------------------ ending
@@ -256,6 +315,7 @@ class GroupSession:
                     self._on_revoked(told)
             finally:
                 try:
+                    self._flush_quietly()
                     self.member.leave()
                 finally:
                     self._let_go(owned)

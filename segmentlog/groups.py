@@ -28,7 +28,7 @@ import fcntl
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -75,7 +75,7 @@ class Member:
         monotonic_ms: Callable[[], int],
         now_ms: Callable[[], int],
     ) -> None:
-        self._pid, self._fd = os.getpid(), -1
+        self._pid, self._fd, self._lock_fd = os.getpid(), -1, -1
         self.owned: dict[TopicPartition, int] = {}
         """Descriptors of the files of the partitions that it holds the locks of."""
         if strategy not in STRATEGIES:
@@ -153,6 +153,9 @@ class Member:
         self.assigned = set()
 
     def _let_go_of_file(self) -> None:
+        if self._lock_fd >= 0:
+            let_go(self._fs, self._lock_fd)
+            self._lock_fd = -1
         fd, self._fd = self._fd, -1
         if fd >= 0:
             let_go(self._fs, fd)
@@ -160,7 +163,7 @@ class Member:
     def __del__(self) -> None:
         # Nobody closed its consumer: the others must not wait for what nobody polls any more.
         if not self.is_foreign:
-            for fd in (*self.owned.values(), self._fd):
+            for fd in (*self.owned.values(), self._lock_fd, self._fd):
                 if fd >= 0:
                     let_go(self._fs, fd)
 
@@ -296,17 +299,27 @@ class Member:
 
     # ------------------------------------------------------------ committing
 
-    @contextlib.contextmanager
-    def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
-        """Append positions of these partitions within: no other member can have them as long.
+    def begin_commit(self, partitions: Iterable[TopicPartition]) -> None:
+        """Let no other member have these partitions until `end_commit`.
 
         Raises `ConsumerFenced` when one of them is not this member's (any more).
         """
         self.check_process()
-        with self.folder.locked(exclusive=False):
+        folder = self.folder
+        if self._lock_fd < 0:
+            # Kept: nobody deletes a group with members, and an evicted one finds its partitions' files gone.
+            self._lock_fd = hold_open(self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
+        self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
+        try:
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
-                if fd < 0 or not self.folder.is_current(fd, self.folder.partition_path(tp)):
+                if fd < 0 or not folder.is_current(fd, folder.partition_path(tp)):
                     why = f"does not own {tp} any more" if fd >= 0 else f"does not own {tp}"
-                    raise ConsumerFenced(self.folder.group, self.id, why)
-            yield
+                    raise ConsumerFenced(folder.group, self.id, why)
+        except BaseException:
+            self.end_commit()
+            raise
+
+    def end_commit(self) -> None:
+        """Others may take the partitions."""
+        self._fs.flock(self._lock_fd, fcntl.LOCK_UN)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
-    DiskFull,
     OutOfOrderSequence,
     PartitionFailed,
     ProducerBusy,
@@ -46,7 +45,7 @@ class Identity:
         self._store = store
         self._timeout_ms = timeout_ms
         self._registration: Registration | None = None
-        self._sequences: dict[TopicPartition, int] = {}
+        self._sequences: dict[Partition, int] = {}
         self._transaction: _Transaction | None = None
         self._mutex = threading.RLock()
         self._has_transactions = name is not None
@@ -84,11 +83,7 @@ class Identity:
     @contextlib.contextmanager
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
-        if self._pid != os.getpid():
-            self._check_process()
-        if not self._has_transactions:
-            yield
-            return
+        self._check_process()
         with self._mutex:
             transaction = self._transaction
             if transaction is not None:
@@ -102,8 +97,9 @@ class Identity:
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under this producer's next numbers; the offset of the first record."""
-        tp = TopicPartition(log.topic, log.number)
-        sequence = self._sequences.get(tp)
+        if self._pid != os.getpid():
+            self._check_process()
+        sequence = self._sequences.get(log)
         if sequence is None:
             sequence = (self.last_number(log) + 1) % SEQUENCE_END
         registration = self._registration
@@ -117,16 +113,13 @@ class Identity:
         try:
             offset = log.append_columns(columns, ack, create_ms, stamp)
         except (PartitionFailed, OutOfOrderSequence):
-            self._sequences.pop(tp, None)  # the log says how it went on: told by this error, so ask it
-            raise
-        except DiskFull:
-            self._sequences[tp] = sequence  # nothing was appended
+            self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
             raise
         except BaseException:
-            # An interrupt, perhaps between the append and this line. Under the same number it is known again.
-            self._sequences[tp] = sequence
+            # Nothing was appended; or an interrupt came, perhaps just after it was: then it is known under this number.
+            self._sequences[log] = sequence
             raise
-        self._sequences[tp] = (sequence + len(columns.values)) % SEQUENCE_END
+        self._sequences[log] = (sequence + len(columns.values)) % SEQUENCE_END
         return offset
 
     def last_number(self, log: Partition) -> int:
@@ -148,6 +141,11 @@ class Identity:
         return self._store.transactions.note_resume(self._registration, topic, partitions)
 
     # ------------------------------------------------------------ transactions
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether `sending` has to be around appends: it may have transactions, or had some."""
+        return self._has_transactions
 
     @property
     def in_transaction(self) -> bool:

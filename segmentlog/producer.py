@@ -277,8 +277,11 @@ class Producer:
             ranks[order] = np.arange(total) - np.repeat(starts, counts)
             chunk.placed(partitions, ranks)
             rows_of = {number: order[starts[number] : starts[number] + counts[number]].tolist() for number in numbers}
-        with self._identity.sending(chunk.topic, numbers) if self._identity is not None else _NOTHING:
+        if self._identity is None or not self._identity.has_transactions:
             self._append_all(topic, chunk, rows_of)
+        else:
+            with self._identity.sending(chunk.topic, numbers):
+                self._append_all(topic, chunk, rows_of)
 
     def _append_all(self, topic: Topic, chunk: Chunk, rows_of: dict[int, list[int] | None]) -> None:
         first: Exception | None = None
@@ -495,9 +498,6 @@ class Producer:
                 self._lingerer.stop()
             if self._identity is not None:
                 self._identity.close()
-
-
-_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> Options:

@@ -103,6 +103,7 @@ class Registration:
         """A decision was interrupted: what became of it is in the log."""
         self._fs = fs
         self._fence_fd = fence_fd
+        """Read for every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
         self._wanted = _FENCE.pack(self.producer_id, self.epoch)
         _live.add(self)
@@ -116,6 +117,18 @@ class Registration:
             epoch = _FENCE.unpack(found)[1] if len(found) == _FENCE.size else -1
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[int]:
+        """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
+        self.check()
+        lock_fence(self._fs, self.name, self._fence_fd)
+        try:
+            self.check()
+            yield self._fence_fd
+        finally:
+            if self._fence_fd >= 0:
+                self._fs.flock(self._fence_fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Let go of the lease. Idempotent."""
@@ -131,6 +144,20 @@ class Registration:
                 with contextlib.suppress(OSError):
                     self._fs.close(fd)
         self._fence_fd = self._lease_fd = -1
+
+
+def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:
+    """Lock it. Raises `ProducerBusy` when that takes longer than ``wait_s``, or half a minute."""
+    ends = time.monotonic() + (_DECISION_WAIT_S if wait_s is None else wait_s)
+    while True:
+        try:
+            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= ends:
+                why = "another process is deciding a transaction of it, and does not come to an end"
+                raise ProducerBusy(name, f"{why}; continue or kill it") from None
+            time.sleep(0.0005)
 
 
 class Transactions:
@@ -216,22 +243,10 @@ class Transactions:
                 self._fs.mkdir(path)
         fd = self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            self._lock(name, fd, wait_s)
+            lock_fence(self._fs, name, fd, wait_s)
             yield fd
         finally:
             self._fs.close(fd)
-
-    def _lock(self, name: str, fd: int, wait_s: float | None) -> None:
-        ends = time.monotonic() + (_DECISION_WAIT_S if wait_s is None else wait_s)
-        while True:
-            try:
-                self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= ends:
-                    why = "another process is deciding a transaction of it, and does not come to an end"
-                    raise ProducerBusy(name, f"{why}; continue or kill it") from None
-                time.sleep(0.0005)
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -275,7 +290,7 @@ class Transactions:
             try:
                 write_all(self._fs, fd, [_FENCE.pack(state.producer_id, epoch)], 0)
                 self._write(name, state, "durable")
-                fence_fd = self._fs.open(f"{self._folder_of(name)}/fence", os.O_RDONLY | os.O_CLOEXEC)
+                fence_fd = self._fs.open(f"{self._folder_of(name)}/fence", os.O_RDWR | os.O_CLOEXEC)
             except BaseException:
                 self._fs.close(lease[0])
                 raise
@@ -337,8 +352,7 @@ class Transactions:
 
     def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
         """How many partitions the topic had when the name first sent to it in order; noted if that is now."""
-        with self._locked(registration.name):
-            registration.check()
+        with registration.deciding():
             state = registration.state
             if topic not in state.resume:
                 registration.state = replace(state, resume={**state.resume, topic: partitions})
@@ -349,8 +363,7 @@ class Transactions:
 
     def add_partitions(self, registration: Registration, partitions: Iterable[TopicPartition]) -> None:
         """Write down which partitions the transaction writes to, before it does."""
-        with self._locked(registration.name):
-            registration.check()
+        with registration.deciding():
             state = registration.state
             if state.status != "Ongoing":
                 now_ms = self._now_ms()
@@ -377,8 +390,7 @@ class Transactions:
 
     def _end(self, registration: Registration, status: Status) -> None:
         name = registration.name
-        with self._locked(name):
-            registration.check()
+        with registration.deciding():
             state = replace(registration.state, status=status, updated_ms=self._now_ms())
             registration.unsure = True
             self._write(name, state, "durable" if status == "PrepareCommit" else "written")
@@ -387,8 +399,7 @@ class Transactions:
 
     def make_sure(self, registration: Registration) -> None:
         """After an interruption: look up what was decided, and finish it; what was not decided is aborted."""
-        with self._locked(registration.name) as fd:
-            registration.check()
+        with registration.deciding() as fd:
             state = self.states().get(registration.name, registration.state)
             if state.is_open:
                 state = self._decide(registration.name, state, fd, fence=False)
@@ -533,6 +544,22 @@ class Transactions:
 
     def _now_ms(self) -> int:
         return self._clock.now_ms()
+
+    def abort_by_name(self, name: str) -> bool:
+        """Abort the open transaction of a name, and fence the instance that has it open; whether there was one.
+
+        One that is decided already is finished as it was decided, and is no longer an open one.
+        """
+        self._store.check_writable("abort a transaction")
+        state = self.states().get(name)
+        if state is None or not state.is_open:
+            return False
+        with self._locked(name) as fd:
+            state = self.states().get(name)
+            if state is None or not state.is_open:
+                return False
+            self._decide(name, state, fd, fence=True)
+            return state.status == "Ongoing"
 
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])

@@ -844,3 +844,27 @@ def _check_history(processes: list[_Process]) -> None:
         owned.sort()
         for one, other in pairwise(owned):
             assert one[1] <= other[0], f"{partition}: {one[2]} and {other[2]} at the same time"
+
+
+def test_commits_that_wait_for_nothing_are_written_once_in_a_while(tmp_path: Path) -> None:
+    """A thousand of them are a handful of records; the last one is there when somebody looks, or it is closed."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t")
+        store.topic("t").partition(0).append([b"x"] * 2000)
+        consumer = store.consumer("t", group="g")
+        for number, record in enumerate(consumer):
+            consumer.commit_async()
+            if number == 999:
+                assert record.offset == 999
+                break
+        found = consumer.committed("t")
+        assert found is not None
+        assert found.offset == 1000
+        consumer.commit_async({("t", 0): 1500}, metadata="by hand")
+        consumer.commit_async({("t", 0): 1501}, metadata="by hand")
+        with pytest.raises(InvalidConfig):
+            consumer.commit_async({("t", 0): -1})
+        consumer.close()
+        last = store.group_offsets.committed("g")[TopicPartition("t", 0)]
+        assert (last.offset, last.metadata) == (1501, "by hand")
+        assert store.topic("__consumer_offsets").partition(0).log_end_offset < 200

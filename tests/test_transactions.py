@@ -64,7 +64,7 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
     def append(self: Identity, *args: Any) -> int:
         offset = real(self, *args)
         if next(interrupts, False):
-            self._sequences.update({tp: 0 for tp in self._sequences})  # as before the append
+            self._sequences.update(dict.fromkeys(self._sequences, 0))  # as before the append
             raise KeyboardInterrupt
         return offset
 

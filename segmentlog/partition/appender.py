@@ -140,24 +140,31 @@ class Appender:
     ) -> tuple[int, int]:
         """`_place_locked` in a log that has producers."""
         states = self._states
-        states.catch_up(log)
-        stable_offset: int | None = None
-        note: Callable[[int, int], None] | None = None
-        if stamp is not None:
+        if states.seen is not log:
+            states.catch_up(log)
+        if stamp is None:
+            placed = self._place_locked(log, batches, now_ms)
+            self._take_note(log, batches, None, now_ms)
+            return placed
+        count = batches[0].last_offset_delta + 1
+        if len(batches) > 1:
             count = sum(batch.last_offset_delta + 1 for batch in batches)
-            known_offset = states.admit(stamp, count, now_ms)
-            if known_offset is not None:
-                return known_offset, known_offset + count
-            if not self._handle.page.words[PRODUCERS_WORD]:
-                self._note_producers()
-            if stamp.transactional:
-                stable_offset = log.last_stable_offset  # this transaction's first offset, or an earlier one's
-
-            def note(at: int, records: int, stamp: ProducerStamp = stamp, first: int = log.log_end_offset) -> None:
-                states.applied(stamp.after(at - first), at, records, now_ms)
-
+        known_offset = states.admit(stamp, count, now_ms)
+        if known_offset is not None:
+            return known_offset, known_offset + count
+        if not self._handle.page.words[PRODUCERS_WORD]:
+            self._note_producers()
+        # In a transaction: it ends before this transaction's first batch, or an earlier one's.
+        stable_offset = log.last_stable_offset if stamp.transactional else None
         placed = self._place_locked(log, batches, now_ms, stable_offset)
-        self._take_note(log, batches, note, now_ms)
+        if len(batches) == 1 and not self._begun and self._seen is not None:
+            states.applied(stamp, placed[0], count, now_ms)
+            states.reached(self._seen)
+        else:
+            first = placed[0]
+            self._take_note(
+                log, batches, lambda at, some: states.applied(stamp.after(at - first), at, some, now_ms), now_ms
+            )
         return placed
 
     def _note_producers(self) -> None:

@@ -64,31 +64,28 @@ class ProducerStates:
         self._handle = handle
         self._entries: dict[int, ProducerEntry] = {}
         self._open: dict[int, int] = {}
-        self._epoch = self._base = -1
-        self._position = 0
+        self.seen: LogState | None = None
+        """The state of the log whose end is known of."""
         self._mapped: MappedSegment | None = None
 
     # ------------------------------------------------------------ from the log
 
-    def forget(self) -> None:
-        """Load everything anew when it is next asked for."""
-        self._epoch = -1
-        self._mapped = None
-
     def catch_up(self, log: LogState) -> None:
         """Take in everything up to the end that ``log`` shows."""
-        if self._epoch != log.epoch or self._base != log.active_base_offset:
+        seen = self.seen
+        if seen is None or seen.epoch != log.epoch or seen.active_base_offset != log.active_base_offset:
             self.load(log, list_segments(self._handle.fs, self._handle.folder))
-        elif self._position < log.end_position:
+            return
+        if seen.end_position < log.end_position:
             if self._mapped is None:
-                self._mapped = MappedSegment(self._handle.fs, self._handle.folder, self._base)
-            self._walk(self._mapped, self._position, log.end_position, self._handle.clock.now_ms())
-            self._position = log.end_position
+                self._mapped = MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
+            self._walk(self._mapped, seen.end_position, log.end_position, self._handle.clock.now_ms())
+        self.seen = log
 
     def load(self, log: LogState, bases: list[int]) -> None:
         """Begin with the newest snapshot that there is, and read the headers behind it."""
         handle = self._handle
-        self._entries, self._open = {}, {}
+        self._entries, self._open, self._mapped, self.seen = {}, {}, None, None
         bases = [base for base in bases if base <= log.active_base_offset]
         first = 0
         for at in range(len(bases) - 1, -1, -1):
@@ -109,7 +106,7 @@ class ProducerStates:
             self._walk(mapped, 0, end, mapped.written_ns // 1_000_000)
             if active:
                 self._mapped = mapped
-        self._epoch, self._base, self._position = log.epoch, log.active_base_offset, log.end_position
+        self.seen = log
 
     def _read_snapshot(self, base: int) -> list[ProducerEntry] | None:
         with contextlib.suppress(FileNotFoundError, Malformed):
@@ -167,11 +164,9 @@ class ProducerStates:
                     return run.offset + ahead
         raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, entry.next_sequence, stamp.sequence)
 
-    def applied(self, stamp: ProducerStamp, base_offset: int, count: int, now_ms: int) -> None:
+    def applied(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
         """Take note of records that were just published."""
-        self._note(
-            stamp.producer_id, stamp.epoch, stamp.sequence, base_offset, count, stamp.transactional, now_ms
-        )  # fmt: skip
+        self._note(stamp.producer_id, stamp.epoch, stamp.sequence, offset, count, stamp.transactional, now_ms)
 
     def ended(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
         """Take note of a marker that was just published at ``offset``."""
@@ -179,9 +174,9 @@ class ProducerStates:
 
     def reached(self, log: LogState) -> None:
         """Everything up to the end that ``log`` shows is taken note of."""
-        if self._base != log.active_base_offset:
+        if self.seen is None or self.seen.active_base_offset != log.active_base_offset:
             self._mapped = None
-        self._epoch, self._base, self._position = log.epoch, log.active_base_offset, log.end_position
+        self.seen = log
 
     def _note(
         self, producer_id: int, epoch: int, sequence: int, offset: int, count: int, transactional: bool, now_ms: int
