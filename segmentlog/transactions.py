@@ -36,6 +36,7 @@ from segmentlog.format.producers import ProducerEntry
 from segmentlog.partition.producers import NAMED_ID_END
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.held import hold_open, let_go
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ class Registration:
         """Read for every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
         self._wanted = _FENCE.pack(self.producer_id, self.epoch)
-        _live.add(self)
 
     def check(self) -> None:
         """Raise `ProducerFenced` when somebody else has taken over."""
@@ -135,14 +135,9 @@ class Registration:
         if self._lease_fd >= 0:
             with contextlib.suppress(OSError):
                 self._fs.unlink(self._lease_path)
-        self.forget()
-
-    def forget(self) -> None:
-        """Close the descriptors: in a forked child, where the parent goes on with the same lease."""
         for fd in (self._fence_fd, self._lease_fd):
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    self._fs.close(fd)
+                let_go(self._fs, fd)
         self._fence_fd = self._lease_fd = -1
 
 
@@ -290,9 +285,9 @@ class Transactions:
             try:
                 write_all(self._fs, fd, [_FENCE.pack(state.producer_id, epoch)], 0)
                 self._write(name, state, "durable")
-                fence_fd = self._fs.open(f"{self._folder_of(name)}/fence", os.O_RDWR | os.O_CLOEXEC)
+                fence_fd = hold_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR)
             except BaseException:
-                self._fs.close(lease[0])
+                let_go(self._fs, lease[0])
                 raise
             return Registration(self._fs, name, state, fence_fd, lease)
 
@@ -308,7 +303,7 @@ class Transactions:
 
     def _take_lease(self, name: str, state: TransactionState) -> tuple[int, str]:
         path = self._lease_path(name, state)
-        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = hold_open(self._fs, path, os.O_RDWR | os.O_CREAT)
         self._fs.flock(fd, fcntl.LOCK_EX)
         return fd, path
 
@@ -564,14 +559,11 @@ class Transactions:
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _state_decoder = msgspec.msgpack.Decoder(TransactionState)
-_live: weakref.WeakSet[Registration] = weakref.WeakSet()
 _live_coordinators: weakref.WeakSet[Transactions] = weakref.WeakSet()
 
 
 def _forget_parent() -> None:
-    """In a forked child: a lease belongs to parent and child alike, until the child lets go of it."""
-    for registration in list(_live):
-        registration.forget()
+    """In a forked child: another thread of the parent may have been at it."""
     for coordinator in list(_live_coordinators):
         coordinator.reset_mutex()
 
