@@ -36,8 +36,6 @@ def transform(folder: str) -> None:
     decode = msgspec.json.Decoder(_Flight).decode
 
     def commit() -> None:
-        if not late:
-            return
         with producer.transaction():
             producer.send_many(_TOPIC, late)
             producer.commit_positions(consumer)
@@ -99,7 +97,7 @@ def deliver(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
     done = dies.kill_at_work()
     lives.wait()
     with segmentlog.open(folder) as store:
-        while any(one.lag != 0 for one in store.groups.describe(GROUP).partitions):
+        while any(one.lag != 0 for one in store.groups.describe(GROUP).partitions if one.log_end_offset):
             _Worker(folder).wait()
         decode = msgspec.json.Decoder(_Flight).decode
         wanted, found = Counter[str](), Counter[str]()

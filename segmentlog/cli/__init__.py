@@ -33,6 +33,8 @@ _COMMANDS: Final = {
     "truncate": ("segmentlog.cli.maintain:truncate", "cut the end off"),
     "retain": ("segmentlog.cli.retain:retain", "delete the segments that retention does not keep, now"),
     "compact": ("segmentlog.cli.compact:compact", "keep the last records of each key, now"),
+    "groups": ("segmentlog.cli.groups:groups", "consumer groups: list, describe, reset, delete"),
+    "transactions": ("segmentlog.cli.transactions:transactions", "transactions of producers: list, abort"),
     "verify": ("segmentlog.cli.inspect:verify", "check every checksum, index and invariant"),
     "repair": ("segmentlog.cli.inspect:repair", "cut damage out, and keep it in quarantine"),
     "dump": ("segmentlog.cli.inspect:dump", "print the batches of one segment file, even of a broken one"),

@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, open_store, say, status_of, stoppable, stopped_by
-from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, json_option, resolve, selected_partitions
+from segmentlog.cli.options import (
+    PLACE,
+    SELECTOR,
+    Place,
+    Selector,
+    existing_topic,
+    json_option,
+    resolve,
+    selected_partitions,
+)
 
 if TYPE_CHECKING:
+    from segmentlog.cli.membership import Membership
     from segmentlog.consumer import Consumer
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import TopicPartition
+    from segmentlog.store import LogStore
 
 Render = Callable[["RecordBatch"], bytes]
 
@@ -30,6 +41,8 @@ Render = Callable[["RecordBatch"], bytes]
 @click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
 @click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="End after N records.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this one.")
+@click.option("-g", "--group", metavar="NAME",
+              help="Share the partitions with the group's other members, and go on where it stopped.")  # fmt: skip
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
 @click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
@@ -49,6 +62,7 @@ def consume(
     stop: Place | None,
     max_records: int | None,
     partition: int | None,
+    group: str | None,
     isolation: Any,
     durable_only: bool,
     skip_damaged: bool,
@@ -57,33 +71,34 @@ def consume(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Print the records of TOPIC (or TOPIC/PARTITION) as "offset value"."""
+    """Print the records of TOPIC (or TOPIC/PARTITION) as "offset value".
+
+    With --group NAME the position of each partition is committed once its records are printed, so
+    that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
+    --from says where the group begins in a partition that it has no position in.
+    """
     if sum((template is not None, bare, as_json)) > 1:
         raise click.UsageError("--format, --values and --json exclude each other")
+    if group is not None:
+        _check_for_group(topic, partition, stop)
     if partition is not None:
         topic = Selector(topic.topic, str(partition))
     render = _renderer(template, bare, as_json)
+    settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
-        wanted: list[Any] = [(one.topic, one.number) for one in selected_partitions(store, topic)]
-        if follow and topic.partition == "*":
-            wanted = [topic.topic]  # partitions that are added later, too
-        consumer = store.consumer(
-            *wanted,
-            follow=follow,
-            isolation=isolation,
-            durable_only=durable_only,
-            skip_damaged=skip_damaged,
-        )
         ends: dict[TopicPartition, int] = {}
-        for tp in consumer.assignment():
-            log = store.topic(tp.topic).partition(tp.partition)
-            end = log.end_offset(isolation=isolation, durable_only=durable_only)
-            consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
-            if stop is not None:
-                ends[tp] = resolve(stop, log, end)
+        membership: Membership | None = None
+        if group is not None:
+            from segmentlog.cli.membership import Membership
+
+            existing_topic(store, topic.topic)
+            membership = Membership(store, group, topic.topic, start, settings, quiet=quiet)
+            consumer = membership.consumer
+        else:
+            consumer = _consumer(store, topic, start, stop, ends, settings)
         with stoppable(consumer.wakeup) as stopped, consumer:
-            total = sum(consumer.lag().values()) if not follow else None
-            printer = _Printer(render, fetch_size, max_records, ends, flush=follow, total=total)
+            total = sum(consumer.lag().values()) if not follow and group is None else None
+            printer = _Printer(render, fetch_size, max_records, ends, flush=follow, total=total, membership=membership)
             printer.run(consumer, stopped)
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
@@ -92,6 +107,35 @@ def consume(
         if consumer.skipped:
             return EXIT_DAMAGE
         return status_of(stopped) if not follow else EXIT_DONE
+
+
+def _check_for_group(topic: Selector, partition: int | None, stop: Place | None) -> None:
+    if partition is not None or topic.partition != "*":
+        raise click.UsageError("a partition and --group exclude each other: the group says who reads which")
+    if stop is not None:
+        raise click.UsageError("--to and --group exclude each other: a group reads on from where it stopped; see -n")
+
+
+def _consumer(
+    store: LogStore,
+    topic: Selector,
+    start: Place,
+    stop: Place | None,
+    ends: dict[TopicPartition, int],
+    settings: dict[str, Any],
+) -> Consumer:
+    """A consumer without a group, at its start; ``ends`` is filled with where it is to end."""
+    wanted: list[Any] = [(one.topic, one.number) for one in selected_partitions(store, topic)]
+    if settings["follow"] and topic.partition == "*":
+        wanted = [topic.topic]  # partitions that are added later, too
+    consumer = store.consumer(*wanted, **settings)
+    for tp in consumer.assignment():
+        log = store.topic(tp.topic).partition(tp.partition)
+        end = log.end_offset(isolation=settings["isolation"], durable_only=settings["durable_only"])
+        consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
+        if stop is not None:
+            ends[tp] = resolve(stop, log, end)
+    return consumer
 
 
 class _Printer:
@@ -106,6 +150,7 @@ class _Printer:
         *,
         flush: bool,
         total: int | None,
+        membership: Membership | None = None,
     ) -> None:
         self._render = render
         self._fetch_size = fetch_size
@@ -115,25 +160,42 @@ class _Printer:
         self._started = time.perf_counter()
         # Records on a terminal are their own progress.
         self._progress = Progress("records", total, wanted=not sys.stdout.isatty())
+        self._membership = membership
         self.records = self.bytes = 0
 
     def run(self, consumer: Consumer, stopped: list[int]) -> None:
         out = sys.stdout.buffer
         with self._progress:
+            if self._membership is not None:
+                self._run_as_member(self._membership, stopped)
+                return
             for batch in consumer.batches():
                 for part in self._parts(batch, consumer):
                     text = self._render(part)
                     out.write(text)
-                    self.records += len(part)
-                    self.bytes += len(text)
-                    self._progress.advance(len(part))
+                    self._count(part, len(text))
                     if self._flush:
                         out.flush()
-                    if self._left is not None:
-                        self._left -= len(part)
                 if stopped or self._left == 0:
                     break
             out.flush()
+
+    def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
+        """As `run`, with every record's way to stdout followed to the byte: what came through is committed."""
+        with membership.committing(self._render, self._progress):
+            for batch in membership.consumer.batches():
+                for part in self._parts(batch, membership.consumer):
+                    self._count(part, membership.print(part))
+                if stopped or self._left == 0:
+                    break
+                membership.printed(batch)
+
+    def _count(self, part: RecordBatch, size_bytes: int) -> None:
+        self.records += len(part)
+        self.bytes += size_bytes
+        self._progress.advance(len(part))
+        if self._left is not None:
+            self._left -= len(part)
 
     def _parts(self, batch: RecordBatch, consumer: Consumer) -> list[RecordBatch]:
         """The batch without what lies behind an end, in parts of the size that was asked for."""

@@ -72,7 +72,9 @@ def produce(
     if key_separator is not None and shape == "json":
         raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
     if name is not None and skip:
-        raise click.UsageError("--skip and --producer exclude each other: a named producer knows by itself how far it is")
+        raise click.UsageError(
+            "--skip and --producer exclude each other: a named producer knows by itself how far it is"
+        )
     pairs = tuple(_pair(header) for header in headers)
     if file == "-":
         check_stdin()
@@ -99,7 +101,7 @@ def produce(
                 say(sender.summary())
                 if go_on := sender.how_to_go_on(error):
                     say(go_on)
-                if not isinstance(error, ValueError):
+                if isinstance(error, SegmentlogError | click.ClickException):
                     raise
                 where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
                 raise click.ClickException(f"{where}{error}") from None
@@ -259,7 +261,9 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         if not isinstance(headers, list):
             raise ValueError(f'headers are a list of {{"name": ..., "value": ...}}: {line[:60]!r}')
         pairs = [_header(one, line) for one in headers]
-        timestamp = document.get("timestamp")
+        partition, timestamp = document.get("partition"), document.get("timestamp")
+        if partition is not None and (type(partition) is not int or partition < 0):
+            raise ValueError(f"partition {partition!r} is not a partition's number")
         if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
             raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
