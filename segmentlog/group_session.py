@@ -290,6 +290,11 @@ class GroupSession:
             except ConsumerFenced as error:
                 logger.warning("%s", error)
 
+    def _known_position(self, tp: TopicPartition) -> int:
+        """What this member committed last, or is about to; -1 for nothing."""
+        soon = self._soon.get(tp)
+        return self._known_positions.get(tp, -1) if soon is None else soon[0]
+
     def committed(self, tp: TopicPartition) -> CommittedOffset | None:
         """The group's position in a partition, whoever owns it."""
         with self._mutex:
@@ -308,9 +313,12 @@ class GroupSession:
             try:
                 # Before anything is stopped, which would hide what the application is working on.
                 settled = self._reader.positions_to_commit(settled=True)
+                current = self._reader.positions_to_commit(settled=False)
                 self._reader.stop(told)
                 if self._auto_commit:
-                    self._commit_quietly(settled)
+                    # Not behind what the application itself has committed of the batch in hand.
+                    said = {tp for tp, (at, _) in settled.items() if at < self._known_position(tp) <= current[tp][0]}
+                    self._commit_quietly({tp: position for tp, position in settled.items() if tp not in said})
                 if told and self._on_revoked is not None:
                     self._on_revoked(told)
             finally:

@@ -868,3 +868,25 @@ def test_commits_that_wait_for_nothing_are_written_once_in_a_while(tmp_path: Pat
         last = store.group_offsets.committed("g")[TopicPartition("t", 0)]
         assert (last.offset, last.metadata) == (1501, "by hand")
         assert store.topic("__consumer_offsets").partition(0).log_end_offset < 200
+
+
+def test_closing_does_not_take_back_what_was_committed_by_hand(tmp_path: Path) -> None:
+    """With auto-commit the batch in hand counts as not processed, unless the application says more; or seeks back."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t")
+        store.topic("t").partition(0).append([b"x"] * 100)
+        tp = TopicPartition("t", 0)
+
+        def closed_after(act: Callable[[segmentlog.Consumer], object]) -> int:
+            store.groups.reset("g", {tp: 0})
+            consumer = store.consumer("t", group="g", auto_commit=True)
+            for _ in consumer.batches():
+                act(consumer)
+                break
+            consumer.close()
+            return store.group_offsets.committed("g")[tp].offset
+
+        assert closed_after(lambda consumer: None) == 0
+        assert closed_after(lambda consumer: consumer.commit({tp: 40})) == 40
+        assert closed_after(lambda consumer: consumer.commit_async({tp: 50})) == 50
+        assert closed_after(lambda consumer: (consumer.commit({tp: 60}), consumer.seek("t", 0, 5))) == 5
