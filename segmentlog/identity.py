@@ -18,9 +18,9 @@ from segmentlog.errors import (
     StoreClosed,
     TransactionAborted,
 )
-from segmentlog.format.producers import SEQUENCE_END
+from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.partition.encoding import Columns
-from segmentlog.partition.producers import NAMED_ID_END, ProducerStamp
+from segmentlog.partition.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Identity:
                 fresh = [tp for number in partitions if (tp := TopicPartition(topic, number)) not in transaction.logs]
                 if fresh:
                     assert self._registration is not None
+                    self._store.transactions.end_leftovers(self.producer_id, fresh)
                     self._store.transactions.add_partitions(self._registration, fresh)
                     for tp in fresh:
                         transaction.logs[tp] = self._store.open_partition(*tp)

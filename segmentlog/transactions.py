@@ -31,9 +31,8 @@ import msgspec
 from msgspec.structs import replace
 
 from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerFenced, SegmentlogError, StoreClosed, UnknownTopic
-from segmentlog.format.names import HIDDEN, TRANSACTIONS_TOPIC, group_folder_name
-from segmentlog.format.producers import ProducerEntry
-from segmentlog.partition.producers import NAMED_ID_END
+from segmentlog.format.names import PRODUCERS_FOLDER, TRANSACTIONS_TOPIC, group_folder_name
+from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem, write_all
 from segmentlog.storage.held import hold_open, let_go
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
     from segmentlog.store import LogStore
 
-PRODUCERS_FOLDER: Final = f"{HIDDEN}producers"
 ANONYMOUS: Final = "~"
 """Begins the names of producers that were given none, and are forgotten when they are closed."""
 _EPOCH_MAX: Final = 32_000
@@ -528,14 +526,35 @@ class Transactions:
                 return
             if state is not None and state.is_open and tp in state.partitions:
                 return
-            unsettled = () if state is None else state.unsettled
-            committed = any((one.topic, one.partition) == tp for one in unsettled)
-            logger.info("%s: the transaction of producer %d is %s, as its end was lost", tp, entry.producer_id,
-                        "committed" if committed else "aborted")  # fmt: skip
-            with contextlib.suppress(SegmentlogError, OSError):
-                offset = log.end_transaction(entry.producer_id, entry.epoch, committed=committed)
-                if committed and offset is not None:  # no record speaks of this marker
-                    log.sync_upto(offset + 1)
+            self._end_lost(log, entry, state)
+
+    def end_leftovers(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
+        """Before a producer begins to write to partitions: end what is open there of an earlier transaction of its.
+
+        Damage or a power cut took the marker; what comes now must not become part of that one.
+        """
+        for tp in partitions:
+            log = self._store.open_partition(*tp)
+            if log.last_stable_offset < log.log_end_offset:
+                entry = log.producer(producer_id)
+                if entry is not None and entry.transaction_offset >= 0:
+                    states = self.states().values()
+                    self._end_lost(log, entry, next((one for one in states if one.producer_id == producer_id), None))
+
+    @staticmethod
+    def _end_lost(log: Partition, entry: ProducerEntry, state: TransactionState | None) -> None:
+        """Write the marker that was lost: as the state remembers it, or else an abort."""
+        tp = TopicPartition(log.topic, log.number)
+        committed = False
+        if state is not None:
+            was_last = state.status == "CompleteCommit" and tp in state.partitions and entry.epoch == state.epoch
+            committed = was_last or any((one.topic, one.partition) == tp for one in state.unsettled)
+        told = "committed" if committed else "aborted"
+        logger.info("%s: the transaction of producer %d is %s, as its end was lost", tp, entry.producer_id, told)
+        with contextlib.suppress(SegmentlogError, OSError):
+            offset = log.end_transaction(entry.producer_id, entry.epoch, committed=committed)
+            if committed and offset is not None:  # no record speaks of this marker
+                log.sync_upto(offset + 1)
 
     def _now_ms(self) -> int:
         return self._clock.now_ms()

@@ -194,6 +194,7 @@ def test_defaults_are_kafkas_where_kafka_has_them():
         "message.timestamp.type": "CreateTime",
         "compression.type": "lz4",
         "file.delete.delay.ms": "1m",
+        "producer.id.expiration.ms": "1d",
         "fsync": "1000ms",
     }
     assert TopicConfig().to_mapping() == {}

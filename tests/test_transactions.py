@@ -23,8 +23,8 @@ from segmentlog.errors import (
     StoreClosed,
     TransactionAborted,
 )
+from segmentlog.format.names import PRODUCERS_FOLDER
 from segmentlog.identity import Identity
-from segmentlog.transactions import PRODUCERS_FOLDER
 
 
 @pytest.fixture

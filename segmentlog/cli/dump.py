@@ -29,9 +29,10 @@ Document = dict[str, Any]
 def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_json: bool) -> int:
     """Print the batches of one segment file, even of a broken one: damage is told and stepped over.
 
-    By its name FILE may also be an index (.index, .timeindex), a checkpoint or a state page;
-    anything else, as what a repair put into quarantine, is read as a segment. Exits with 3
-    when something is damaged.
+    By its name FILE may also be an index (.index, .timeindex), a list of aborted transactions
+    (.txnindex), what was known of producers (.snapshot), a checkpoint or a state page; anything
+    else, as what a repair put into quarantine, is read as a segment. Exits with 3 when something
+    is damaged.
     """
     with open(file, "rb") as opened:
         data = opened.read()
@@ -39,6 +40,10 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
     lines: Iterator[tuple[Document, str]]
     if name.endswith((".index", ".timeindex")):
         lines = _index_lines(file)
+    elif name.endswith(".txnindex"):
+        lines = _aborted_lines(data)
+    elif name.endswith(".snapshot"):
+        lines = _snapshot_lines(data)
     elif name == "checkpoint":
         lines = _checkpoint_lines(data)
     elif name == "state":
@@ -113,7 +118,14 @@ def _batch_line(item: Whole) -> tuple[Document, str]:
     if horizon_ms is not None:
         text += f", tombstones until {when(horizon_ms)}"
     if header.producer_id >= 0:
-        text += f", producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}"
+        text += f", producer {header.producer_id} epoch {header.producer_epoch}"
+        text += f" sequence {header.base_sequence}" if header.base_sequence >= 0 else ""
+    if header.is_control:
+        marker = item.marker
+        kind = None if marker is None else "commit" if marker.committed else "abort"
+        document |= {"marker": kind, "first_offset": None if marker is None else marker.first_offset}
+        if marker is not None:
+            text += f", {kind} of the transaction that began at offset {marker.first_offset}"
     if marks:
         text += f", {' '.join(marks)}"
     if item.flaw:
@@ -203,6 +215,49 @@ def _index_lines(path: str) -> Iterator[tuple[Document, str]]:
         yield {"type": "damage", "entry": len(offsets), "entries": lengths}, text
 
 
+def _aborted_lines(data: bytes) -> Iterator[tuple[Document, str]]:
+    from segmentlog.format.producers import Malformed, decode_aborted
+
+    try:
+        segment_bytes, aborted = decode_aborted(data)
+    except Malformed as error:
+        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; made anew when needed"
+        return
+    document: Document = {"type": "aborts", "segment_bytes": segment_bytes, "count": len(aborted)}
+    yield document, f"{len(aborted)} aborted transactions of a segment of {segment_bytes} bytes"
+    for one in aborted:
+        document = {
+            "type": "abort", "producer_id": one.producer_id, "first_offset": one.first_offset,
+            "last_offset": one.last_offset,
+        }  # fmt: skip
+        yield document, f"producer {one.producer_id}: from offset {one.first_offset} to its marker at {one.last_offset}"
+
+
+def _snapshot_lines(data: bytes) -> Iterator[tuple[Document, str]]:
+    from msgspec.structs import asdict
+
+    from segmentlog.format.producers import Malformed, decode_snapshot
+
+    try:
+        entries = decode_snapshot(data)
+    except Malformed as error:
+        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; not believed"
+        return
+    for entry in entries:
+        document: Document = {"type": "producer", **asdict(entry), "last_sequence": entry.last_sequence}
+        document["runs"] = [asdict(run) for run in entry.runs]
+        text = (
+            f"producer {entry.producer_id}: epoch {entry.epoch}, last sequence {entry.last_sequence},"
+            f" ends at offset {entry.next_offset}, last append {when(entry.appended_ms)}"
+        )
+        if entry.wraps:
+            text += f", wrapped {entry.wraps} times"
+        if entry.transaction_offset >= 0:
+            text += f", transaction open since offset {entry.transaction_offset}"
+        runs = " ".join(f"{run.sequence}+{run.count}@{run.offset}" for run in entry.runs)
+        yield document, text + (f"\n  runs (sequence+count@offset): {runs}" if runs else "")
+
+
 def _checkpoint_lines(data: bytes) -> Iterator[tuple[Document, str]]:
     import msgspec
 
@@ -234,7 +289,7 @@ def _state_lines(path: str, data: bytes) -> Iterator[tuple[Document, str]]:
     import msgspec
 
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.state import PAGE_SIZE, StateDamaged, StatePage
+    from segmentlog.storage.state import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, StateDamaged, StatePage
 
     if len(data) < PAGE_SIZE:
         yield {"type": "damage", "size_bytes": len(data)}, f"{len(data)} bytes are no page of {PAGE_SIZE}"
@@ -245,6 +300,7 @@ def _state_lines(path: str, data: bytes) -> Iterator[tuple[Document, str]]:
     flags = {
         "live": live, "header_is_sound": page.header_is_sound, "writing": page.writing, "failed": page.failed,
         "config_version": page.config_version, "moved": page.moved, "waiting_until_ms": page.waiting_until_ms,
+        "has_producers": bool(page.words[PRODUCERS_WORD]), "aborts": page.words[ABORTS_WORD],
     }  # fmt: skip
     yield {"type": "page", **flags}, "\n".join(f"{key}: {value}" for key, value in flags.items())
     blocks: tuple[tuple[str, Callable[[], msgspec.Struct]], ...] = (("log", page.log.read), ("sync", page.sync.read))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from segmentlog.partition.repair import RepairReport
     from segmentlog.storage.findings import Finding, Tally
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.inspect_log import PartitionFound
+    from segmentlog.storage.inspect_found import PartitionFound
 
 _COLOURS = {"damage": "red", "warning": "yellow", "note": "bright_black"}
 
@@ -243,6 +243,10 @@ def _tell(found: PartitionFound, report: RepairReport, *, as_json: bool, done: b
         click.echo(f"{name}: offsets [{lost.base_offset}, {lost.end_offset}) {would}recorded as lost: {lost.reason}")
     for path in report.indexes:
         click.echo(f"{name}: {path} {would}made anew")
+    for path in report.caches:
+        click.echo(f"{name}: {path} {would}removed: it is not true, and made anew from the log when it is needed")
+    if report.state:
+        click.echo(f"{name}: the state page {would}told that {report.state}")
     if report.checkpoint:
         click.echo(f"{name}: checkpoint {would}written anew: {report.checkpoint}")
     if report.recovery is not None:

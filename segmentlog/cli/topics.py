@@ -21,7 +21,7 @@ from segmentlog.cli.tables import show_json, show_table, when
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
-    from segmentlog.store import Topic
+    from segmentlog.store import LogStore, Topic
 
 
 def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, object]:
@@ -111,25 +111,52 @@ def topics(ctx: click.Context, internal: bool, as_json: bool) -> None:
               help="Show so many of the newest segments of each partition.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Every key of the configuration, defaults included.")
 @click.option("--sizes", is_flag=True, help="Sizes before compression, too: reads every batch header.")
+@click.option("--producers", is_flag=True, help="Every producer that the partitions know (with --json always).")
 @json_option
 @click.pass_context
-def details(ctx: click.Context, topic: str, newest: int, everything: bool, sizes: bool, as_json: bool) -> None:
-    """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges, compaction."""
+def details(
+    ctx: click.Context, topic: str, newest: int, everything: bool, sizes: bool, producers: bool, as_json: bool
+) -> None:
+    """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges, transactions, compaction."""
     with open_store(ctx, read_only=True) as store:
         found = existing_topic(store, topic)
-        partitions = [_describe(partition, newest, sizes) for partition in found.partitions()]
+        names = _ProducerNames(store)
+        partitions = [_describe(partition, newest, sizes, names) for partition in found.partitions()]
         if as_json:
             show_json({"topic": topic, "config": _config(found, everything), "partitions": partitions})
             return
         _show_config(found, everything)
         _show_partitions(partitions, sizes)
+        _show_transactions(partitions)
+        if producers:
+            _show_producers(partitions)
 
 
 def _config(topic: Topic, everything: bool) -> dict[str, str]:
     return {line.key: line.value for line in topic.config.describe() if everything or not line.is_default}
 
 
-def _describe(partition: Partition, newest: int, sizes: bool) -> dict[str, Any]:
+class _ProducerNames:
+    """The names of producers by their ids, read when the first one is asked for."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._names: dict[int, str] | None = None
+
+    def of(self, producer_id: int) -> str | None:
+        """The name; None for a producer that was given none, or whose name is forgotten."""
+        if self._names is None:
+            from segmentlog.transactions import ANONYMOUS
+
+            self._names = {}
+            for name, state in self._store.transactions.states().items():
+                if not name.startswith(ANONYMOUS):
+                    self._names[state.producer_id] = name
+                    self._names.setdefault(state.previous_id, name)
+        return self._names.get(producer_id)
+
+
+def _describe(partition: Partition, newest: int, sizes: bool, names: _ProducerNames) -> dict[str, Any]:
     segments = partition.segments()
     report: dict[str, Any] = {
         "partition": partition.number,
@@ -144,12 +171,43 @@ def _describe(partition: Partition, newest: int, sizes: bool) -> dict[str, Any]:
         "segments": segments[len(segments) - newest :] if newest else [],
         "epochs": partition.epochs(),
         "lost_ranges": partition.lost_ranges(),
+        **_describe_producers(partition, names),
     }
     if sizes:
         report["raw_bytes"] = sum(batch.header.raw_size for batch in partition.read(partition.log_start_offset))
     if partition.config.compacts:
         report.update(_describe_compaction(partition))
     return report
+
+
+def _describe_producers(partition: Partition, names: _ProducerNames) -> dict[str, Any]:
+    from segmentlog.storage.state import PRODUCERS_WORD
+
+    # Of a log that never had any, nothing is read.
+    known = partition.producers() if partition.handle.page.words[PRODUCERS_WORD] else []
+    producers = [
+        {
+            "producer_id": one.producer_id,
+            "name": names.of(one.producer_id),
+            "epoch": one.epoch,
+            "last_sequence": one.last_sequence,
+            "last_offset": one.next_offset - 1,
+            "appended_ms": one.appended_ms,
+            "transaction_offset": one.transaction_offset if one.transaction_offset >= 0 else None,
+        }
+        for one in known
+    ]
+    opened = [
+        {
+            "producer_id": one["producer_id"],
+            "name": one["name"],
+            "epoch": one["epoch"],
+            "first_offset": one["transaction_offset"],
+        }
+        for one in producers
+        if one["transaction_offset"] is not None
+    ]
+    return {"producer_count": len(producers), "open_transactions": opened, "producers": producers}
 
 
 def _describe_compaction(partition: Partition) -> dict[str, Any]:
@@ -178,6 +236,12 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
     columns = ["partition", "start", "end", "durable", "epoch", "segments", "stored bytes"]
     fields = ["partition", "log_start_offset", "log_end_offset", "durable_offset", "epoch", "segment_count",
               "stored_bytes"]  # fmt: skip
+    if any(one["last_stable_offset"] != one["log_end_offset"] for one in partitions):
+        columns.insert(3, "stable")
+        fields.insert(3, "last_stable_offset")
+    if any(one["producer_count"] for one in partitions):
+        columns.append("producers")
+        fields.append("producer_count")
     if sizes:
         columns.append("raw bytes")
         fields.append("raw_bytes")
@@ -207,6 +271,33 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
                 f"partition {one['partition']}: offsets {lost.base_offset} to {lost.end_offset - 1} are lost"
                 f" ({lost.reason}); epoch {lost.epoch} goes on at {lost.end_offset}"
             )
+
+
+def _show_transactions(partitions: list[dict[str, Any]]) -> None:
+    """What is not decided yet, and holds back those who read committed records."""
+    rows = [
+        (one["partition"], opened["producer_id"], opened["name"], opened["epoch"], opened["first_offset"])
+        for one in partitions
+        for opened in one["open_transactions"]
+    ]
+    if rows:
+        click.echo("")
+        show_table(("partition", "open transaction of", "name", "epoch", "first offset"), rows)
+
+
+def _show_producers(partitions: list[dict[str, Any]]) -> None:
+    rows = [
+        (one["partition"], known["producer_id"], known["name"], known["epoch"], known["last_sequence"],
+         known["last_offset"], when(known["appended_ms"]))
+        for one in partitions
+        for known in one["producers"]
+    ]  # fmt: skip
+    click.echo("")
+    if rows:
+        columns = ("partition", "producer", "name", "epoch", "last sequence", "last offset", "last append")
+        show_table(columns, rows)
+    else:
+        click.echo("no producers are known")
 
 
 def _show_compaction(partitions: list[dict[str, Any]]) -> None:

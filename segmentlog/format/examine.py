@@ -6,6 +6,7 @@ passes here can be read.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import msgspec
@@ -118,6 +119,8 @@ def _extent(window: memoryview, position: int, expected_offset: int, error: Corr
     written = position + written_size(window[position:])
     if written == position:
         return Broken(position, len(window), expected_offset, None, error, blank=True)
+    with contextlib.suppress(CorruptBatch):  # where only the payload is damaged, which may end in zeros
+        written = max(written, position + decode_header(window, position).size_bytes)
     return Broken(position, written, expected_offset, None, error)
 
 

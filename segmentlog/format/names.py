@@ -50,6 +50,8 @@ HIDDEN: Final = "@"
 """Marks a folder of the store that is no topic (one being made or deleted): no topic name may hold it."""
 
 
+PRODUCERS_FOLDER: Final = "@producers"
+"""Of the store: a folder for each producer with a name."""
 GROUPS_FOLDER: Final = "@groups"
 """Of the store: a folder for each consumer group that has members, or had."""
 OFFSETS_TOPIC: Final = "__consumer_offsets"

@@ -28,6 +28,8 @@ _BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
 
 SEQUENCE_END: Final = 1 << 31
 """Sequences wrap to 0 here, as Kafka's do."""
+NAMED_ID_END: Final = 1 << 61
+"""Ids of named producers lie below: those are never forgotten, or a job that runs once a year would begin anew."""
 KEPT_RUNS: Final = 5
 """How many runs of a producer are remembered: a batch in one of them that comes again is known (Kafka: 5 batches)."""
 

@@ -150,7 +150,9 @@ class CompactionPass:
             if survivors.needs_clean_section:
                 survivors.note_clean(self._batches_from(segments, self._log_start))
             if not self._dry_run:
-                self._announce(max(survivors.map_end, survivors.dirty_offset))
+                # What was aborted goes in all of the segments, as far as the map may reach.
+                end = segments[-1].end_offset if self._decided.any_aborted and segments else 0
+                self._announce(max(survivors.map_end, survivors.dirty_offset, end))
             groups = group_segments(segments, self._config.segment_bytes, self._lost_ranges())
             return all(self._clean_group(group) for group in groups)
         except FileNotFoundError as error:

@@ -30,6 +30,11 @@ class Decided:
             states.load(log, list(handle.segments(log)))
         self._protected = states.protected_offsets(now_ms)
 
+    @property
+    def any_aborted(self) -> bool:
+        """Whether there is data that goes whatever its keys are."""
+        return bool(self._aborted)
+
     def is_aborted(self, header: BatchHeader) -> bool:
         """Whether it is data of an aborted transaction."""
         return bool(header.attributes & TRANSACTIONAL and self._aborted) and is_aborted(self._aborted, header)
@@ -50,7 +55,10 @@ class Decided:
         """
         if header.next_offset > cleaned_offset:
             return False
-        marker = decode_marker(header, payload)
+        try:
+            marker = decode_marker(header, payload)
+        except ValueError:  # damaged: it stays, for a repair
+            return False
         return marker is not None and not self._any_protected(marker.first_offset, marker.offset + 1)
 
     def _any_protected(self, base_offset: int, end_offset: int) -> bool:

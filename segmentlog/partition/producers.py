@@ -21,6 +21,7 @@ from segmentlog.format.batch import TRANSACTIONAL, BatchHeader
 from segmentlog.format.names import SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
     KEPT_RUNS,
+    NAMED_ID_END,
     SEQUENCE_END,
     Malformed,
     ProducerEntry,
@@ -36,9 +37,6 @@ from segmentlog.storage.state import LogState
 
 _RUN_END = SEQUENCE_END // 2
 # A run is cut before its length could be taken for a sequence that has come round.
-
-NAMED_ID_END = 1 << 61
-"""Ids of named producers lie below: those are never forgotten, or a job that runs once a year would begin anew."""
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):

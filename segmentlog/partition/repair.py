@@ -12,7 +12,7 @@ generation, so that they look at the folder anew; what they have mapped stays as
     announce  the lost ranges and the new epoch are durable in the checkpoint
     replace   each damaged segment: bytes to quarantine, a copy without them beside it, rename
     publish   the new epoch and generation in the state page
-    indexes   made anew from the segments
+    indexes   made anew from the segments; snapshots and lists of aborts that are not true go
 
 Killed between any two of these, it leaves a partition that is no worse than before, and that
 can be used, or repaired once more.
@@ -31,20 +31,37 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionBusy
 from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
+from segmentlog.format.names import (
+    ABORTED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    segment_name,
+)
+from segmentlog.format.producers import (
+    AbortedTransaction,
+    Malformed,
+    ProducerEntry,
+    decode_aborted,
+    encode_aborted,
+    encode_snapshot,
+)
+from segmentlog.partition.aborted import read_aborted
 from segmentlog.partition.files import remove_segment
 from segmentlog.partition.handle import WRITING, Clock, Handle
+from segmentlog.partition.producers import ProducerStates
 from segmentlog.partition.recovery import recover
 from segmentlog.policy.recovery import UNKNOWN_CEILING_GAP
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.findings import Tally
-from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.inspect_log import Cut, PartitionFound
+from segmentlog.storage.inspect_found import Cut, PartitionFound
 from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.storage.inspect_segment import read_segment
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
-from segmentlog.storage.state import LogState, StatePage
+from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 
 _LOCK_POLL_S = 0.002
 
@@ -62,6 +79,10 @@ class RepairReport(msgspec.Struct):
     """The files that hold what was cut out, one for each cut."""
     indexes: list[str] = []
     """Segments whose index was made anew."""
+    caches: list[str] = []
+    """Snapshots of producers and lists of aborted transactions that were not true, and were removed."""
+    state: str = ""
+    """What the state page is told of producers that it did not know."""
     checkpoint: str = ""
     """Why the checkpoint was written anew, if a slot of it was damaged."""
     recovery: RecoveryReport | None = None
@@ -69,7 +90,7 @@ class RepairReport(msgspec.Struct):
 
     @property
     def does_anything(self) -> bool:
-        return bool(self.cuts or self.lost or self.indexes or self.checkpoint)
+        return bool(self.cuts or self.lost or self.indexes or self.caches or self.state or self.checkpoint)
 
 
 def plan_repair(found: PartitionFound, now_ms: int) -> RepairReport:
@@ -79,6 +100,8 @@ def plan_repair(found: PartitionFound, now_ms: int) -> RepairReport:
     )
     plan.lost = list(_new_ranges(found, _next_epoch(found), now_ms))
     plan.indexes = [segment_stem(found.folder, base) + INDEX_SUFFIX for base in found.bad_indexes]
+    plan.caches = [one.path for one in found.bad_caches]
+    plan.state = _state_trouble(found)
     plan.checkpoint = _checkpoint_trouble(found)
     return plan
 
@@ -118,6 +141,12 @@ def _repair_locked(handle: Handle, page: StatePage) -> RepairReport:
             report.recovery = recover(handle, page)
         found = _inspect(handle)
     handle.adopt(page)
+    for path in {*report.caches, *(one.path for one in found.bad_caches)}:
+        with contextlib.suppress(FileNotFoundError):
+            handle.fs.unlink(path)
+    if _state_trouble(found):
+        page.words[PRODUCERS_WORD] = 1
+        page.count_abort()
     if found.cuts or found.holes or _checkpoint_trouble(found):
         with handle.sync_locked():
             report.quarantine += _mend(handle, found)
@@ -190,6 +219,7 @@ def _rebuilt_checkpoint(found: PartitionFound, lost: Iterable[LostRange]) -> Che
     return msgspec.structs.replace(
         checkpoint,
         offset_ceiling=ceiling,
+        has_producers=checkpoint.has_producers or found.has_producers,
         epochs=_epochs(found, checkpoint.epochs),
         lost_ranges=add_lost_ranges(checkpoint.lost_ranges, lost),
     )
@@ -219,6 +249,8 @@ def _mend(handle: Handle, found: PartitionFound) -> list[str]:
     lost = list(_new_ranges(found, _next_epoch(found), handle.clock.now_ms()))
     if lost or found.cuts:
         log = _roll(handle, log)
+        if page.words[PRODUCERS_WORD]:
+            log = _keep_decisions(handle, log)
     checkpoint = msgspec.structs.replace(
         _rebuilt_checkpoint(found, lost),
         recovery_offset=log.log_end_offset,
@@ -295,6 +327,27 @@ def _roll(handle: Handle, log: LogState) -> LogState:
     return rolled
 
 
+def _keep_decisions(handle: Handle, log: LogState) -> LogState:
+    """Write down what is known of producers before markers are cut out; the state with the last stable offset.
+
+    A transaction that began below the last stable offset was decided, whether or not its marker
+    can be read: the snapshot of the new segment says so when the log does not any more.
+    """
+    states = ProducerStates(handle)
+    states.load(log, list(handle.segments(log)))
+    entries: list[ProducerEntry] = []
+    stable_offset = log.log_end_offset
+    for entry in states.all(handle.clock.now_ms()):
+        if 0 <= entry.transaction_offset < log.last_stable_offset:
+            entry = msgspec.structs.replace(entry, transaction_offset=-1)
+        elif entry.transaction_offset >= 0:
+            stable_offset = min(stable_offset, entry.transaction_offset)
+        entries.append(entry)
+    path = segment_stem(handle.folder, log.active_base_offset) + SNAPSHOT_SUFFIX
+    replace_file(handle.fs, path, encode_snapshot(entries))
+    return msgspec.structs.replace(log, last_stable_offset=stable_offset)
+
+
 def segment_exists(handle: Handle, base: int) -> bool:
     return base in list_segments(handle.fs, handle.folder)
 
@@ -307,7 +360,17 @@ def _checkpoint_trouble(found: PartitionFound) -> str:
         return "it was missing"
     if found.checkpoint.is_damaged:
         return "both slots were damaged" if found.checkpoint.checkpoint is None else "a slot was damaged"
+    if found.is_unaware_of_producers:
+        return "it did not know of the log's producers"
     return ""
+
+
+def _state_trouble(found: PartitionFound) -> str:
+    if not found.live:
+        return ""
+    if found.has_aborts and not found.state.aborts:
+        return "transactions were aborted"
+    return "the log has producers" if found.has_producers and not found.state.producers else ""
 
 
 def _next_epoch(found: PartitionFound) -> int:
@@ -362,13 +425,39 @@ def _replace_segments(handle: Handle, cuts: list[Cut], *, keep_empty: bool = Fal
                 whole.append(bytes(data[position : cut.position]))
                 position = cut.end_position
         whole.append(bytes(data[position:]))
+        if not whole[-1].strip(b"\0"):
+            del whole[-1]  # zeros at the end of what was cut out: readers know of none in a sealed segment
         rest = b"".join(whole)
+        aborted = _aborts_among(handle, base, len(data), [cut for cut in cuts if cut.segment == base])
         if rest.strip(b"\0") or keep_empty:
             replace_file(handle.fs, path, rest)
+            _keep_aborts(handle, base, aborted)
         else:
             remove_segment(handle, base)
             handle.fs.sync_folder(handle.folder)
     return kept
+
+
+def _aborts_among(handle: Handle, base: int, size_bytes: int, cuts: list[Cut]) -> list[AbortedTransaction]:
+    """The aborts that only the segment's ``.txnindex`` still tells of, their markers being damaged."""
+    with contextlib.suppress(FileNotFoundError, Malformed):
+        size, aborted = decode_aborted(read_file(handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX))
+        if size == size_bytes:
+            return [one for one in aborted if any(cut.base_offset <= one.last_offset < cut.end_offset for cut in cuts)]
+    return []
+
+
+def _keep_aborts(handle: Handle, base: int, cut_out: list[AbortedTransaction]) -> None:
+    """Make the ``.txnindex`` of a replaced segment fit it; what its markers told that were cut out stays in it."""
+    path = segment_stem(handle.folder, base) + ABORTED_SUFFIX
+    if not cut_out:
+        with contextlib.suppress(FileNotFoundError):
+            handle.fs.unlink(path)
+        return
+    mapped = MappedSegment(handle.fs, handle.folder, base)
+    size = len(mapped.view)
+    aborted = sorted([*cut_out, *read_aborted(mapped, 0, size)], key=lambda one: one.last_offset)
+    replace_file(handle.fs, path, encode_aborted(size, aborted))
 
 
 def _quarantine(handle: Handle, cut: Cut, data: bytes) -> str:

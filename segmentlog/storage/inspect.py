@@ -13,13 +13,15 @@ from collections.abc import Iterator
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import StoreVersionError, UnknownTopic
-from segmentlog.format.names import HIDDEN, STORE_FILE, TEMPORARY_SUFFIX, TOPIC_FILE
+from segmentlog.format.names import GROUPS_FOLDER, HIDDEN, PRODUCERS_FOLDER, STORE_FILE, TEMPORARY_SUFFIX, TOPIC_FILE
 from segmentlog.storage.findings import Finding, Tally
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect_files import check_store_file, read_topic_file
-from segmentlog.storage.inspect_log import PartitionFound
+from segmentlog.storage.inspect_found import PartitionFound
 from segmentlog.storage.inspect_partition import inspect_partition, log_sizes
 from segmentlog.storage.segment import list_segments
+
+# As in `segmentlog.transactions`: who the named producers are now.
 
 
 def list_topics(fs: FileSystem, path: str) -> list[str]:
@@ -76,7 +78,8 @@ def inspect_store(
     for name in topics:
         yield from inspect_topic(fs, path, name, tally)
     if topic is None:
-        yield from _unknown_files(fs, path, {STORE_FILE, *topics}, "not a topic, and not a file of this store")
+        known = {STORE_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, *topics}
+        yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
 
 
 def inspect_topic(fs: FileSystem, path: str, topic: str, tally: Tally) -> Iterator[Finding]:
@@ -118,6 +121,6 @@ def _unknown_files(fs: FileSystem, folder: str, known: set[str], what: str, topi
     for name in sorted(fs.listdir(folder)):
         if name in known or name == "lost+found" or name.endswith(TEMPORARY_SUFFIX):
             continue
-        if HIDDEN in name:
-            what = "left behind when a topic was made or deleted and the process died; it may be deleted"
-        yield Finding("note", f"{folder}/{name}", what, topic=topic)
+        is_left = HIDDEN in name
+        left = "left behind when a topic was made or deleted and the process died; it may be deleted"
+        yield Finding("note", f"{folder}/{name}", left if is_left else what, topic=topic)

@@ -11,15 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import msgspec
-
 from segmentlog.format.examine import Broken
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLDER
 from segmentlog.records import LostRange
-from segmentlog.storage.findings import Finding, Severity, Tally
+from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.inspect_files import CheckpointFound, StateFound, StateReader
-from segmentlog.storage.inspect_found import BadCache, Cut, Hole, OpenTransaction, PartitionFound
+from segmentlog.storage.inspect_files import StateReader
+from segmentlog.storage.inspect_found import Cut, Hole, PartitionFound
 from segmentlog.storage.inspect_producers import ProducersLook
 from segmentlog.storage.inspect_segment import SegmentFound, index_flaws, inspect_segment
 from segmentlog.storage.segment import segment_stem
@@ -52,6 +50,7 @@ class LogLook:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
             self._check_gap(path, 0, start_offset, bases[0])
         epoch = 0
+        producers = ProducersLook(self._fs, found, bases)
         for base, next_base in zip(bases, [*bases[1:], None], strict=False):
             try:
                 segment = self._look_at_segment(base, next_base, epoch)
@@ -61,10 +60,14 @@ class LogLook:
                 raise
             found.segments.append(segment)
             epoch = max([epoch, *segment.epochs])
+            producers.begin(base)
+            is_sealed = next_base is not None and self._tail_from(base) is None
+            producers.take(segment, next_base, is_sealed=is_sealed, has_caches=base not in self._paths)
         if log is not None and found.live and log.active_base_offset not in bases:
             missing = segment_stem(self._folder, log.active_base_offset) + LOG_SUFFIX
             end_offset = max([start_offset, *(segment.end_offset for segment in found.segments)])
             self._hole(missing, -1, end_offset, log.log_end_offset, "missing: appends go to this segment")
+        producers.end()
         if not found.live:
             self._check_recovery_point(bases)
             self._tell_torn()
@@ -86,19 +89,21 @@ class LogLook:
         log = StateReader(self._fs, self._folder).read().log
         return 0 if log is None else log.log_start_offset
 
+    def _tail_from(self, base: int) -> int | None:
+        """Byte of a segment from which on a recovery decides what counts; None where none of it is in question."""
+        checkpoint = self._found.checkpoint.checkpoint
+        if self._found.live and self._found.state.log is not None:
+            return None
+        if checkpoint is None or base > checkpoint.recovery_segment:
+            return 0
+        return checkpoint.recovery_position if base == checkpoint.recovery_segment else None
+
     def _look_at_segment(self, base: int, next_base: int | None, epoch: int) -> SegmentFound:
         found, log = self._found, self._found.state.log
-        end_position, end_offset, tail_from = None, next_base, None
+        end_position, end_offset, tail_from = None, next_base, self._tail_from(base)
         is_active = False
-        if log is not None and found.live:
-            if base == log.active_base_offset:
-                end_position, end_offset, is_active = log.end_position, log.log_end_offset, True
-        else:
-            checkpoint = found.checkpoint.checkpoint
-            if checkpoint is None or base > checkpoint.recovery_segment:
-                tail_from = 0
-            elif base == checkpoint.recovery_segment:
-                tail_from = checkpoint.recovery_position
+        if log is not None and found.live and base == log.active_base_offset:
+            end_position, end_offset, is_active = log.end_position, log.log_end_offset, True
         segment = inspect_segment(
             self._fs, self._folder, base, end_position=end_position, expected_offset=base, epoch=epoch,
             tail_from=tail_from, tally=self._tally, path=self._paths.get(base),

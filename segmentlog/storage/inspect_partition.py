@@ -31,7 +31,8 @@ from segmentlog.storage.inspect_files import (
     checkpoint_flaws,
     read_checkpoint,
 )
-from segmentlog.storage.inspect_log import LogLook, PartitionFound
+from segmentlog.storage.inspect_found import PartitionFound
+from segmentlog.storage.inspect_log import LogLook
 from segmentlog.storage.segment import list_segments, segment_stem
 from segmentlog.storage.state import REWRITING
 

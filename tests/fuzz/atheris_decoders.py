@@ -22,6 +22,8 @@ with atheris.instrument_imports(include=["segmentlog", "msgspec"]):
     from fuzz.decoders import DECODERS
 
     from segmentlog.format.checkpoint import Checkpoint, encode_slot
+    from segmentlog.format.control import encode_marker
+    from segmentlog.format.producers import AbortedTransaction, ProducerEntry, Run, encode_aborted, encode_snapshot
 
 
 def seeds() -> list[bytes]:
@@ -29,7 +31,12 @@ def seeds() -> list[bytes]:
     plain = batch_bytes(Columns([b"value", None], [b"k", None], headers=[(("h", None),), ()]), 5, epoch=1)
     packed = batch_bytes([b"v" * 400], 7, codec=3)
     slot = encode_slot(Checkpoint(), 3)
-    return [plain, packed, plain + packed, slot, slot + slot, b'{"format": 1, "partitions": 1, "config": {}}']
+    made = encode_marker(1, 0, committed=False, first_offset=3, now_ms=1)
+    marker = bytes(made.placed_at(9, 0)) + bytes(made.payload)
+    snapshot = encode_snapshot([ProducerEntry(1, 0, (Run(0, 3, 2),), 0, 3, 5, 1)])
+    aborted = encode_aborted(200, [AbortedTransaction(1, 3, 9)])
+    topic = b'{"format": 1, "partitions": 1, "config": {}}'
+    return [plain, packed, plain + packed, slot, slot + slot, marker, snapshot, aborted, topic]
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from logs import FakeClock, NoSyncFileSystem, open_log
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidTopicName, SegmentlogError, StoreVersionError
-from segmentlog.format.batch import HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batch import CONTROL, HEADER_SIZE, check_payload, decode_header, encode_batch
 from segmentlog.format.checkpoint import MalformedCheckpoint, decode_checkpoint, decode_slot
 from segmentlog.format.columns import (
     MalformedColumn,
@@ -29,9 +29,18 @@ from segmentlog.format.columns import (
     decode_offsets,
     decode_timestamps,
 )
+from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.examine import examine
 from segmentlog.format.index import decode_entries
 from segmentlog.format.names import check_topic_name, parse_segment_name, segment_name
+from segmentlog.format.producers import (
+    KEPT_RUNS,
+    AbortedTransaction,
+    Malformed,
+    ProducerEntry,
+    decode_aborted,
+    decode_snapshot,
+)
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import find_batch, walk
 from segmentlog.storage.findings import Tally
@@ -134,6 +143,48 @@ def forged_slot(body: bytes, sequence: int = 1) -> bytes:
     return prefix + struct.pack("<Q", xxhash.xxh3_64_intdigest(prefix + body)) + body
 
 
+def marker(data: bytes) -> None:
+    """A batch, taken for a control batch: the end of a transaction, of another kind, or malformed."""
+    view = memoryview(data)
+    with contextlib.suppress(CorruptBatch):
+        header = decode_header(view, 0, "path")
+        payload = check_payload(view, 0, header, "path")
+        with contextlib.suppress(ValueError):
+            found = decode_marker(header, payload)
+            assert found is None or isinstance(found, Marker)
+
+
+def forged_marker(data: bytes) -> None:
+    """The same with a payload of one key and one value, as control batches have, under right checksums."""
+    cut = data[0] % 8 if data else 0
+    key, value = data[1 : 1 + cut], data[1 + cut :]
+    for keys, values in (([key], [value]), ([data[:4]], [data[4:18]]), ([None], [value]), ([key], [None])):
+        made = encode_batch(values, keys, now_ms=1, attributes=CONTROL, producer_id=1, producer_epoch=0)
+        whole = bytes(made.placed_at(7, 0)) + bytes(made.payload)
+        marker(whole)
+        walks(whole)
+
+
+def producers(data: bytes) -> None:
+    """A ``.snapshot`` and a ``.txnindex``: what they hold, or `Malformed`."""
+    for file in (data, forged_file(b"SLP\x01", data), forged_file(b"SLP\x01", data[16:])):
+        with contextlib.suppress(Malformed):
+            for entry in decode_snapshot(file):
+                assert isinstance(entry, ProducerEntry)
+                _ = entry.next_sequence, entry.last_number, entry.runs[:KEPT_RUNS]
+    for file in (data, forged_file(b"SLT\x01", data), forged_file(b"SLT\x01", data[16:])):
+        with contextlib.suppress(Malformed):
+            size_bytes, aborted = decode_aborted(file)
+            assert isinstance(size_bytes, int)
+            assert all(isinstance(one, AbortedTransaction) for one in aborted)
+
+
+def forged_file(magic: bytes, body: bytes) -> bytes:
+    """A file of producers with this body and the right checksum."""
+    prefix = struct.pack("<4sI", magic, len(body))
+    return prefix + struct.pack("<Q", xxhash.xxh3_64_intdigest(prefix + body)) + body
+
+
 def state(data: bytes) -> None:
     """A state page is about this folder and sound, or it is not."""
     page = StatePage(bytearray(data[:PAGE_SIZE].ljust(PAGE_SIZE, b"\0")))
@@ -220,6 +271,9 @@ DECODERS: dict[str, Callable[[bytes], None]] = {
     "columns": columns,
     "index": index,
     "checkpoint": checkpoint,
+    "marker": marker,
+    "forged_marker": forged_marker,
+    "producers": producers,
     "state": state,
     "names": names,
     "store_json": store_json,

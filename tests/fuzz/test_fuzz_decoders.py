@@ -15,15 +15,23 @@ import lz4.block
 import msgspec
 import pytest
 from batches import Columns, batch_bytes, columns, forge, unpack_header
-from fuzz.decoders import DECODERS, forged_slot, fuzzed, fuzzed_slowly, segment, state, topic_json_by_store
+from fuzz.decoders import DECODERS, forged_file, forged_slot, fuzzed, fuzzed_slowly, segment, state, topic_json_by_store
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch, InvalidTopicName
 from segmentlog.format.batch import CODEC_LZ4, HEADER_SIZE, check_payload, decode_header
 from segmentlog.format.checkpoint import Checkpoint, encode_slot
+from segmentlog.format.control import encode_marker
 from segmentlog.format.index import encode_entries
 from segmentlog.format.names import check_topic_name
+from segmentlog.format.producers import (
+    AbortedTransaction,
+    ProducerEntry,
+    Run,
+    encode_aborted,
+    encode_snapshot,
+)
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import EpochStart, LostRange
 
@@ -186,6 +194,60 @@ def test_mutated_checkpoints(data: bytes) -> None:
     DECODERS["checkpoint"](forged_slot(data[24:]) * 2)
 
 
+any_number = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 20)
+entries = st.lists(
+    st.builds(
+        ProducerEntry, any_number, any_number, st.lists(st.builds(Run, any_number, any_number, any_number), max_size=6)
+        .map(tuple), any_number, any_number, any_number, any_number,
+    ),
+    max_size=4,
+)  # fmt: skip
+aborts = st.lists(st.builds(AbortedTransaction, any_number, any_number, any_number), max_size=5)
+
+
+@fuzzed
+@given(data=mutated(st.builds(encode_snapshot, entries) | st.builds(encode_aborted, any_number, aborts)))
+def test_mutated_files_of_producers(data: bytes) -> None:
+    """Snapshots and lists of aborts with something wrong, and with any body under a right checksum."""
+    DECODERS["producers"](data)
+
+
+@fuzzed
+@given(body=json_values.map(lambda one: msgspec.msgpack.encode(_small(one))))
+def test_files_of_producers_of_other_types(body: bytes) -> None:
+    """MessagePack that is right, of things that are not."""
+    DECODERS["producers"](body)
+
+
+def _small(item: Any) -> Any:
+    """The same without numbers that MessagePack does not hold."""
+    if isinstance(item, list):
+        return [_small(one) for one in item]
+    if isinstance(item, dict):
+        return {key: _small(value) for key, value in item.items()}
+    return item if not isinstance(item, int) or -(2**63) <= item < 2**64 else 0
+
+
+def marker_bytes(producer_id: int, epoch: int, committed: bool, first_offset: int) -> bytes:
+    """A control batch as it should be."""
+    made = encode_marker(producer_id, epoch, committed=committed, first_offset=first_offset, now_ms=1)
+    return bytes(made.placed_at(9, 1)) + bytes(made.payload)
+
+
+markers = st.builds(
+    marker_bytes, st.integers(-1, 2**63 - 1), st.integers(-1, 2**15 - 1), st.booleans(), st.integers(0, 2**63)
+)
+
+
+@fuzzed
+@given(data=mutated(markers))
+def test_mutated_markers(data: bytes) -> None:
+    """Control batches with something wrong: also where only their payload is, under right checksums."""
+    DECODERS["marker"](data)
+    DECODERS["forged_marker"](data[HEADER_SIZE:])
+    DECODERS["forged_batch"](data)
+
+
 @fuzzed
 @given(words=st.dictionaries(st.integers(0, 90), u64, max_size=40))
 def test_state_pages(words: dict[int, int]) -> None:
@@ -280,6 +342,18 @@ def test_forged_indexes(data: bytes, index: bytes, times: bytes) -> None:
     segment(data, {f"{0:020d}.index": index, f"{0:020d}.timeindex": times})
 
 
+@settings(fuzzed_slowly, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    data=st.lists(markers | whole_batch(), min_size=1, max_size=4).map(b"".join),
+    snapshot=st.builds(encode_snapshot, entries) | st.binary(max_size=40),
+    aborted=st.builds(encode_aborted, st.integers(0, 500), aborts) | st.binary(max_size=40),
+)
+def test_forged_files_of_producers(data: bytes, snapshot: bytes, aborted: bytes) -> None:
+    """A snapshot and a list of aborts that claim anything at all, beside a segment with markers."""
+    stem = f"{0:020d}"
+    segment(data, {f"{stem}.snapshot": snapshot, f"{stem}.txnindex": aborted})
+
+
 # ---------------------------------------------------------------- memory
 
 
@@ -338,3 +412,11 @@ def test_a_column_that_announces_too_much() -> None:
             batch_bytes([b"x"]), payload=body, payload_size=len(body), raw_size=len(body), values_size=len(body),
         )  # fmt: skip
         assert peak_of(lambda made=made: DECODERS["batch"](made)) < 1 << 20
+
+
+def test_a_file_of_producers_that_announces_too_much() -> None:
+    """Arrays are believed no further than there are bytes."""
+    for body in (b"\xdd\xff\xff\xff\xff", b"\x92\x01\xdd\xff\xff\xff\xff", b"\x91\x93\x01\x01\xdd\xff\xff\xff\xff"):
+        for magic in (b"SLP\x01", b"SLT\x01"):
+            made = forged_file(magic, body)
+            assert peak_of(lambda made=made: DECODERS["producers"](made)) < 1 << 20

@@ -16,6 +16,7 @@ import segmentlog
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
 from segmentlog.format.names import ABORTED_SUFFIX, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
+    NAMED_ID_END,
     SEQUENCE_END,
     AbortedTransaction,
     Malformed,
@@ -27,7 +28,7 @@ from segmentlog.format.producers import (
     encode_snapshot,
 )
 from segmentlog.partition.partition import Partition
-from segmentlog.partition.producers import NAMED_ID_END, ProducerStamp
+from segmentlog.partition.producers import ProducerStamp
 from segmentlog.testing.disk import SimulatedDisk
 
 NAMED, UNNAMED = 7, NAMED_ID_END + 7
