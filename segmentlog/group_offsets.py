@@ -135,6 +135,7 @@ class GroupOffsets:
 
     def _forget(self) -> None:
         self._position = 0
+        self._generation = -1
         self._groups: dict[str, dict[TopicPartition, _Entry]] = {}
         self._pending: dict[int, list[_Entry]] = {}
 
@@ -201,7 +202,10 @@ class GroupOffsets:
             self._forget()
         if log is None or (self._position and log.log_end_offset == self._position):
             return
-        end_offset = log.log_end_offset
+        end_offset, generation = log.log_end_offset, log.generation
+        if self._pending and generation != self._generation:
+            self._forget()  # a compaction may have removed the marker that decides them
+        self._generation = generation
         try:
             self._read(log)
         except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more

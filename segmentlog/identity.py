@@ -34,6 +34,8 @@ class _Transaction:
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Partition] = {}
+        self.ends: dict[TopicPartition, int] = {}
+        """The offset behind the last record of it in each partition."""
         self.failure: Exception | None = None
 
 
@@ -90,7 +92,6 @@ class Identity:
                 fresh = [tp for number in partitions if (tp := TopicPartition(topic, number)) not in transaction.logs]
                 if fresh:
                     assert self._registration is not None
-                    self._store.transactions.end_leftovers(self.producer_id, fresh)
                     self._store.transactions.add_partitions(self._registration, fresh)
                     for tp in fresh:
                         transaction.logs[tp] = self._store.open_partition(*tp)
@@ -121,6 +122,8 @@ class Identity:
             self._sequences[log] = sequence
             raise
         self._sequences[log] = (sequence + len(columns.values)) % SEQUENCE_END
+        if self._transaction is not None:
+            self._transaction.ends[TopicPartition(log.topic, log.number)] = offset + len(columns.values)
         return offset
 
     def last_number(self, log: Partition) -> int:
@@ -187,8 +190,8 @@ class Identity:
         assert transaction is not None
         if transaction.failure is not None:
             raise transaction.failure
-        for log in transaction.logs.values():
-            log.flush()
+        for tp, end_offset in list(transaction.ends.items()):
+            transaction.logs[tp].sync_upto(end_offset)
 
     def commit(self) -> None:
         """Decide for it."""
@@ -196,12 +199,14 @@ class Identity:
             transaction, registration = self._transaction, self._registration
             assert transaction is not None
             assert registration is not None
-            if transaction.failure is not None:  # of another thread, just now
+            try:
+                self.sync_data()  # again: another thread may have sent since, and what it sent belongs to it
+            except (SegmentlogError, OSError) as error:
                 self.abort()
-                raise TransactionAborted(self.label, str(transaction.failure)) from transaction.failure
+                raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs:
-                self._store.transactions.commit(registration)
+                self._store.transactions.commit(registration, transaction.ends)
 
     def abort(self) -> None:
         """Decide against it."""

@@ -544,7 +544,10 @@ class LogStore:
         """
         if self._closed or self.read_only or not self._has_internal(TRANSACTIONS_TOPIC):
             return 1.0
-        return self.transactions.finish(now_ms)
+        try:
+            return self.transactions.finish(now_ms)
+        except StoreClosed:  # meanwhile
+            return 1.0
 
     def _has_internal(self, topic: str) -> bool:
         return os.path.exists(f"{self.path}/{topic}/{TOPIC_FILE}")

@@ -24,13 +24,22 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerFenced, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.errors import (
+    InvalidConfig,
+    LogTruncated,
+    OffsetOutOfRange,
+    ProducerBusy,
+    ProducerFenced,
+    SegmentlogError,
+    StoreClosed,
+    UnknownTopic,
+)
 from segmentlog.format.names import PRODUCERS_FOLDER, TRANSACTIONS_TOPIC, group_folder_name
 from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import TopicPartition
@@ -84,6 +93,24 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     """Under which the name went on counting before it ran out of epochs."""
     resume: dict[str, int] = {}
     """How many partitions a topic had when a job began that is to go on as it began."""
+    ends: tuple[int, ...] = ()
+    """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
+
+    def said(self, tp: TopicPartition, entry: ProducerEntry) -> bool | None:
+        """What was decided about the transaction that the producer has open there: committed or not.
+
+        None: nothing, and it is nobody's business but its owner's. A power cut may have taken
+        markers and states, whatever was written later in other files.
+        """
+        first_offset = entry.transaction_offset
+        if any((one.topic, one.partition) == tp and first_offset < one.offset for one in self.unsettled):
+            return True
+        if tp in self.partitions and entry.epoch == self.epoch:
+            if self.status in ("PrepareCommit", "CompleteCommit"):
+                return first_offset < self.ends[self.partitions.index(tp)]
+            if self.status == "Ongoing":
+                return None
+        return False
 
     @property
     def is_open(self) -> bool:
@@ -180,14 +207,19 @@ class Transactions:
             log = self._find_log(create=False)
             if log is None:
                 return {}
-            if log.log_start_offset > self._position or self._position > log.log_end_offset:
+            try:
+                self._follow(log)
+            except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
                 self._states, self._position = {}, log.log_start_offset
-            if self._position < log.log_end_offset:
-                for batch in log.read(self._position):
-                    for key, value in zip(batch.keys, batch.values, strict=True):
-                        self._take_in(key, value)
-                    self._position = batch.next_offset
+                self._follow(log)
             return dict(self._states)
+
+    def _follow(self, log: Partition) -> None:
+        if self._position != log.log_end_offset:
+            for batch in log.read(self._position):
+                for key, value in zip(batch.keys, batch.values, strict=True):
+                    self._take_in(key, value)
+                self._position = batch.next_offset
 
     def _take_in(self, key: bytes | None, value: bytes | None) -> None:
         try:
@@ -230,16 +262,20 @@ class Transactions:
 
         Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
         """
-        folder = f"{self._folder}/{group_folder_name(name)}"
-        for path in (self._folder, folder):
-            with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(path)
-        fd = self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = self._open_fence(self._folder_of(name))
         try:
             lock_fence(self._fs, name, fd, wait_s)
             yield fd
         finally:
             self._fs.close(fd)
+
+    def _open_fence(self, folder: str) -> int:
+        while True:
+            for path in (self._folder, folder):
+                with contextlib.suppress(FileExistsError):
+                    self._fs.mkdir(path)
+            with contextlib.suppress(FileNotFoundError):  # an anonymous one's, which another process has just forgotten
+                return self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -356,11 +392,16 @@ class Transactions:
 
     def add_partitions(self, registration: Registration, partitions: Iterable[TopicPartition]) -> None:
         """Write down which partitions the transaction writes to, before it does."""
+        partitions = list(partitions)
         with registration.deciding():
             state = registration.state
+            for tp in partitions:  # what a power cut left open there must not become part of this one
+                log = self._store.open_partition(*tp)
+                if log.last_stable_offset < log.log_end_offset:
+                    self._end_lost(log, state)
             if state.status != "Ongoing":
                 now_ms = self._now_ms()
-                state = replace(state, status="Ongoing", started_ms=now_ms, updated_ms=now_ms, partitions=())
+                state = replace(state, status="Ongoing", started_ms=now_ms, updated_ms=now_ms, partitions=(), ends=())
             known = dict.fromkeys((*state.partitions, *partitions))
             state = replace(
                 state, partitions=tuple(known), unsettled=self._still_unsettled(state.producer_id, state.unsettled),
@@ -369,22 +410,22 @@ class Transactions:
             self._write(registration.name, state)
             registration.state, registration.unsure = state, False
 
-    def commit(self, registration: Registration) -> None:
-        """Decide for the transaction, durably. Its data is on disk already.
+    def commit(self, registration: Registration, ends: Mapping[TopicPartition, int]) -> None:
+        """Decide for the transaction, durably. Its data, up to ``ends``, is on disk already.
 
         Raises `ProducerFenced`: it was aborted; `PartitionFailed`, when nobody knows whether the
         decision survives a power cut.
         """
-        self._end(registration, "PrepareCommit")
+        self._end(registration, "PrepareCommit", tuple(ends.get(tp, 0) for tp in registration.state.partitions))
 
     def abort(self, registration: Registration) -> None:
         """Take back what the transaction wrote."""
         self._end(registration, "PrepareAbort")
 
-    def _end(self, registration: Registration, status: Status) -> None:
+    def _end(self, registration: Registration, status: Status, ends: tuple[int, ...] = ()) -> None:
         name = registration.name
         with registration.deciding():
-            state = replace(registration.state, status=status, updated_ms=self._now_ms())
+            state = replace(registration.state, status=status, updated_ms=self._now_ms(), ends=ends)
             registration.unsure = True
             self._write(name, state, "durable" if status == "PrepareCommit" else "written")
             registration.state = self._complete(name, state)
@@ -419,11 +460,14 @@ class Transactions:
         for tp in state.partitions:
             try:
                 log = self._store.open_partition(*tp)
-                offset = log.end_transaction(state.producer_id, state.epoch, committed=committed)
-                if committed and offset is not None:
+                said = self._said(log, state)
+                offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
+                if said and offset is not None:
                     unsettled[tp] = Unsettled(*tp, offset, log.epoch)
             except UnknownTopic:
                 continue  # deleted, with all that it held
+            except StoreClosed:
+                return state  # the next one finishes it
             except (SegmentlogError, OSError) as error:
                 failure = error
         if failure is not None:
@@ -438,6 +482,14 @@ class Transactions:
         )
         self._write(name, state)
         return state
+
+    @staticmethod
+    def _said(log: Partition, state: TransactionState) -> bool | None:
+        """`TransactionState.said` of what is open in a partition; None when nothing is."""
+        entry = log.producer(state.producer_id)
+        if entry is None or entry.transaction_offset < 0:
+            return None
+        return state.said(TopicPartition(log.topic, log.number), entry)
 
     def _still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
         """Those whose markers are not known to be on disk, or were lost in a crash."""
@@ -458,7 +510,7 @@ class Transactions:
         for one in self._still_unsettled(state.producer_id, state.unsettled):
             with contextlib.suppress(UnknownTopic):
                 log = self._store.open_partition(one.topic, one.partition)
-                log.end_transaction(state.producer_id, state.epoch, committed=True)
+                self._end_lost(log, state)
                 log.flush()
 
     def finish(self, now_ms: int | None = None) -> float:
@@ -512,7 +564,6 @@ class Transactions:
 
         ``states`` was read after the transaction was seen: its owner writes the state first.
         """
-        tp = TopicPartition(log.topic, log.number)
         name = next((name for name, one in states.items() if one.producer_id == seen.producer_id), None)
         with contextlib.ExitStack() as stack:
             if name is not None:
@@ -524,37 +575,20 @@ class Transactions:
             entry = log.producer(seen.producer_id)
             if entry is None or entry.transaction_offset != seen.transaction_offset:
                 return
-            if state is not None and state.is_open and tp in state.partitions:
-                return
-            self._end_lost(log, entry, state)
+            self._end_lost(log, state or TransactionState(seen.producer_id, entry.epoch))
 
-    def end_leftovers(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
-        """Before a producer begins to write to partitions: end what is open there of an earlier transaction of its.
-
-        Damage or a power cut took the marker; what comes now must not become part of that one.
-        """
-        for tp in partitions:
-            log = self._store.open_partition(*tp)
-            if log.last_stable_offset < log.log_end_offset:
-                entry = log.producer(producer_id)
-                if entry is not None and entry.transaction_offset >= 0:
-                    states = self.states().values()
-                    self._end_lost(log, entry, next((one for one in states if one.producer_id == producer_id), None))
-
-    @staticmethod
-    def _end_lost(log: Partition, entry: ProducerEntry, state: TransactionState | None) -> None:
-        """Write the marker that was lost: as the state remembers it, or else an abort."""
-        tp = TopicPartition(log.topic, log.number)
-        committed = False
-        if state is not None:
-            was_last = state.status == "CompleteCommit" and tp in state.partitions and entry.epoch == state.epoch
-            committed = was_last or any((one.topic, one.partition) == tp for one in state.unsettled)
-        told = "committed" if committed else "aborted"
-        logger.info("%s: the transaction of producer %d is %s, as its end was lost", tp, entry.producer_id, told)
-        with contextlib.suppress(SegmentlogError, OSError):
-            offset = log.end_transaction(entry.producer_id, entry.epoch, committed=committed)
-            if committed and offset is not None:  # no record speaks of this marker
-                log.sync_upto(offset + 1)
+    def _end_lost(self, log: Partition, state: TransactionState) -> None:
+        """Write the marker that was lost, if there is one to write: as the state remembers it, or else an abort."""
+        entry = log.producer(state.producer_id)
+        said = self._said(log, state)
+        if entry is None or said is None:
+            return
+        told = "committed" if said else "aborted"
+        name = f"{log.topic}/{log.number}"
+        logger.info("%s: the transaction of producer %d is %s, as its end was lost", name, state.producer_id, told)
+        offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=said)
+        if said and offset is not None:  # no record speaks of this marker
+            log.sync_upto(offset + 1)
 
     def _now_ms(self) -> int:
         return self._clock.now_ms()

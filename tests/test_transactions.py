@@ -509,3 +509,127 @@ def test_a_read_only_store_finishes_nothing(store: segmentlog.LogStore, tmp_path
         assert values_of(reader, "b", "read_uncommitted") == [b"lost"]
         assert reader.transactions.states()["dies"].status == "Ongoing"
     assert store.transactions.states()["dies"].status == "Ongoing"
+
+
+# ---------------------------------------------------------------- found by the checker of deliveries
+
+
+def test_an_abort_is_seen_by_who_looked_while_it_was_written(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted before it is published: a look in between must not be the last one."""
+    from segmentlog.partition.appender import Appender
+
+    store.topic("b").partition(0).append([b"plain"])
+    real = Appender._place_locked
+    looks = []
+
+    def place(self: Appender, *args: Any, **options: Any) -> Any:
+        if self._handle.topic == "b":
+            looks.append(values_of(store, "b"))
+        return real(self, *args, **options)
+
+    with store.producer(linger_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send_many("b", [b"aborted"])
+        monkeypatch.setattr(Appender, "_place_locked", place)
+        producer.abort_transaction()
+        monkeypatch.undo()
+    assert looks == [[b"plain"]]
+    assert values_of(store, "b") == [b"plain"]
+
+
+def _state_of(store: segmentlog.LogStore, name: str, **changes: Any) -> transactions.TransactionState:
+    """The last state of a name, as a power cut may have left it."""
+    from msgspec.structs import replace
+
+    state = replace(store.transactions.states()[name], **changes)
+    store.transactions._write(name, state)
+    return state
+
+
+def test_a_decision_does_not_reach_the_transaction_behind_it(store: segmentlog.LogStore) -> None:
+    """The state fell back to the decision for one transaction; data of the next one, undecided, is in the log."""
+    from segmentlog import ProducerStamp
+
+    log = store.topic("b").partition(0)
+    with store.producer(name="n") as producer, producer.transaction():
+        producer.send_many("b", [b"1"])
+    done = store.transactions.states()["n"]
+    log.append([b"2"], producer=ProducerStamp(done.producer_id, done.epoch, 1, True))
+    for status in ("PrepareCommit", "CompleteCommit"):
+        _state_of(store, "n", status=status)
+        store.finish_transactions()
+        assert log.last_stable_offset == log.log_end_offset
+        assert values_of(store, "b") == [b"1"]
+
+
+def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog.LogStore) -> None:
+    """The marker of a commit was lost, and the transaction after it is aborted: both stand open as one."""
+    from segmentlog import ProducerStamp
+
+    log = store.topic("b").partition(0)
+    with store.producer(name="n") as producer, producer.transaction():
+        producer.send_many("a", [b"elsewhere"], partition=0)
+    state = store.transactions.states()["n"]
+    log.append([b"committed"], producer=ProducerStamp(state.producer_id, state.epoch, 0, True))
+    lost = transactions.Unsettled("b", 0, 1, log.epoch - 1)
+    partition = segmentlog.TopicPartition("b", 0)
+    _state_of(store, "n", status="PrepareAbort", partitions=(partition,), ends=(), unsettled=(lost,))
+    store.finish_transactions()
+    assert values_of(store, "b") == [b"committed"]
+
+
+def test_what_was_left_open_does_not_join_the_next_transaction(store: segmentlog.LogStore) -> None:
+    """The state that named the partition was lost, and nobody has looked since."""
+    from segmentlog import ProducerStamp
+
+    log = store.topic("b").partition(0)
+    with store.producer(name="n") as producer:
+        state = store.transactions.states()["n"]
+        log.append([b"left"], producer=ProducerStamp(state.producer_id, state.epoch, 0, True))
+        with producer.transaction():
+            producer.send_many("b", [b"1"])
+    assert values_of(store, "b") == [b"1"]
+
+
+def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sent between the sync and the decision, and belongs to the transaction."""
+    log = store.topic("b").partition(0)
+    real_commit, real_write = Identity.commit, store.transactions._write
+    ends: list[tuple[int, int]] = []
+    producer = store.producer(name="n", linger_ms=0)
+
+    def commit(self: Identity) -> None:
+        thread = threading.Thread(target=producer.send_many, args=("b", [b"2"]))
+        thread.start()
+        thread.join()
+        real_commit(self)
+
+    def write(name: str, state: Any, ack: Any = "written") -> None:
+        if state.status == "PrepareCommit":
+            ends.append((log.durable_offset, log.log_end_offset))
+        real_write(name, state, ack)
+
+    monkeypatch.setattr(Identity, "commit", commit)
+    monkeypatch.setattr(store.transactions, "_write", write)
+    with producer.transaction():
+        producer.send_many("b", [b"1"])
+    producer.close()
+    assert ends == [(2, 2)]
+    assert values_of(store, "b") == [b"1", b"2"]
+
+
+def test_states_are_read_anew_when_their_log_was_cut(store: segmentlog.LogStore, tmp_path: Path) -> None:
+    """By a failed fsync and the recovery after it, say, while this process stood behind the cut."""
+    with segmentlog.open(tmp_path / "store", background=False) as other:
+        store.producer(name="n").close()
+        store.producer(name="n").close()
+        assert other.transactions.states()["n"].epoch == 1
+        log = store.topic("__transaction_state").partition(0)
+        log.truncate(log.log_end_offset - 1)
+        store.producer(name="m").close()
+        assert other.transactions.states()["n"].epoch == 0
+        assert set(other.transactions.states()) == {"n", "m"}

@@ -48,7 +48,7 @@ class AbortedTransactions:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._mutex = threading.Lock()
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int, int] | None = None
         self._segments: dict[int, _Known] = {}
         self._ranges: Ranges = {}
         handle.after_fork.append(self._reset)
@@ -56,20 +56,24 @@ class AbortedTransactions:
     def _reset(self) -> None:
         self._mutex = threading.Lock()
 
-    def look(self, log: LogState) -> Ranges:
-        """Every abort that is told in the log up to the end that ``log`` shows.
+    def look(self) -> Ranges:
+        """Every abort that is told in the log up to its end.
 
         Keep it for as long as one reads on: a compaction may remove what was aborted, and later
         its markers, while a reader still has the old files mapped.
         """
-        count = self._handle.page.words[ABORTS_WORD]
-        seen = (count, log.epoch, log.generation)
+        page = self._handle.page
+        count = page.words[ABORTS_WORD]
+        log = page.log.read()
+        # An abort is counted before it is published: while one is open, it may be the one that was counted.
+        undecided = log.last_stable_offset < log.log_end_offset
+        seen = (count, log.epoch, log.generation, log.log_end_offset if undecided else -1)
         if not count:
             return {}
         if seen == self._seen:
             return self._ranges
         with self._mutex:
-            if self._seen is None or self._seen[1:] != seen[1:]:
+            if self._seen is None or self._seen[1:3] != seen[1:3]:
                 self._segments.clear()
             bases = list_segments(self._handle.fs, self._handle.folder)
             for base in bases:

@@ -24,7 +24,7 @@ class Decided:
     """The producers of a log as they are when a pass begins; everything below its end is decided."""
 
     def __init__(self, handle: Handle, log: LogState, now_ms: int) -> None:
-        self._aborted = AbortedTransactions(handle).look(log)
+        self._aborted = AbortedTransactions(handle).look()
         states = ProducerStates(handle)
         if handle.page.words[PRODUCERS_WORD]:
             states.load(log, list(handle.segments(log)))

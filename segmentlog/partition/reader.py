@@ -83,7 +83,7 @@ class Reader:
         ``committed`` none of an aborted transaction.
         """
         handed_out = 0
-        aborted = self.aborted.look(self._handle.page.log.read()) if committed else {}
+        aborted = self.aborted.look() if committed else {}
         while offset < bound:
             log = self._handle.page.log.read()
             if offset < log.log_start_offset:

@@ -1,0 +1,292 @@
+"""Producers, transactions, pipelines and readers are killed and stopped at any moment; what they saw is held together.
+
+SEGMENTLOG_DELIVERY_ROUNDS  how many kills and stops (CI: 200)
+SEGMENTLOG_SEED             a failure names the one that shows it again, as far as scheduling lets it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import delivery_checker as checker
+import msgspec
+import pytest
+from crashfs_mount import disk as disk
+
+import segmentlog
+from segmentlog.testing.crashfs import CrashFS
+
+ROUNDS = int(os.environ.get("SEGMENTLOG_DELIVERY_ROUNDS", "6"))
+SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1 << 30))))
+WORKER = Path(__file__).with_name("delivery_worker.py")
+TOPICS = {"in": 2, "other": 1}
+TARGET = "out"
+STRIKES = 10
+"""Kills and stops in the life of one store."""
+PATIENCE_S = 90.0
+
+
+class Nursery:
+    """Forks workers; see `delivery_worker`."""
+
+    def __init__(self, script: Path = WORKER) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(WORKER.parent.parent), *sys.path))},
+        )  # fmt: skip
+
+    def ask(self, **order: Any) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, "the nursery died"
+        return int(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(PATIENCE_S)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all tests."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+class Game:
+    """The life of one store: its workers, what is done to them, and the check in the end."""
+
+    def __init__(self, folder: Path, seed: int, nursery: Nursery, disk: CrashFS | None = None) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.nursery = nursery
+        self.folder = folder
+        self.path = (folder if disk is None else disk.path) / "store"
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True)
+        self.boot = "" if disk is None else "boot-0"
+        self.durable = disk is not None
+        self.count = 0
+        self.running: dict[int, dict[str, Any]] = {}
+        self.stopped: dict[int, dict[str, Any]] = {}
+        self.ending: list[int] = []
+        """Told to end: they may have to wait for a lock that a stopped one holds."""
+        rng = self.rng
+        self.evictions = rng.random() < 0.5
+        shared: dict[str, Any] = {
+            "store": str(self.path), "topics": TOPICS, "durable": self.durable,
+            "transaction_timeout_ms": rng.choice((150, 60_000)),
+            "max_poll_interval_ms": rng.choice((200, 1000)) if self.evictions else 300_000,
+            "group": "g", "source": "in", "target": TARGET,
+        }  # fmt: skip
+        self.orders: list[dict[str, Any]] = [
+            {**shared, "job": "plain"},
+            {**shared, "job": "named", "name": "counter"},
+            {**shared, "job": "transactions", "name": "bank"},
+            {**shared, "job": "transactions"},
+            {**shared, "job": "pipeline", "name": "pipe-0"},
+            {**shared, "job": "pipeline", "name": "pipe-1"},
+            {**shared, "job": "reader", "topics": {**TOPICS, TARGET: 2}, "isolation": "read_committed"},
+            {**shared, "job": "reader", "isolation": "read_uncommitted"},
+        ]
+
+    def __enter__(self) -> Game:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for pid in (*self.running, *self.stopped, *self.ending):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
+
+    def make(self) -> None:
+        """The store and its topics."""
+        with segmentlog.LogStore(self.path, background=False) as store:
+            for topic, partitions in {**TOPICS, TARGET: 2}.items():
+                store.create_topic(topic, partitions, segment_bytes=self.rng.choice((3000, 1 << 20)), fsync="never")
+
+    def spawn(self, order: dict[str, Any]) -> int:
+        self.count += 1
+        label = f"{order['job']}{self.count}"
+        pid = self.nursery.ask(
+            **order, label=label, log=str(self.logs / label), seed=self.rng.randrange(1 << 30), boot=self.boot,
+            background=self.rng.random() < 0.5,
+        )  # fmt: skip
+        self.running[pid] = order
+        return pid
+
+    def end(self, pid: int) -> None:
+        self.running.pop(pid, None)
+        status = self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
+        if status == -1:
+            os.kill(pid, signal.SIGKILL)
+        assert status in (0, -signal.SIGKILL & 0xFF), f"a worker ended with {status}; {self.where}"
+
+    @property
+    def where(self) -> str:
+        return f"SEGMENTLOG_SEED={self.seed}, {self.folder}"
+
+    def strike(self) -> None:
+        """Do something to one of them."""
+        rng = self.rng
+        time.sleep(rng.uniform(0.01, 0.15))
+        for pid in rng.sample(list(self.stopped), len(self.stopped)):
+            if rng.random() < 0.5:
+                self.wake(pid)
+        pid = rng.choice(list(self.running))
+        order = self.running[pid]
+        how = rng.random()
+        if how < 0.5:
+            os.kill(pid, signal.SIGKILL)
+            self.end(pid)
+        elif how < 0.9:
+            os.kill(pid, signal.SIGSTOP)
+            self.stopped[pid] = self.running.pop(pid)
+        else:
+            self.terminate(pid)
+        self.spawn(order)
+
+    def terminate(self, pid: int) -> None:
+        self.running.pop(pid, None)
+        os.kill(pid, signal.SIGTERM)
+        self.ending.append(pid)
+
+    def wake(self, pid: int) -> None:
+        """A stopped one goes on, and ends itself: by then there is another one in its place."""
+        self.stopped.pop(pid)
+        self.terminate(pid)
+        os.kill(pid, signal.SIGCONT)
+
+    def play(self, strikes: int) -> None:
+        for order in self.orders:
+            self.spawn(order)
+        time.sleep(0.1)
+        for _ in range(strikes):
+            self.strike()
+
+    def kill_all(self) -> None:
+        """All at the same moment."""
+        pids = [*self.running, *self.stopped, *self.ending]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.stopped.clear()
+        self.ending.clear()
+        for pid in pids:
+            self.end(pid)
+
+    def finish(self) -> None:
+        """Let all of them end, the stopped ones as well."""
+        for pid in list(self.running):
+            if self.rng.random() < 0.5:
+                os.kill(pid, signal.SIGKILL)
+                self.end(pid)
+        for pid in list(self.stopped):
+            self.wake(pid)
+        for pid in list(self.running):
+            self.terminate(pid)
+        while self.ending:
+            self.end(self.ending.pop())
+
+    def events(self) -> Iterator[checker.Event]:
+        for log in sorted(self.logs.iterdir()):
+            for line in log.read_text().splitlines(keepends=True):
+                if line.endswith("\n"):  # else it was killed in the middle of the line, and nothing came after
+                    yield json.loads(line)
+
+    def look(self) -> checker.Store:
+        """Settle, and read everything, in a process of its own."""
+        found = self.folder / "found"
+        order = {**self.orders[4], "max_poll_interval_ms": 300_000, "transaction_timeout_ms": 60_000}
+        self.end(self.spawn({**order, "job": "look", "broken": (), "found": str(found), "patience_s": PATIENCE_S / 2}))
+        return {
+            (topic, partition): msgspec.convert(one, checker.Final, strict=False)
+            for topic, partition, one in json.loads(found.read_text())
+        }
+
+    def check(self, *, power_cut: bool = False) -> checker.History:
+        """Hold everything that is there against everything that was seen."""
+        store = self.look()
+        history = checker.gather(self.events())
+        wrong = checker.check(history, store, power_cut=power_cut)
+        wrong += checker.check_pipeline(store, "in", TARGET)
+        if not power_cut:
+            wrong += checker.check_owners(history, evictions=self.evictions)
+        assert not wrong, "\n  ".join([f"{len(wrong)} contradictions; {self.where}", *wrong[:12]])
+        return history
+
+
+def test_killed_and_stopped_processes_tear_no_transaction(tmp_path: Path, nursery: Nursery) -> None:
+    """Nothing lost, nothing doubled, all or nothing, exactly once, one owner; and nothing is blocked afterwards."""
+    left, number = ROUNDS, 0
+    totals = dict.fromkeys(("committed", "aborted", "unknown", "acknowledged", "handed", "owned"), 0)
+    while left > 0:
+        with Game(tmp_path / str(number), SEED + number, nursery) as game:
+            game.make()
+            game.play(min(left, STRIKES))
+            game.finish()
+            history = game.check()
+        for one in history.transactions.values():
+            totals[one.verdict] += 1
+        totals["acknowledged"] += len(history.acknowledged)
+        totals["handed"] += sum(map(len, history.handed.values()))
+        totals["owned"] += len(history.owned)
+        left, number = left - STRIKES, number + 1
+    print(f"SEGMENTLOG_SEED={SEED}: {totals}")
+    assert all(totals[what] for what in ("committed", "aborted", "acknowledged", "handed", "owned")), totals
+
+
+def test_readers_that_are_shown_aborted_records_are_caught(tmp_path: Path, nursery: Nursery) -> None:
+    """The check is no formality."""
+    with pytest.raises(AssertionError, match=r"dirty|aborted"):
+        _play_broken(tmp_path, nursery, ["aborts"])
+
+
+def test_zombies_that_nobody_fences_are_caught(tmp_path: Path, nursery: Nursery) -> None:
+    """Two instances of a name count, and who was aborted commits; or a worker meets what cannot be."""
+    with pytest.raises(
+        AssertionError, match=r"miscounted|doubled|half|uncommitted|aborted|dirty|pipeline|ended with 1"
+    ):
+        _play_broken(tmp_path, nursery, ["fences", "leases"])
+
+
+def _play_broken(folder: Path, nursery: Nursery, broken: list[str]) -> None:
+    for number in range(10):  # it need not show in the first
+        with Game(folder / str(number), SEED + number, nursery) as game:
+            game.orders = [{**order, "broken": broken} for order in game.orders]
+            game.make()
+            game.play(STRIKES)
+            game.finish()
+            game.check()
+
+
+def test_power_cuts_tear_no_transaction(disk: CrashFS, tmp_path: Path, nursery: Nursery) -> None:
+    """On real files: everybody is killed, and then the disk forgets half of what was not synced."""
+    with Game(tmp_path / "game", SEED, nursery, disk) as game:
+        game.make()
+        for number in range(max(ROUNDS // 10, 2)):
+            game.boot = f"boot-{number}"
+            game.play(5)
+            game.kill_all()
+            disk.crash(game.rng.randrange(1 << 30))
+            game.boot = f"look-{number}"
+            history = game.check(power_cut=True)
+    assert any(one.verdict == "committed" for one in history.transactions.values())
+    assert history.acknowledged
+    assert history.handed
