@@ -13,9 +13,8 @@ from logs import FakeClock
 
 import segmentlog
 from segmentlog.errors import ConsumerFenced, GroupNotEmpty, OutOfOrderSequence, ProducerFenced, TransactionAborted
-from segmentlog.format.producers import SEQUENCE_END
+from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.partition.partition import Partition
-from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.partition.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore

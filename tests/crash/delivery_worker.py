@@ -311,7 +311,7 @@ class Worker:
 
 
 def _show_aborted() -> None:
-    AbortedTransactions.look = lambda self, log: {}  # type: ignore[method-assign]
+    AbortedTransactions.look = lambda self: {}  # type: ignore[method-assign]
 
 
 def _fence_nobody() -> None:

@@ -129,7 +129,9 @@ def test_a_golden_checkpoint_reads_as_it_was_written():
 
 def test_a_checkpoint_is_written_as_ever():
     """The bytes of a slot are those of the golden file."""
-    compacted = msgspec.structs.replace(NEWER_CHECKPOINT, compacted=Compacted(200, 3, 1_700_000_086_400_000, 250), has_producers=True)
+    compacted = msgspec.structs.replace(
+        NEWER_CHECKPOINT, compacted=Compacted(200, 3, 1_700_000_086_400_000, 250), has_producers=True
+    )
     assert encode_slot(compacted, 9) == (GOLDEN / "checkpoint_compacted.bin").read_bytes()
     assert decode_slot(encode_slot(compacted, 9)) == (9, compacted)
 
