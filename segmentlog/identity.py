@@ -25,8 +25,8 @@ from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
+    from segmentlog.registration import Registration
     from segmentlog.store import LogStore
-    from segmentlog.transactions import Registration
 
 
 class _Transaction:

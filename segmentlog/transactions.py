@@ -20,31 +20,26 @@ import contextlib
 import fcntl
 import os
 import secrets
-import struct
-import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from segmentlog.errors import (
     InvalidConfig,
-    LogTruncated,
-    OffsetOutOfRange,
     ProducerBusy,
-    ProducerFenced,
     SegmentlogError,
     StoreClosed,
     UnknownTopic,
 )
-from segmentlog.format.names import PRODUCERS_FOLDER, TRANSACTIONS_TOPIC, group_folder_name
+from segmentlog.format.names import PRODUCERS_FOLDER, group_folder_name
 from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import TopicPartition
-from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.held import hold_open, let_go
+from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -56,128 +51,8 @@ ANONYMOUS: Final = "~"
 """Begins the names of producers that were given none, and are forgotten when they are closed."""
 _EPOCH_MAX: Final = 32_000
 """Epochs are 16 bits; a name that was opened so often goes on under another id."""
-_FENCE = struct.Struct("<qh")
-_VERSION: Final = 1
-_SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
 _BUSY_PAUSE_S: Final = 0.25
 _IDLE_PAUSE_S: Final = 1.0
-_DECISION_WAIT_S = 30.0
-
-Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
-
-
-class Unsettled(msgspec.Struct, frozen=True, array_like=True):
-    """A commit's marker that may not be on disk yet: should a crash take it, this says what it said."""
-
-    topic: str
-    partition: int
-    offset: int
-    epoch: int
-    """Of the partition when it was written: as long as that is so nothing was lost."""
-
-
-class TransactionState(msgspec.Struct, frozen=True, array_like=True):
-    """What the last record of a name says."""
-
-    producer_id: int
-    epoch: int
-    status: Status = "Empty"
-    timeout_ms: int = 60_000
-    started_ms: int = 0
-    """Wall clock at the transaction's first append."""
-    updated_ms: int = 0
-    partitions: tuple[TopicPartition, ...] = ()
-    """That the transaction writes to, or wrote to last."""
-    unsettled: tuple[Unsettled, ...] = ()
-    previous_id: int = -1
-    """Under which the name went on counting before it ran out of epochs."""
-    resume: dict[str, int] = {}
-    """How many partitions a topic had when a job began that is to go on as it began."""
-    ends: tuple[int, ...] = ()
-    """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
-
-    def said(self, tp: TopicPartition, entry: ProducerEntry) -> bool | None:
-        """What was decided about the transaction that the producer has open there: committed or not.
-
-        None: nothing, and it is nobody's business but its owner's. A power cut may have taken
-        markers and states, whatever was written later in other files.
-        """
-        first_offset = entry.transaction_offset
-        if any((one.topic, one.partition) == tp and first_offset < one.offset for one in self.unsettled):
-            return True
-        if tp in self.partitions and entry.epoch == self.epoch:
-            if self.status in ("PrepareCommit", "CompleteCommit"):
-                return first_offset < self.ends[self.partitions.index(tp)]
-            if self.status == "Ongoing":
-                return None
-        return False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody still has something to do about it."""
-        return self.status in ("Ongoing", "PrepareCommit", "PrepareAbort")
-
-
-class Registration:
-    """One instance of a named producer: its numbers, and the lease that says it lives."""
-
-    def __init__(self, fs: FileSystem, name: str, state: TransactionState, fence_fd: int, lease: tuple[int, str]):
-        self.name = name
-        self.state = state
-        self.producer_id, self.epoch = state.producer_id, state.epoch
-        self.unsure = False
-        """A decision was interrupted: what became of it is in the log."""
-        self._fs = fs
-        self._fence_fd = fence_fd
-        """Read for every append; locked for decisions, by one thread at a time."""
-        self._lease_fd, self._lease_path = lease
-        self._wanted = _FENCE.pack(self.producer_id, self.epoch)
-
-    def check(self) -> None:
-        """Raise `ProducerFenced` when somebody else has taken over."""
-        if self._fence_fd < 0:
-            raise StoreClosed(f"producer {self.name!r}")
-        found = self._fs.pread(self._fence_fd, _FENCE.size, 0)
-        if found != self._wanted:
-            epoch = _FENCE.unpack(found)[1] if len(found) == _FENCE.size else -1
-            why = "a newer instance took over, or its transaction timed out and was aborted"
-            raise ProducerFenced(self.name, self.epoch, epoch, why)
-
-    @contextlib.contextmanager
-    def deciding(self) -> Iterator[int]:
-        """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
-        self.check()
-        lock_fence(self._fs, self.name, self._fence_fd)
-        try:
-            self.check()
-            yield self._fence_fd
-        finally:
-            if self._fence_fd >= 0:
-                self._fs.flock(self._fence_fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Let go of the lease. Idempotent."""
-        if self._lease_fd >= 0:
-            with contextlib.suppress(OSError):
-                self._fs.unlink(self._lease_path)
-        for fd in (self._fence_fd, self._lease_fd):
-            if fd >= 0:
-                let_go(self._fs, fd)
-        self._fence_fd = self._lease_fd = -1
-
-
-def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:
-    """Lock it. Raises `ProducerBusy` when that takes longer than ``wait_s``, or half a minute."""
-    ends = time.monotonic() + (_DECISION_WAIT_S if wait_s is None else wait_s)
-    while True:
-        try:
-            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= ends:
-                why = "another process is deciding a transaction of it, and does not come to an end"
-                raise ProducerBusy(name, f"{why}; continue or kill it") from None
-            time.sleep(0.0005)
 
 
 class Transactions:
@@ -188,71 +63,21 @@ class Transactions:
         self._fs = fs
         self._clock = clock
         self._folder = f"{store.path}/{PRODUCERS_FOLDER}"
-        self._states: dict[str, TransactionState] = {}
-        self._position = 0
-        self._log: Partition | None = None
+        self._log = TransactionLog(store)
         self._finishing = False
-        self.reset_mutex()
-        _live_coordinators.add(self)
+        _live.add(self)
 
-    def reset_mutex(self) -> None:
-        self._mutex = threading.RLock()
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have been at it."""
+        self._log.reset_mutex()
         self._finishing = False
-
-    # ------------------------------------------------------------ the log of states
 
     def states(self) -> dict[str, TransactionState]:
         """The last state of each name, as it is now."""
-        with self._mutex:
-            log = self._find_log(create=False)
-            if log is None:
-                return {}
-            try:
-                self._follow(log)
-            except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
-                self._states, self._position = {}, log.log_start_offset
-                self._follow(log)
-            return dict(self._states)
-
-    def _follow(self, log: Partition) -> None:
-        if self._position != log.log_end_offset:
-            for batch in log.read(self._position):
-                for key, value in zip(batch.keys, batch.values, strict=True):
-                    self._take_in(key, value)
-                self._position = batch.next_offset
-
-    def _take_in(self, key: bytes | None, value: bytes | None) -> None:
-        try:
-            version, name = _key_decoder.decode(key or b"")
-        except msgspec.DecodeError:
-            return
-        if version != _VERSION:
-            return
-        if value is None:
-            self._states.pop(name, None)
-        else:
-            try:
-                self._states[name] = _state_decoder.decode(value)
-            except msgspec.DecodeError as error:
-                logger.warning("%s: the state of producer %s is not to be read: %s", TRANSACTIONS_TOPIC, name, error)
-
-    def _find_log(self, *, create: bool) -> Partition | None:
-        if self._log is None or self._log.is_stale:
-            self._states, self._position = {}, 0
-            try:
-                if create:
-                    self._log = self._store.internal_topic(TRANSACTIONS_TOPIC, 1, _SETTINGS).partition(0)
-                else:
-                    self._log = self._store.topic(TRANSACTIONS_TOPIC).partition(0)
-            except UnknownTopic:
-                self._log = None
-        return self._log
+        return self._log.states()
 
     def _write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
-        log = self._find_log(create=True)
-        assert log is not None
-        value = None if state is None else msgspec.msgpack.encode(state)
-        log.append([value], [msgspec.msgpack.encode((_VERSION, name))], ack=ack)
+        self._log.write(name, state, ack)
 
     # ------------------------------------------------------------ names
 
@@ -301,7 +126,7 @@ class Transactions:
                     why = "its last transaction is decided, but a partition cannot be told (is the disk full?)"
                     raise ProducerBusy(name, why)
             self._settle(state)
-            epoch = max(state.epoch, self._fenced_epoch(fd, state.producer_id)) + 1
+            epoch = max(state.epoch, fenced_epoch(self._fs, fd, state.producer_id)) + 1
             if epoch > _EPOCH_MAX:
                 state = replace(state, producer_id=secrets.randbelow(NAMED_ID_END), previous_id=state.producer_id)
                 epoch = 0
@@ -317,7 +142,7 @@ class Transactions:
             lease = self._take_lease(name, state)
             fence_fd = -1
             try:
-                write_all(self._fs, fd, [_FENCE.pack(state.producer_id, epoch)], 0)
+                write_fence(self._fs, fd, state.producer_id, epoch)
                 self._write(name, state, "durable")
                 fence_fd = hold_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR)
             except BaseException:
@@ -327,13 +152,6 @@ class Transactions:
 
     def _folder_of(self, name: str) -> str:
         return f"{self._folder}/{group_folder_name(name)}"
-
-    def _fenced_epoch(self, fd: int, producer_id: int) -> int:
-        data = self._fs.pread(fd, _FENCE.size, 0)
-        if len(data) != _FENCE.size:
-            return -1
-        found_id, epoch = _FENCE.unpack(data)
-        return int(epoch) if found_id == producer_id else -1
 
     def _take_lease(self, name: str, state: TransactionState) -> tuple[int, str]:
         path = self._lease_path(name, state)
@@ -447,7 +265,7 @@ class Transactions:
             epoch = state.epoch
             if fence:
                 epoch += 1
-                write_all(self._fs, fence_fd, [_FENCE.pack(state.producer_id, epoch)], 0)
+                write_fence(self._fs, fence_fd, state.producer_id, epoch)
             state = replace(state, epoch=epoch, status="PrepareAbort", updated_ms=self._now_ms())
             self._write(name, state)
         return self._complete(name, state)
@@ -610,15 +428,12 @@ class Transactions:
             return state.status == "Ongoing"
 
 
-_key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
-_state_decoder = msgspec.msgpack.Decoder(TransactionState)
-_live_coordinators: weakref.WeakSet[Transactions] = weakref.WeakSet()
+_live: weakref.WeakSet[Transactions] = weakref.WeakSet()
 
 
 def _forget_parent() -> None:
-    """In a forked child: another thread of the parent may have been at it."""
-    for coordinator in list(_live_coordinators):
-        coordinator.reset_mutex()
+    for coordinator in list(_live):
+        coordinator.after_fork()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

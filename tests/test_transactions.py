@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import segmentlog
-from segmentlog import transactions
+from segmentlog import registration, transactions
 from segmentlog.errors import (
     InvalidConfig,
     OutOfOrderSequence,
@@ -25,6 +25,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import PRODUCERS_FOLDER
 from segmentlog.identity import Identity
+from segmentlog.transaction_log import TransactionState, Unsettled
 
 
 @pytest.fixture
@@ -488,7 +489,7 @@ def test_a_name_whose_decision_hangs_cannot_be_opened(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names it; afterwards it can."""
-    monkeypatch.setattr(transactions, "_DECISION_WAIT_S", 0.05)
+    monkeypatch.setattr(registration, "_DECISION_WAIT_S", 0.05)
     with store.transactions._locked("n"), pytest.raises(ProducerBusy, match="'n' cannot be opened"):
         store.producer(name="n")
     store.producer(name="n").close()
@@ -539,7 +540,7 @@ def test_an_abort_is_seen_by_who_looked_while_it_was_written(
     assert values_of(store, "b") == [b"plain"]
 
 
-def _state_of(store: segmentlog.LogStore, name: str, **changes: Any) -> transactions.TransactionState:
+def _state_of(store: segmentlog.LogStore, name: str, **changes: Any) -> TransactionState:
     """The last state of a name, as a power cut may have left it."""
     from msgspec.structs import replace
 
@@ -573,7 +574,7 @@ def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog
         producer.send_many("a", [b"elsewhere"], partition=0)
     state = store.transactions.states()["n"]
     log.append([b"committed"], producer=ProducerStamp(state.producer_id, state.epoch, 0, True))
-    lost = transactions.Unsettled("b", 0, 1, log.epoch - 1)
+    lost = Unsettled("b", 0, 1, log.epoch - 1)
     partition = segmentlog.TopicPartition("b", 0)
     _state_of(store, "n", status="PrepareAbort", partitions=(partition,), ends=(), unsettled=(lost,))
     store.finish_transactions()

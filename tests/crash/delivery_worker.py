@@ -29,9 +29,10 @@ from segmentlog.partition.aborted import AbortedTransactions
 from segmentlog.partition.producers import ProducerStates
 from segmentlog.producer import Producer
 from segmentlog.records import TopicPartition
+from segmentlog.registration import Registration
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.transactions import Registration, Transactions
+from segmentlog.transactions import Transactions
 
 
 class OneBoot(FileSystem):
