@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import segmentlog
+from bench.workload import json_records
 from segmentlog.producer import Producer
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -77,10 +78,7 @@ def alternate(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, f
 
 def idempotence(store: LogStore, rounds: int) -> dict[str, float]:
     """Records a second of both kinds of producers, and what part of the time the numbers take."""
-    values: list[bytes | None] = [
-        b'{"id":%09d,"name":"somebody","amount":12.50,"city":"berlin"}' % n for n in range(_RECORDS)
-    ]
-    keys: list[bytes | None] = [b"k%07d" % n for n in range(_RECORDS)]
+    load = json_records(300, _RECORDS)
 
     def side(idempotent: bool) -> Callable[[], float]:
         topic = f"appends-{idempotent}"
@@ -89,7 +87,7 @@ def idempotence(store: LogStore, rounds: int) -> dict[str, float]:
 
         def run() -> float:
             started = time.perf_counter()
-            for _ in range(300):
+            for values, keys in zip(load.values, load.keys, strict=True):
                 producer.send_many(topic, values, keys)
             return 300 * _RECORDS / (time.perf_counter() - started)
 

@@ -144,9 +144,13 @@ class ProducerStates:
         """
         if stamp.check is not None:
             stamp.check()
-        entry = self.find(stamp.producer_id, now_ms)
-        if entry is None:
+        entry = self._entries.get(stamp.producer_id)
+        if entry is None or self._is_expired(entry, now_ms):
             return None
+        if entry.runs and entry.epoch == stamp.epoch:  # the usual case, in as few steps as it takes
+            last = entry.runs[-1]
+            if last.sequence + last.count == stamp.sequence:
+                return None
         if stamp.epoch < entry.epoch:
             raise ProducerFenced(str(stamp.producer_id), stamp.epoch, entry.epoch)
         if (
@@ -183,6 +187,16 @@ class ProducerStates:
         if offset < entry.next_offset:
             return  # known: it was published, and the note of it interrupted
         runs, wraps = entry.runs, entry.wraps
+        if runs and epoch == entry.epoch and not transactional and sequence + count <= SEQUENCE_END:
+            last = runs[-1]  # the usual case again
+            joined = last.count
+            if joined < _RUN_END and last.offset + joined == offset and last.sequence + joined == sequence:
+                run = Run(last.sequence, last.offset, joined + count)
+                runs = (run,) if len(runs) == 1 else (*runs[:-1], run)
+                self._entries[producer_id] = ProducerEntry(
+                    producer_id, epoch, runs, wraps, entry.transaction_offset, offset + count, now_ms
+                )
+                return
         if sequence >= 0:
             if sequence != entry.next_sequence and epoch != entry.epoch and sequence == 0:
                 runs, wraps = (), 0  # a new epoch that counts from the beginning
@@ -211,9 +225,9 @@ class ProducerStates:
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return (
-            entry.transaction_offset < 0
+            now_ms - entry.appended_ms > self._handle.config.producer_id_expiration_ms
+            and entry.transaction_offset < 0
             and entry.producer_id >= NAMED_ID_END
-            and now_ms - entry.appended_ms > self._handle.config.producer_id_expiration_ms
         )
 
     def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:

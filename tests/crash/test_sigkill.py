@@ -15,7 +15,7 @@ import pytest
 
 import segmentlog
 
-ROUNDS = int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "12"))
+ROUNDS = max(int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "12")) // 2, 6)  # for each way of being acknowledged
 SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1 << 30))))
 WRITER = Path(__file__).with_name("writer.py")
 
