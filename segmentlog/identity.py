@@ -206,6 +206,7 @@ class Identity:
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs:
+                registration.unsure = True  # until it returns: the next one must not go on with what this one wrote
                 self._store.transactions.commit(registration, transaction.ends)
 
     def abort(self) -> None:
@@ -213,6 +214,7 @@ class Identity:
         with self._mutex:
             transaction, self._transaction = self._transaction, None
             if transaction is not None and transaction.logs and self._registration is not None:
+                self._registration.unsure = True
                 with contextlib.suppress(ProducerFenced):  # whoever fenced it has aborted it
                     self._store.transactions.abort(self._registration)
 

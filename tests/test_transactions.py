@@ -512,6 +512,21 @@ def test_a_read_only_store_finishes_nothing(store: segmentlog.LogStore, tmp_path
     assert store.transactions.states()["dies"].status == "Ongoing"
 
 
+def test_a_commit_that_did_not_get_to_its_decision_is_not_part_of_the_next(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else held the name's lock for too long; what was written then is taken back."""
+    monkeypatch.setattr(registration, "_DECISION_WAIT_S", 0.05)
+    with store.producer(name="n") as producer:
+        producer.begin_transaction()
+        producer.send_many("b", [b"1"])
+        with store.transactions._locked("n"), pytest.raises(ProducerBusy):
+            producer.commit_transaction()
+        with producer.transaction():
+            producer.send_many("b", [b"2"])
+    assert values_of(store, "b") == [b"2"]
+
+
 # ---------------------------------------------------------------- found by the checker of deliveries
 
 
