@@ -376,6 +376,7 @@ class Consumer:
         ends_s = time.monotonic() + _HANDOVER_S
         self._handing = None
         for cursor in self._cursors.values():
+            cursor.log.handle.check_usable()
             cursor.end_offset, cursor.in_hand = self._end_of(cursor.log), None
         while True:
             progress = False

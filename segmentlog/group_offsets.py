@@ -172,6 +172,18 @@ class GroupOffsets:
 
     # ------------------------------------------------------------ telling
 
+    def forget_topic(self, topic: str, renamed_to: str | None = None) -> None:
+        """Delete the positions of all groups in a topic that is gone, or give them to the one that it is now."""
+        for group in self.groups():
+            positions = {tp: one for tp, one in self.committed(group).items() if tp.topic == topic}
+            if not positions:
+                continue
+            keys, values = encode_deletion(group, positions)
+            if renamed_to is not None:
+                keys += [_encode_key(group, TopicPartition(renamed_to, tp.partition)) for tp in positions]
+                values += [msgspec.msgpack.encode(one) for one in positions.values()]
+            self.append(keys, values)
+
     def append(self, keys: list[bytes | None], values: list[bytes | None]) -> int:
         """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced."""
         return self.make_log().append(values, keys, ack="written") + len(values)

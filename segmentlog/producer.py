@@ -27,7 +27,7 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.format.names import OFFSETS_TOPIC
+from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.identity import Identity
 from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
@@ -222,6 +222,7 @@ class Producer:
         if self._closed:
             raise StoreClosed("producer")
         if topic not in self._full:
+            check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
             self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist
             self._full[topic] = deque()
             self._senders[topic] = threading.Lock()

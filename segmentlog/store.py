@@ -321,7 +321,7 @@ class LogStore:
         return Topic(self, name)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with everything in it. Whoever still uses it gets `UnknownTopic`."""
+        """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`."""
         self._check_writable("delete a topic")
         check_topic_name(name)
         with self._mutex:
@@ -332,9 +332,10 @@ class LogStore:
             self._fs.sync_folder(self.path)
             self._drop_partitions(name)
             self._fs.remove_tree(gone)
+        self._forget_positions(name)
 
     def rename_topic(self, name: str, new_name: str) -> Topic:
-        """Give a topic another name. Whoever uses it under the old one gets `UnknownTopic`."""
+        """Give a topic another name. Who uses it under the old one gets `UnknownTopic`; groups go on under the new."""
         self._check_writable("rename a topic")
         check_topic_name(name)
         check_topic_name(new_name)
@@ -346,6 +347,7 @@ class LogStore:
             self._for_each_page(name, StatePage.count_move)
             self._fs.rename(f"{self.path}/{name}", f"{self.path}/{new_name}")
             self._fs.sync_folder(self.path)
+        self._forget_positions(name, new_name)
         return Topic(self, new_name)
 
     def read_topic_file(self, name: str) -> TopicFile:
@@ -576,6 +578,11 @@ class LogStore:
             with self._mutex:
                 self._groups = self._groups or Groups(self, self._fs, self._clock, self.group_offsets)
         return self._groups
+
+    def _forget_positions(self, topic: str, renamed_to: str | None = None) -> None:
+        """A topic made anew under the name is another one: groups begin it anew."""
+        if self._has_internal(OFFSETS_TOPIC):
+            self.group_offsets.forget_topic(topic, renamed_to)
 
     def _expire_groups(self, now_ms: int) -> None:
         if self._has_internal(OFFSETS_TOPIC):

@@ -895,3 +895,28 @@ def test_closing_does_not_take_back_what_was_committed_by_hand(tmp_path: Path) -
         assert closed_after(lambda consumer: consumer.commit({tp: 40})) == 40
         assert closed_after(lambda consumer: consumer.commit_async({tp: 50})) == 50
         assert closed_after(lambda consumer: (consumer.commit({tp: 60}), consumer.seek("t", 0, 5))) == 5
+
+
+def test_a_topic_made_anew_is_begun_anew(tmp_path: Path) -> None:
+    """What was committed of the deleted one says nothing of it; a member of before is told. A rename is no deletion."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+
+        def read() -> list[bytes | None]:
+            with store.consumer("t", group="g") as consumer:
+                found = [record.value for record in consumer]
+                consumer.commit()
+                return found
+
+        store.create_topic("t").partition(0).append([b"1", b"2", b"3"])
+        assert read() == [b"1", b"2", b"3"]
+        member = store.consumer("t", group="g")
+        assert list(member) == []
+        store.delete_topic("t")
+        store.create_topic("t").partition(0).append([b"new"])
+        with pytest.raises(UnknownTopic, match="deleted or renamed"):
+            list(member)
+        member.close()
+        assert read() == [b"new"]
+        store.rename_topic("t", "u")
+        positions = store.group_offsets.committed("g")
+        assert {tp: one.offset for tp, one in positions.items()} == {TopicPartition("u", 0): 1}
