@@ -336,7 +336,8 @@ def work(order: dict[str, Any]) -> int:
     try:
         worker = Worker(order)
         signal.signal(signal.SIGTERM, worker.stop)
-        worker.stopping = bool(told)
+        if told:  # before there was a worker; the other way round, one that was told just now would forget it
+            worker.stopping = True
         worker.run()
     except (SegmentlogError, OSError):
         traceback.print_exc()
