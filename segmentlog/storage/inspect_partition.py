@@ -79,12 +79,13 @@ class _Look:
         self._tally = tally
         self._state = StateReader(fs, found.folder)
         self._inodes: dict[int, int] = {}
+        self._copies: dict[int, range] = {}
 
     def run(self) -> None:
         found, fs = self._found, self._fs
         found.state = state = self._state.read()
         bases = list_segments(fs, self._folder)
-        copies = self._copies_to_put_in_place()
+        copies = self._copies = self._copies_to_put_in_place()
         bases = sorted(copies.keys() | {base for base in bases if not any(base in one for one in copies.values())})
         found.checkpoint = read_checkpoint(fs, f"{self._folder}/{CHECKPOINT_FILE}")
         found.live = state.log is not None and state.writing != REWRITING
@@ -111,6 +112,8 @@ class _Look:
         if before is not None and after is not None and before.generation != after.generation:
             return True
         if before is not None and after is not None and before.log_start_offset != after.log_start_offset:
+            return True
+        if self._copies != self._copies_to_put_in_place():  # the name of one goes last, and counts as no replacement
             return True
         return any(self._inode(base) != inode for base, inode in self._inodes.items())
 
