@@ -920,3 +920,20 @@ def test_a_topic_made_anew_is_begun_anew(tmp_path: Path) -> None:
         store.rename_topic("t", "u")
         positions = store.group_offsets.committed("g")
         assert {tp: one.offset for tp, one in positions.items()} == {TopicPartition("u", 0): 1}
+
+
+def test_nobody_has_a_partition_that_its_owner_has_not_let_go_of(tmp_path: Path) -> None:
+    """The new assignment says so; its owner has yet to hear of it, and may be in the middle of a record."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", partitions=2)
+        first = store.consumer("t", group="g")
+        assert len(first.poll_group(_WAIT_S)) == 2
+        second = store.consumer("t", group="g")
+        for _ in range(20):
+            assert second.poll_group() == []
+            time.sleep(0.002)
+        assert len(first.poll_group()) == 1
+        _until(lambda: len(second.poll_group()) == 1)
+        assert not set(first.assignment()) & set(second.assignment())
+        first.close()
+        second.close()
