@@ -202,7 +202,8 @@ class Identity:
             try:
                 self.sync_data()  # again: another thread may have sent since, and what it sent belongs to it
             except (SegmentlogError, OSError) as error:
-                self.abort()
+                with contextlib.suppress(SegmentlogError, OSError):
+                    self.abort()
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs:

@@ -451,7 +451,10 @@ class Producer:
             if isinstance(error, ProducerFenced):
                 identity.drop()
                 raise
-            self.abort_transaction()
+            with contextlib.suppress(
+                SegmentlogError, OSError
+            ):  # a full disk, say: what is not decided is not committed
+                self.abort_transaction()
             raise TransactionAborted(identity.label, str(error)) from error
         identity.commit()
 

@@ -527,6 +527,32 @@ def test_a_commit_that_did_not_get_to_its_decision_is_not_part_of_the_next(
     assert values_of(store, "b") == [b"2"]
 
 
+def test_a_full_disk_aborts_and_afterwards_it_goes_on(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No room for the data, nor for the note that it is aborted: it is, and the next transaction begins without it."""
+    log = store.topic("b").partition(0)
+    with store.producer(name="n", linger_ms=10_000) as producer:
+        with producer.transaction():
+            producer.send_many("b", [b"1"])
+        with pytest.raises(TransactionAborted) as caught, producer.transaction():  # noqa: PT012
+            producer.send_many("b", [b"2"])
+            producer.send("b", b"3")
+
+            def full(*_: Any, **__: Any) -> Any:
+                raise segmentlog.DiskFull("/disk", 1)
+
+            monkeypatch.setattr(log._appender, "_place_locked", full)
+            monkeypatch.setattr(store.transactions, "_write", full)
+        assert isinstance(caught.value.__cause__, segmentlog.DiskFull)
+        assert values_of(store, "b") == [b"1"]
+        monkeypatch.undo()
+        with producer.transaction():
+            producer.send_many("b", [b"4"])
+    assert values_of(store, "b") == [b"1", b"4"]
+    assert log.last_stable_offset == log.log_end_offset
+
+
 # ---------------------------------------------------------------- found by the checker of deliveries
 
 
