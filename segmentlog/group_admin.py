@@ -154,8 +154,10 @@ class Groups:
 
     # ------------------------------------------------------------ changing
 
-    def reset(self, group: str, positions: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
-        """Commit positions of a group that has no live members. Durable when it returns.
+    def reset(
+        self, group: str, positions: Mapping[TopicPartition, int], *, metadata: str = "", sync: bool = True
+    ) -> None:
+        """Commit positions of a group that has no live members. Durable when it returns, unless ``sync`` is false.
 
         Raises `GroupNotEmpty`, `UnknownTopic` for a partition that there is not, `InvalidConfig` for what
         is no offset.
@@ -167,7 +169,7 @@ class Groups:
         keys, values = encode(group, named, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):
             end_offset = self._offsets.append(keys, values) if keys else 0
-        if end_offset:
+        if end_offset and sync:
             self._offsets.sync(end_offset)
 
     def delete(self, group: str) -> None:

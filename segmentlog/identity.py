@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
@@ -18,6 +18,7 @@ from segmentlog.errors import (
     StoreClosed,
     TransactionAborted,
 )
+from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.partition.encoding import Columns
 from segmentlog.partition.producers import ProducerStamp
@@ -99,6 +100,14 @@ class Identity:
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under this producer's next numbers; the offset of the first record."""
+        return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
+
+    def append_batches(self, log: Partition, batches: Sequence[EncodedBatch], ack: Ack | None) -> int:
+        """The same with batches that are encoded already."""
+        count = sum(batch.last_offset_delta + 1 for batch in batches)
+        return self._append(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
+
+    def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
         if self._pid != os.getpid():
             self._check_process()
         sequence = self._sequences.get(log)
@@ -113,7 +122,7 @@ class Identity:
             None if registration is None else registration.check,
         )
         try:
-            offset = log.append_columns(columns, ack, create_ms, stamp)
+            offset = append(stamp)
         except (PartitionFailed, OutOfOrderSequence):
             self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
             raise
@@ -121,9 +130,9 @@ class Identity:
             # Nothing was appended; or an interrupt came, perhaps just after it was: then it is known under this number.
             self._sequences[log] = sequence
             raise
-        self._sequences[log] = (sequence + len(columns.values)) % SEQUENCE_END
+        self._sequences[log] = (sequence + count) % SEQUENCE_END
         if self._transaction is not None:
-            self._transaction.ends[TopicPartition(log.topic, log.number)] = offset + len(columns.values)
+            self._transaction.ends[TopicPartition(log.topic, log.number)] = offset + count
         return offset
 
     def last_number(self, log: Partition) -> int:
@@ -193,7 +202,12 @@ class Identity:
         for tp, end_offset in list(transaction.ends.items()):
             transaction.logs[tp].sync_upto(end_offset)
 
-    def commit(self) -> None:
+    @property
+    def last_note(self) -> str | None:
+        """What the last transaction that was committed under the name left as its note."""
+        return None if self._registration is None else self._registration.state.note
+
+    def commit(self, note: str | None = None) -> None:
         """Decide for it."""
         with self._mutex:
             transaction, registration = self._transaction, self._registration
@@ -206,9 +220,9 @@ class Identity:
                     self.abort()
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
-            if transaction.logs:
+            if transaction.logs or note is not None:
                 registration.unsure = True  # until it returns: the next one must not go on with what this one wrote
-                self._store.transactions.commit(registration, transaction.ends)
+                self._store.transactions.commit(registration, transaction.ends, note)
 
     def abort(self) -> None:
         """Decide against it."""

@@ -27,6 +27,7 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.identity import Identity
 from segmentlog.partition.encoding import Columns, check_columns, check_items
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from segmentlog.consumer import Consumer
     from segmentlog.partition.partition import Ack, Partition
     from segmentlog.store import LogStore, Topic
+
+NOTE_MAX_BYTES = 4096
 
 _RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
@@ -200,6 +203,25 @@ class Producer:
                 self._failure = None
             raise chunk.error
         return Deliveries(chunk)
+
+    def send_encoded(self, topic: str, partition: int, batches: Sequence[EncodedBatch]) -> int:
+        """Append finished batches that were encoded elsewhere, behind what was sent before; the first one's offset.
+
+        All of them at once, or none; they are used up by it. Raises what `Partition.append` raises.
+        """
+        with self._mutex:
+            self._check_topic(topic)
+        self.flush()
+        log = self._topics[topic].partition(partition)
+        with self._senders[topic]:
+            if self._identity is None:
+                return log.append_batches(batches, self._ack)
+            try:
+                with self._identity.sending(topic, [partition]):
+                    return self._identity.append_batches(log, batches, self._ack)
+            except Exception as error:
+                self._identity.note_failure(error)
+                raise
 
     def _begin(self, topic: str) -> Chunk:
         """The chunk that takes records of a topic now."""
@@ -413,15 +435,24 @@ class Producer:
         """How many partitions a topic had when this name first asked, for who spreads records over them by counting."""
         return self._idempotent("note_resume").note_resume(topic, partitions)
 
+    @property
+    def last_note(self) -> str | None:
+        """The note of the last transaction that was committed under this name, by whatever instance; None without."""
+        return None if self._identity is None else self._identity.last_note
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Producer]:
+    def transaction(self, note: str | None = None) -> Iterator[Producer]:
         """What is sent within, to any topics, is there for ``read_committed`` readers all at once, or never.
+
+        ``note`` is a text that is kept with the decision: it is `last_note` if and only if this was
+        committed. So who does a transaction again after a crash can see that it need not.
 
         Committed at the end, durably; left by an exception it is aborted, and the exception
         goes on. Raises `TransactionAborted` when something that was sent could not be appended,
         `ProducerFenced` when another instance took over or it took longer than
         ``transaction_timeout_ms``. Sends of other threads belong to it, too.
         """
+        _check_note(note)
         self.begin_transaction()
         try:
             yield self
@@ -429,7 +460,7 @@ class Producer:
             with contextlib.suppress(SegmentlogError, OSError):  # the first reason is the one to tell
                 self.abort_transaction()
             raise
-        self.commit_transaction()
+        self.commit_transaction(note)
 
     def begin_transaction(self) -> None:
         """Begin a transaction by hand; `transaction` is the easier way."""
@@ -440,10 +471,11 @@ class Producer:
         self.flush()
         identity.begin()
 
-    def commit_transaction(self) -> None:
+    def commit_transaction(self, note: str | None = None) -> None:
         """Send what is left, and commit: durable when it returns. See `transaction` for what it raises."""
         identity = self._idempotent("a transaction")
         identity.check_open()
+        _check_note(note)
         try:
             self.flush()
             identity.sync_data()
@@ -456,7 +488,7 @@ class Producer:
             ):  # a full disk, say: what is not decided is not committed
                 self.abort_transaction()
             raise TransactionAborted(identity.label, str(error)) from error
-        identity.commit()
+        identity.commit(note)
 
     def abort_transaction(self) -> None:
         """Take back everything that was sent in the transaction."""
@@ -513,6 +545,11 @@ def _checked_options(headers: Any, timestamp: int | None, partition: int | None)
         None if timestamp is None else int(as_timestamps([timestamp], 1)[0]),
         None if partition is None else _check_partition(partition),
     )
+
+
+def _check_note(note: object) -> None:
+    if note is not None and (not isinstance(note, str) or len(note.encode(errors="surrogatepass")) > NOTE_MAX_BYTES):
+        raise InvalidConfig("note", note, f"text of at most {NOTE_MAX_BYTES} bytes")
 
 
 def _no_partition(topic: str, number: int, count: int) -> UnknownTopic:

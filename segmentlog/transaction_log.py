@@ -56,6 +56,8 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     """How many partitions a topic had when a job began that is to go on as it began."""
     ends: tuple[int, ...] = ()
     """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
+    note: str | None = None
+    """What the last commit of the name left with its decision: there with it, or not at all."""
 
     def said(self, tp: TopicPartition, entry: ProducerEntry) -> bool | None:
         """What was decided about the transaction that the producer has open there: committed or not.

@@ -228,22 +228,29 @@ class Transactions:
             self._write(registration.name, state)
             registration.state, registration.unsure = state, False
 
-    def commit(self, registration: Registration, ends: Mapping[TopicPartition, int]) -> None:
-        """Decide for the transaction, durably. Its data, up to ``ends``, is on disk already.
+    def commit(self, registration: Registration, ends: Mapping[TopicPartition, int], note: str | None = None) -> None:
+        """Decide for the transaction, durably. Its data, up to ``ends``, is on disk already; ``note`` is with it.
 
         Raises `ProducerFenced`: it was aborted; `PartitionFailed`, when nobody knows whether the
         decision survives a power cut.
         """
-        self._end(registration, "PrepareCommit", tuple(ends.get(tp, 0) for tp in registration.state.partitions))
+        state = registration.state
+        if state.status != "Ongoing":  # it wrote to no partition, and those of the last one are none of it
+            registration.state = state = replace(state, partitions=(), started_ms=self._now_ms())
+        self._end(registration, "PrepareCommit", tuple(ends.get(tp, 0) for tp in state.partitions), note)
 
     def abort(self, registration: Registration) -> None:
         """Take back what the transaction wrote."""
         self._end(registration, "PrepareAbort")
 
-    def _end(self, registration: Registration, status: Status, ends: tuple[int, ...] = ()) -> None:
+    def _end(
+        self, registration: Registration, status: Status, ends: tuple[int, ...] = (), note: str | None = None
+    ) -> None:
         name = registration.name
         with registration.deciding():
-            state = replace(registration.state, status=status, updated_ms=self._now_ms(), ends=ends)
+            state = registration.state
+            note = state.note if note is None else note
+            state = replace(state, status=status, updated_ms=self._now_ms(), ends=ends, note=note)
             registration.unsure = True
             self._write(name, state, "durable" if status == "PrepareCommit" else "written")
             registration.state = self._complete(name, state)

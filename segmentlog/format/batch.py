@@ -78,6 +78,10 @@ _TIMES = struct.Struct("<qq")
 _LAST_OFFSET_DELTA = struct.Struct("<I")
 _LAST_OFFSET_DELTA_POSITION = 20
 _TIMES_POSITION = 24
+_ATTRIBUTES_AND_EPOCH = struct.Struct("<Hh")
+_ATTRIBUTES_POSITION = 4
+_PRODUCER_AND_SEQUENCE = struct.Struct("<qi")
+_PRODUCER_POSITION = 40
 _CHECKSUM = struct.Struct("<Q")
 assert _HEADER.size == HEADER_SIZE == 96
 
@@ -143,6 +147,9 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+Payload = bytes | bytearray | memoryview
+
+
 class EncodedBatch:
     """A finished batch that has no offset yet: encoded, compressed and hashed outside any lock."""
 
@@ -151,7 +158,7 @@ class EncodedBatch:
         "size_bytes",
     )  # fmt: skip
 
-    def __init__(self, header: bytearray, payload: bytes | bytearray, record_count: int, last_offset_delta: int,
+    def __init__(self, header: bytearray, payload: Payload, record_count: int, last_offset_delta: int,
                  max_timestamp: int, attributes: int = 0, producer_id: int = -1) -> None:  # fmt: skip
         self._header = header
         self.attributes = attributes
@@ -172,6 +179,14 @@ class EncodedBatch:
             self.max_timestamp = append_time_ms
         _CHECKSUM.pack_into(header, CHECKED_SIZE, _hash(header[:CHECKED_SIZE]))
         return header
+
+    def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
+        """Make it a batch of this producer: it was encoded before anybody knew who would append it."""
+        self.producer_id = producer_id
+        self.attributes = (self.attributes & ~TRANSACTIONAL) | (TRANSACTIONAL if transactional else 0)
+        codec = self._header[_ATTRIBUTES_POSITION] & CODEC_MASK
+        _ATTRIBUTES_AND_EPOCH.pack_into(self._header, _ATTRIBUTES_POSITION, self.attributes | codec, producer_epoch)
+        _PRODUCER_AND_SEQUENCE.pack_into(self._header, _PRODUCER_POSITION, producer_id, base_sequence)
 
     def extend_to(self, last_offset_delta: int) -> None:
         """Let the batch end behind its last record: what stood in between was compacted away."""
@@ -313,6 +328,26 @@ def _finish(
         )
     )
     return EncodedBatch(header, payload, count, last_offset_delta, max_timestamp, attributes, producer_id)
+
+
+def read_encoded(view: memoryview, position: int, path: str = "") -> EncodedBatch:
+    """The finished batch that lies at ``position``, checked, to be placed in another log. Raises `CorruptBatch`.
+
+    Its payload is not copied: ``view`` must last until it is written.
+    """
+    header = decode_header(view, position, path)
+    payload = check_payload(view, position, header, path)
+    attributes = header.attributes & ~CODEC_MASK
+    return EncodedBatch(
+        bytearray(view[position : position + HEADER_SIZE]), payload, header.record_count, header.last_offset_delta,
+        header.max_timestamp, attributes, header.producer_id,
+    )  # fmt: skip
+
+
+def encoded_gap(offset_count: int) -> EncodedBatch:
+    """A batch of so many offsets, 1 to 2^32, and no record: what a log that is restored has no records for."""
+    header = bytearray(gap_batch(0, offset_count, 0)[:HEADER_SIZE])
+    return EncodedBatch(header, _NO_VALUES, 0, offset_count - 1, 0)
 
 
 def gap_batch(base_offset: int, next_offset: int, epoch: int) -> bytes:

@@ -54,6 +54,8 @@ PRODUCERS_FOLDER: Final = "@producers"
 """Of the store: a folder for each producer with a name."""
 GROUPS_FOLDER: Final = "@groups"
 """Of the store: a folder for each consumer group that has members, or had."""
+STAGING_FOLDER: Final = "@staging"
+"""Of the store: batches that jobs with many workers have written, and not published yet."""
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 

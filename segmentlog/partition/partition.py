@@ -17,6 +17,7 @@ import msgspec
 
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed
+from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
@@ -165,16 +166,35 @@ class Partition:
             self._sync_if_due()
         return base_offset
 
+    def append_batches(
+        self, batches: Sequence[EncodedBatch], ack: Ack | None = None, producer: ProducerStamp | None = None
+    ) -> int:
+        """Append finished batches, encoded elsewhere under this topic's settings; the offset of the first record.
+
+        As `append`: all at once or none, and with ``producer`` under that producer's numbers, counted
+        on from batch to batch. Batches are used up by it.
+        """
+        self._check_open()
+        handle = self._handle
+        handle.check_writable()
+        if not batches:
+            return self.log_end_offset
+        if producer is not None:
+            stamp = producer
+            for batch in batches:
+                batch.stamp(stamp.producer_id, stamp.epoch, stamp.sequence, transactional=stamp.transactional)
+                stamp = stamp.after(batch.last_offset_delta + 1)
+        base_offset, next_offset = self._appender.place(batches, handle.clock.now_ms(), producer)
+        self._sync_as_asked(ack, next_offset)
+        return base_offset
+
     def _append_stamped(
         self, columns: Columns, config: TopicConfig, create_ms: int, ack: Ack | None, stamp: ProducerStamp
     ) -> int:
         """Append under a producer's numbers. Never merged with other appends: its batches are the producer's own."""
         batches = encode_columns_as_batches(columns, config, create_ms, stamp=stamp)
         base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
-        if ack == "durable" or config.fsync.kind == "always":
-            self._syncer.sync(next_offset)
-        elif config.fsync.kind in ("records", "bytes") or not self._background:
-            self._sync_if_due()
+        self._sync_as_asked(ack, next_offset)
         return base_offset
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
@@ -217,6 +237,14 @@ class Partition:
         log = handle.page.log.read()
         states.load(log, list(handle.segments(log)))
         yield states
+
+    def _sync_as_asked(self, ack: Ack | None, next_offset: int) -> None:
+        """What the caller or else the policy asks of an append that ends at ``next_offset``."""
+        kind = self._handle.config.fsync.kind
+        if ack == "durable" or kind == "always":
+            self._syncer.sync(next_offset)
+        elif kind in ("records", "bytes") or not self._background:
+            self._sync_if_due()
 
     def _sync_if_due(self) -> None:
         """What the policy asks of an append: by count, by size, or by age when no background flush does it."""
@@ -307,6 +335,14 @@ class Partition:
         else:
             raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
         return min(bound, self.durable_offset) if durable_only else bound
+
+    def check_position(self, offset: int) -> int:
+        """Where reading from ``offset`` on really begins: there, or behind the lost range that begins there.
+
+        Raises `OffsetOutOfRange` and `LogTruncated` as `read` does.
+        """
+        self._check_open()
+        return self._reader.check_position(offset)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one."""

@@ -1,0 +1,3 @@
+"""Spark finds the data source by this package's name, without being told of it."""
+
+from segmentlog.spark.source import DefaultSource as DefaultSource

@@ -1,0 +1,284 @@
+"""The options of the data source, checked. Spark hands them over as text, under names in lower case.
+
+The names are those of Spark's Kafka source and sink, as far as there is such a thing there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, TypeVar, cast, get_args
+
+import msgspec
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.format.names import check_topic_name
+from segmentlog.partition.partition import Isolation
+from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
+from segmentlog.records import TopicPartition
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""What stands for them in JSON offsets."""
+
+NoMatch = Literal["error", "latest"]
+T = TypeVar("T")
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Where reading begins or ends."""
+
+    option: str
+    """That said so."""
+    at: Literal["earliest", "latest", "offsets", "timestamps", "timestamp"]
+    per_partition: dict[str, dict[int, int]] = {}
+    """Offsets, or milliseconds since 1970, by topic and partition."""
+    timestamp_ms: int = -1
+    """One for all of them."""
+
+
+class ReadOptions(msgspec.Struct, frozen=True):
+    """What to read, and how."""
+
+    path: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    partitions: tuple[TopicPartition, ...] | None
+    starting: Bound
+    ending: Bound
+    no_match: NoMatch
+    fail_on_data_loss: bool
+    include_headers: bool
+    isolation: Isolation
+    durable_only: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    max_trigger_delay_ms: int
+    group: str | None
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where to write to, and how."""
+
+    path: str
+    topic: str | None
+    allow_null_values: bool
+    transaction_timeout_ms: int
+    app_id: str | None
+    app_version: int | None
+    """With ``app_id``: a number that grows; what was written under it before is not written again."""
+
+
+_READ = (
+    "path", "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
+    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "isolation", "durableOnly",
+    "minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
+    "maxBytesPerTrigger", "maxTriggerDelay", "groupId",
+)  # fmt: skip
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "groupId")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion")
+_SPARKS_OWN = frozenset(("checkpointlocation", "queryname", "outputmode"))
+# Of a streaming query: it hands them to the sink, too.
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of `spark.read` or `spark.readStream`. Raises `InvalidConfig`."""
+    given = _Given(options, _READ)
+    wrong_side = [name for name in (_BATCH_ONLY if streaming else _STREAM_ONLY) if given.text(name) is not None]
+    if wrong_side:
+        kind, other = ("streaming", "spark.read") if streaming else ("batch", "spark.readStream")
+        why = f"an option of {other}; leave it out of a {kind} read"
+        raise InvalidConfig(wrong_side[0], given.text(wrong_side[0]), why)
+    topics, pattern, partitions = _what_to_read(given)
+    strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    return ReadOptions(
+        path=given.path(),
+        topics=topics,
+        pattern=pattern,
+        partitions=partitions,
+        starting=_bound(given, "starting", "latest" if streaming else "earliest"),
+        ending=_bound(given, "ending", "latest"),
+        no_match=cast(NoMatch, strategy),
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        include_headers=given.flag("includeHeaders", default=False),
+        isolation=cast(Isolation, given.choice("isolation", get_args(Isolation), "read_committed")),
+        durable_only=given.flag("durableOnly", default=False),
+        min_partitions=given.count("minPartitions"),
+        max_records_per_partition=given.count("maxRecordsPerPartition"),
+        max_offsets_per_trigger=given.count("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=given.count("minOffsetsPerTrigger"),
+        max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB"),
+        max_trigger_delay_ms=given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m") or 15 * 60_000,
+        group=given.text("groupId"),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
+    given = _Given(options, _WRITE)
+    topic = given.text("topic")
+    if topic is not None:
+        check_topic_name(topic)
+    app_id, version = given.text("txnAppId"), given.parsed("txnVersion", parse_count, "a whole number from 0 on")
+    if (app_id is None) != (version is None):
+        name = "txnVersion" if version is None else "txnAppId"
+        raise InvalidConfig(name, None, "given together with " + ("txnAppId" if version is None else "txnVersion"))
+    timeout_ms = given.parsed("transactionTimeout", parse_duration_ms, "a time, such as 15m") or 15 * 60_000
+    return WriteOptions(
+        path=given.path(),
+        topic=topic,
+        allow_null_values=given.flag("allowNullValues", default=False),
+        transaction_timeout_ms=min(timeout_ms, 86_400_000),
+        app_id=app_id,
+        app_version=version,
+    )
+
+
+class _Given:
+    """The options as they came. Every method raises `InvalidConfig`."""
+
+    def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
+        known = {name.lower(): name for name in names}
+        self._values: dict[str, str] = {}
+        for key, value in options.items():
+            name = known.get(key.lower())
+            if name is not None:
+                self._values[name] = value
+            elif key.lower() not in _SPARKS_OWN:
+                raise InvalidConfig(key, value, _unknown(key, known))
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def path(self) -> str:
+        path = self._values.get("path")
+        if not path:
+            raise InvalidConfig("path", path, "the folder of the store: .option('path', '...') or .load('...')")
+        if path.startswith("file:"):
+            path = "/" + path.removeprefix("file:").lstrip("/")
+        if re.match("[a-z][a-z0-9+.-]+://", path):
+            raise InvalidConfig("path", path, "a folder of a file system that every executor has mounted")
+        return os.path.abspath(path)
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        text = self._values.get(name, default)
+        if text.lower() not in choices:
+            raise InvalidConfig(name, text, "one of " + ", ".join(choices))
+        return text.lower()
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
+
+    def count(self, name: str) -> int | None:
+        found = self.parsed(name, parse_count, "a whole number from 1 on")
+        if found == 0:
+            raise InvalidConfig(name, self._values[name], "a whole number from 1 on")
+        return found
+
+    def parsed(self, name: str, parse: Callable[[object], T], accepted: str) -> T | None:
+        text = self._values.get(name)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except (ValueError, TypeError, LookupError):
+            raise InvalidConfig(name, text, accepted) from None
+
+    def numbers(self, name: str, what: str) -> dict[str, dict[int, int]]:
+        """JSON such as ``{"clicks": {"0": 23, "1": -2}}``."""
+        text = self._values[name]
+        accepted = f'JSON that gives {what} by topic and partition: {{"clicks": {{"0": 23, "1": 45}}}}'
+        try:
+            document = json.loads(text)
+            return {
+                check_topic_name(topic): {_partition_number(number): _whole(one) for number, one in numbers.items()}
+                for topic, numbers in document.items()
+            }
+        except (ValueError, TypeError, AttributeError) as error:
+            why = f" ({error})" if isinstance(error, json.JSONDecodeError) else ""
+            raise InvalidConfig(name, text, accepted + why) from None
+
+
+def _unknown(key: str, known: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.6)
+    if near:
+        return f"there is no such option; {known[near[0]]} was meant, perhaps"
+    return "there is no such option; there are " + ", ".join(known.values())
+
+
+def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
+    names = ("subscribe", "subscribePattern", "assign")
+    found = [name for name in names if given.text(name) is not None]
+    if len(found) != 1:
+        accepted = "exactly one of subscribe, subscribePattern and assign says what to read"
+        raise InvalidConfig("subscribe", " and ".join(found) or None, accepted)
+    text = given.text(found[0]) or ""
+    if found[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise InvalidConfig("subscribePattern", text, f"a regular expression ({error})") from None
+        return (), text, None
+    if found[0] == "subscribe":
+        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for topic in topics:
+            check_topic_name(topic, internal=True)
+        return topics, None, None
+    accepted = 'JSON that lists partitions by topic: {"clicks": [0, 1]}'
+    try:
+        document = json.loads(text)
+        partitions = tuple(
+            TopicPartition(check_topic_name(topic), _whole(number))
+            for topic, numbers in document.items()
+            for number in numbers
+        )
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidConfig("assign", text, accepted) from None
+    if not partitions:
+        raise InvalidConfig("assign", text, accepted)
+    return tuple(dict.fromkeys(tp.topic for tp in partitions)), None, tuple(sorted(set(partitions)))
+
+
+def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> Bound:
+    """The timestamp for all goes before those by partition, and these before offsets, as with Kafka."""
+    one, many, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
+    if given.text(one) is not None:
+        timestamp_ms = given.parsed(one, parse_count, "milliseconds since 1970")
+        return Bound(one, "timestamp", timestamp_ms=timestamp_ms or 0)
+    if given.text(many) is not None:
+        return Bound(many, "timestamps", given.numbers(many, "milliseconds since 1970"))
+    text = given.text(offsets)
+    word = (text or default).strip().lower()
+    if word == "earliest" and side == "ending":
+        raise InvalidConfig(offsets, text, "latest, or JSON: nothing ends at the earliest offset")
+    if word in ("earliest", "latest"):
+        return Bound(offsets, cast(Any, word))
+    numbers = given.numbers(offsets, "offsets (-2 the earliest, -1 the latest)")
+    for topic, by_partition in numbers.items():
+        for number, offset in by_partition.items():
+            if offset < (EARLIEST if side == "starting" else LATEST):
+                accepted = f"{topic}/{number}: an offset from 0 on, or -1 for the latest" + (
+                    ", or -2 for the earliest" if side == "starting" else ""
+                )
+                raise InvalidConfig(offsets, text, accepted)
+    return Bound(offsets, "offsets", numbers)
+
+
+def _partition_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is no partition")
+    return int(text)
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is no whole number")
+    return number

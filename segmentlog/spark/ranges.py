@@ -1,0 +1,231 @@
+"""Which offsets are read: where reading begins and ends, what is gone from there, and how it is split among tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
+from segmentlog.partition.partition import Partition
+from segmentlog.records import TopicPartition
+from segmentlog.spark.options import EARLIEST, LATEST, Bound, ReadOptions
+from segmentlog.store import LogStore
+from segmentlog.workers import logger
+
+Offsets = dict[TopicPartition, int]
+
+_WORTH_A_TASK: Final = 100_000
+# Records. A task costs 36 ms.
+_AT_MOST_A_TASK: Final = 4_000_000
+# So that one that fails does not take hours with it.
+
+
+class DataLoss(SegmentlogError):
+    """Records that should be read are gone."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.why}; to go on with what is left: .option('failOnDataLoss', 'false')"
+
+
+class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
+    """The records ``[start, end)`` of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+# ---------------------------------------------------------------- which partitions
+
+
+def partitions_to_read(store: LogStore, options: ReadOptions) -> list[TopicPartition]:
+    """The partitions that there are now of what was asked for, sorted. Raises `UnknownTopic`."""
+    if options.partitions is not None:
+        for tp in options.partitions:
+            count = store.topic(tp.topic).partition_count
+            if tp.partition >= count:
+                raise UnknownTopic(tp.topic, f"it has no partition {tp.partition}, only 0 to {count - 1}")
+        return list(options.partitions)
+    topics: Iterable[str] = options.topics
+    if options.pattern is not None:
+        pattern = re.compile(options.pattern)
+        topics = [name for name in store.topics() if pattern.fullmatch(name)]
+    found = [_all_of(store, name, must_exist=options.pattern is None) for name in topics]
+    return sorted(tp for some in found for tp in some)
+
+
+def _all_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
+    try:
+        return [TopicPartition(name, number) for number in range(store.topic(name).partition_count)]
+    except UnknownTopic:
+        if must_exist:
+            there = ", ".join(store.topics()[:20]) or "no topic at all"
+            raise UnknownTopic(name, f"it does not exist in {store.path} (there is {there})") from None
+        return []  # deleted since it was listed
+
+
+# ---------------------------------------------------------------- where it begins and ends
+
+
+def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions) -> int:
+    """Where a reader of that kind ends now."""
+    return store.open_partition(*tp).end_offset(isolation=options.isolation, durable_only=options.durable_only)
+
+
+def starting_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
+    """Where reading begins in each partition. Raises `InvalidConfig`, `DataLoss`."""
+    return _resolve(store, partitions, options.starting, options, is_start=True)
+
+
+def ending_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
+    """Where reading ends in each partition."""
+    return _resolve(store, partitions, options.ending, options, is_start=False)
+
+
+def _resolve(
+    store: LogStore, partitions: list[TopicPartition], bound: Bound, options: ReadOptions, *, is_start: bool
+) -> Offsets:
+    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _named(bound, partitions)}
+    found = {}
+    for tp in partitions:
+        log = store.open_partition(*tp)
+        end_offset = end_of(store, tp, options)
+        if bound.at == "earliest":
+            found[tp] = log.log_start_offset
+        elif bound.at == "latest":
+            found[tp] = end_offset
+        elif bound.at == "offsets":
+            found[tp] = _explicit(log, given[tp], end_offset, options)
+        else:
+            timestamp_ms = bound.timestamp_ms if bound.at == "timestamp" else given[tp]
+            offset = log.offset_for_timestamp(timestamp_ms)
+            if offset is None and is_start and options.no_match == "error":
+                accepted = (
+                    f"{tp.topic}/{tp.partition} has no record at or after that time;"
+                    " with startingOffsetsByTimestampStrategy = latest it is read from its end on"
+                )
+                raise InvalidConfig(bound.option, timestamp_ms, accepted)
+            found[tp] = end_offset if offset is None else offset
+    return found
+
+
+def _named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """The partitions, once it is sure that JSON offsets name just these."""
+    if bound.at not in ("offsets", "timestamps"):
+        return []
+    named = {TopicPartition(topic, number) for topic, numbers in bound.per_partition.items() for number in numbers}
+    if missing := sorted(set(partitions) - named):
+        accepted = f"an entry for each partition that is read; {_list(missing)} missing"
+        raise InvalidConfig(bound.option, json.dumps(bound.per_partition), accepted)
+    if unknown := sorted(named - set(partitions)):
+        accepted = f"entries for the partitions that are read; {_list(unknown)} not among them"
+        raise InvalidConfig(bound.option, json.dumps(bound.per_partition), accepted)
+    return partitions
+
+
+def _list(partitions: list[TopicPartition]) -> str:
+    names = ", ".join(f"{tp.topic}/{tp.partition}" for tp in partitions[:5])
+    return f"{names}{' and more are' if len(partitions) > 5 else ' is' if len(partitions) == 1 else ' are'}"
+
+
+def _explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions) -> int:
+    if offset == EARLIEST:
+        return log.log_start_offset
+    if offset == LATEST:
+        return end_offset
+    return readable_start(log, offset, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> int:
+    """Where reading from ``offset`` on really begins. Raises `DataLoss`, unless what is gone may be passed over."""
+    try:
+        return log.check_position(offset)
+    except OffsetOutOfRange as error:
+        if fail_on_data_loss:
+            raise DataLoss(str(error)) from None
+        logger.warning("%s; reading goes on with what is there", error)
+        return error.log_start_offset if offset < error.log_start_offset else error.log_end_offset
+    except LogTruncated as error:
+        if fail_on_data_loss:
+            raise DataLoss(str(error)) from None
+        logger.warning("%s; reading goes on there", error)
+        return error.lost.end_offset
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def split(
+    store: LogStore,
+    ranges: Iterable[OffsetRange],
+    *,
+    at_least: int | None = None,
+    max_records: int | None = None,
+    cores: int | None = None,
+) -> list[list[OffsetRange]]:
+    """The ranges, cut along batch boundaries and packed into tasks of about the same number of records.
+
+    at_least     how many tasks there are to be; default: one for each core, if there is enough for them
+    max_records  of a task
+    """
+    ranges = [one for one in ranges if one.end > one.start]
+    total = sum(one.end - one.start for one in ranges)
+    wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _WORTH_A_TASK)))
+    size = max(1, min(-(-total // wanted), max_records or _AT_MOST_A_TASK))
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for one in ranges:
+        log = store.open_partition(one.topic, one.partition)
+        start = one.start
+        while start < one.end:
+            if room <= 0:
+                tasks.append([])
+                room = size
+            # What is nearly all of the rest is not worth another task, unless a task may not be larger.
+            slack = 0 if max_records or at_least else size // 8
+            stop = one.end if one.end - start <= room + slack else _batch_start(log, start + room, start)
+            stop = min(stop, start + room) if max_records else stop
+            tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop))
+            room -= stop - start
+            start = stop
+            if start < one.end:
+                room = 0  # up to a boundary: what is left of the room is less than a batch
+    return tasks
+
+
+def _batch_start(log: Partition, offset: int, start: int) -> int:
+    """The boundary before ``offset``, or the one behind it when that is not behind ``start``."""
+    for batch in log.read(offset, max_bytes=1):
+        base_offset = batch.header.base_offset
+        return base_offset if base_offset > start else min(batch.header.next_offset, offset)
+    return offset
+
+
+# ---------------------------------------------------------------- offsets as Spark keeps them
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Offsets as a JSON document, sorted: Spark compares them as text."""
+    document: dict[str, dict[str, int]] = {}
+    for tp in sorted(offsets):
+        document.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+    return document
+
+
+def from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """The offsets of such a document."""
+    return {
+        TopicPartition(topic, int(number)): offset
+        for topic, some in document.items()
+        for number, offset in some.items()
+    }

@@ -1,0 +1,120 @@
+"""Reading topics with Spark: the driver plans ranges of offsets, each task reads its own as Arrow batches."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+import segmentlog
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, StoreVersionError, UnknownTopic
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.spark.arrow import ArrowRows
+from segmentlog.spark.options import ReadOptions
+from segmentlog.spark.ranges import (
+    DataLoss,
+    OffsetRange,
+    ending_offsets,
+    partitions_to_read,
+    readable_start,
+    split,
+    starting_offsets,
+)
+from segmentlog.workers import logger
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from segmentlog.store import LogStore
+
+
+class ReadTask(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: list[OffsetRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+class BatchReader(DataSourceReader):
+    """One reading of what is there when it is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks. In a process of the driver's."""
+        options = self._options
+        with open_store(options.path) as store:
+            partitions = partitions_to_read(store, options)
+            starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
+            ranges = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
+            return plan(store, ranges, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task. On an executor."""
+        return read_task(self._options, self._schema, partition)
+
+
+def plan(store: LogStore, ranges: list[OffsetRange], options: ReadOptions) -> list[InputPartition]:
+    """The ranges as tasks."""
+    tasks = split(store, ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
+    return [ReadTask(task) for task in tasks]
+
+
+def read_task(options: ReadOptions, schema: StructType, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a task's ranges, in their order. Raises `DataLoss`, `CorruptBatch`."""
+    if not isinstance(task, ReadTask):  # nothing was planned: Spark asks for the rows of nothing
+        return
+    with open_store(options.path) as store:
+        for one in task.ranges:
+            yield from ArrowRows(schema).of(_read_range(store, one, options))
+
+
+def _read_range(store: LogStore, one: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
+    """The records of ``[start, end)`` that are still there. Raises `DataLoss` when some are not, unless it is fine."""
+    position = one.start
+    while position < one.end:
+        try:
+            log = store.open_partition(one.topic, one.partition)
+            position = readable_start(log, position, fail_on_data_loss=options.fail_on_data_loss)
+            reached = log.end_offset(isolation=options.isolation)
+            for batch in log.read(position, isolation=options.isolation):
+                if batch.base_offset >= one.end:
+                    return
+                if batch.next_offset > one.end:
+                    inside = int(batch.offsets.searchsorted(one.end))
+                    yield batch.slice(0, inside)
+                    return
+                yield batch
+                position = batch.next_offset
+            if reached < one.end:
+                _tell_loss(f"{one.topic}/{one.partition}: the log ends at offset {reached}, before {one.end}", options)
+            return
+        except (OffsetOutOfRange, LogTruncated) as error:  # while it was read
+            _tell_loss(str(error), options)
+        except UnknownTopic as error:
+            _tell_loss(str(error), options)
+            return
+
+
+def _tell_loss(why: str, options: ReadOptions) -> None:
+    if options.fail_on_data_loss:
+        raise DataLoss(why)
+    logger.warning("%s; reading goes on with what is there", why)
+
+
+def open_store(path: str) -> LogStore:
+    """The store, to read from. Raises `SegmentlogError` that tells where the folder is missing."""
+    try:
+        return segmentlog.open(path, create=False, read_only=True, background=False)
+    except StoreVersionError as error:
+        if os.path.isdir(path):
+            raise
+        why = "check the path; on a cluster it must be a file system that the driver and every executor have mounted"
+        raise SegmentlogError(f"{path}: there is no such folder on host {socket.gethostname()}: {why}") from error

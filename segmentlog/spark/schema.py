@@ -1,0 +1,130 @@
+"""The columns of the data source: what Spark's Kafka source shows and its sink takes, and how Arrow has them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from segmentlog.errors import SegmentlogError
+
+HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+_COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
+    "key": (BinaryType(), StringType()),
+    "value": (BinaryType(), StringType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(),),
+    "offset": (LongType(),),
+    "timestamp": (TimestampType(),),
+    "timestampType": (IntegerType(),),
+    "headers": (HEADERS,),
+}
+"""Of the source, in order: the type, and others that an explicit schema may ask for."""
+
+_SINK: Final[dict[str, tuple[DataType, ...]]] = {
+    "key": (BinaryType(), StringType()),
+    "value": (BinaryType(), StringType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(), ShortType(), LongType()),
+    "headers": (HEADERS,),
+    "timestamp": (TimestampType(), TimestampNTZType(), LongType()),
+}
+_SINK_IGNORES: Final = ("offset", "timestampType")
+"""What the source shows and a record cannot be given: so what was read can be written as it is."""
+
+
+class WrongSchema(SegmentlogError, TypeError):
+    """Columns that the data source does not have or take, or of another type."""
+
+
+def source_schema(*, include_headers: bool) -> StructType:
+    """What is read when nobody says which columns."""
+    names = [name for name in _COLUMNS if include_headers or name != "headers"]
+    return StructType([StructField(name, _COLUMNS[name][0]) for name in names])
+
+
+def check_read_schema(schema: StructType) -> None:
+    """Raise `WrongSchema` for a schema that the source cannot give."""
+    for field in schema.fields:
+        accepted = _COLUMNS.get(field.name)
+        if accepted is None:
+            there = ", ".join(_COLUMNS)
+            raise WrongSchema(f"the schema asks for a column {field.name!r}, and the source has only {there}")
+        _check_type("the schema asks for", field, accepted)
+
+
+def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
+    """Raise `WrongSchema` for columns that cannot be written."""
+    names = schema.fieldNames()
+    for field in schema.fields:
+        if field.name in _SINK_IGNORES:
+            continue
+        accepted = _SINK.get(field.name)
+        if accepted is None:
+            raise WrongSchema(
+                f"there is no place in a record for column {field.name!r}: a topic takes {', '.join(_SINK)};"
+                " drop it, or make it part of the value, as in to_json(struct(...)) AS value"
+            )
+        _check_type("the data has", field, accepted)
+    if "value" not in names:
+        raise WrongSchema(f"there is no column 'value' (there are {', '.join(names) or 'none'}); a record needs one")
+    if "topic" not in names and not topic_is_given:
+        raise WrongSchema("no topic is named: .option('topic', ...), or a column 'topic'")
+
+
+def _check_type(who: str, field: StructField, accepted: tuple[DataType, ...]) -> None:
+    if not any(_same(field.dataType, one) for one in accepted):
+        types = " or ".join(one.simpleString() for one in accepted)
+        found = field.dataType.simpleString()
+        raise WrongSchema(f"{who} column {field.name!r} as {found}; it is {types}")
+
+
+def _same(found: DataType, wanted: DataType) -> bool:
+    """Whether they are one type, whatever may be null in it, and whatever the collation."""
+    if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
+        return _same(found.elementType, wanted.elementType)
+    if isinstance(found, StructType) and isinstance(wanted, StructType):
+        return found.fieldNames() == wanted.fieldNames() and all(
+            _same(one.dataType, other.dataType) for one, other in zip(found.fields, wanted.fields, strict=True)
+        )
+    return type(found) is type(wanted)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema as Spark wants it from a source, to the letter."""
+    return pa.schema([_arrow_field(field) for field in schema.fields])
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    return pa.field(field.name, _arrow_type(field.dataType), field.nullable)
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, ArrayType):
+        return pa.list_(pa.field("element", _arrow_type(kind.elementType), kind.containsNull))
+    if isinstance(kind, StructType):
+        return pa.struct([_arrow_field(field) for field in kind.fields])
+    return _ARROW[type(kind)]
+
+
+_ARROW: Final = {
+    BinaryType: pa.binary(),
+    StringType: pa.string(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+}

@@ -1,0 +1,148 @@
+"""Writing to topics with Spark: tasks stage finished batches, the driver publishes all of them in one transaction.
+
+Who writes again what was published already (a query that is started anew after a crash) is told apart by
+the note that is kept with each decision: the id of the micro-batch. See `segmentlog.staging`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+import segmentlog
+from segmentlog.errors import SegmentlogError
+from segmentlog.spark.arrow import records_of
+from segmentlog.spark.options import WriteOptions
+from segmentlog.spark.reading import open_store
+from segmentlog.staging import Staged, Stager, StagingFolder, publish, sweep_abandoned
+from segmentlog.storage.fs import FileSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+# Spark puts the id of a query's run there, so that its jobs can be cancelled.
+
+
+class TaskDone(WriterCommitMessage):
+    """What a task has staged, and in whose name."""
+
+    def __init__(self, staged: Staged, job: str, run: str) -> None:
+        self.staged = staged
+        self.job = job
+        self.run = run
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame: all of its rows become visible at once, or none does."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._options = options
+        self._job = f"spark-job-{uuid.uuid4()}"
+        with open_store(options.path) as store:
+            if options.topic is not None:
+                store.topic(options.topic)
+        sweep_abandoned(FileSystem(), options.path)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task. On an executor."""
+        folder = StagingFolder(FileSystem(), self._options.path, self._job)
+        folder.make()
+        return TaskDone(_stage(self._options, folder, 0, iterator), self._job, "")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks have staged. In a process of the driver's."""
+        options = self._options
+        try:
+            if options.app_id is None:
+                _publish(options, _done(messages), None, None)
+            else:
+                assert options.app_version is not None
+                _publish(options, _done(messages), f"spark-app-{options.app_id}", options.app_version)
+        finally:
+            self._folder().remove()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Take back what was staged."""
+        self._folder().remove()
+
+    def _folder(self) -> StagingFolder:
+        return StagingFolder(FileSystem(), self._options.path, self._job)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query, each exactly once."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task. On an executor."""
+        context = TaskContext.get()
+        query, run = (context.getLocalProperty(name) if context else None for name in (_QUERY_ID, _RUN_ID))
+        if not query or not run:
+            raise SegmentlogError("Spark does not tell which query this is: this sink is for df.writeStream only")
+        job = f"spark-{query}"
+        folder = StagingFolder(FileSystem(), self._options.path, job)
+        return TaskDone(_stage(self._options, folder, folder.claim(run), iterator), job, run)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Publish the micro-batch, unless it was. In a process of the driver's."""
+        done = _done(messages)
+        if not done:  # a micro-batch of no tasks has nothing to publish
+            return
+        folder = StagingFolder(FileSystem(), self._options.path, done[0].job)
+        folder.check(done[0].run)
+        _publish(self._options, done, done[0].job, batchId)
+        folder.clear()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Take back what was staged."""
+        fs = FileSystem()
+        for one in _done(messages):
+            StagingFolder(fs, self._options.path, one.job).discard(one.staged)
+
+
+def _done(messages: Sequence[WriterCommitMessage | None]) -> list[TaskDone]:
+    return [message for message in messages if isinstance(message, TaskDone)]
+
+
+def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+    context = TaskContext.get()
+    task = context.partitionId() if context else 0
+    fs = FileSystem()
+    with open_store(options.path) as store:
+        stager = Stager(store, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
+        try:
+            for batch in rows:
+                for topic, columns, size_bytes, partitions in records_of(batch, options.topic):
+                    stager.add(topic, columns, size_bytes, partitions)
+            return stager.finish()
+        except BaseException:
+            stager.discard()
+            raise
+
+
+def _publish(options: WriteOptions, done: list[TaskDone], name: str | None, version: int | None) -> None:
+    """Append what was staged in one transaction; under a name only if the version is newer than its last one."""
+    fs = FileSystem()
+    with (
+        segmentlog.open(options.path, create=False, background=False) as store,
+        store.producer(name=name, linger_ms=0, transaction_timeout_ms=options.transaction_timeout_ms) as producer,
+    ):
+        last = producer.last_note
+        if version is not None and last is not None and version <= int(last):
+            return
+        with producer.transaction(note=None if version is None else str(version)):
+            publish(producer, fs, [one.staged for one in done])

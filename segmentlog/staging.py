@@ -1,0 +1,409 @@
+"""Staging: many workers encode and write batches that no reader sees, and one commit publishes all of them.
+
+    @staging/<job>/run-<number>-<name>              who works on the job: the highest number is the one that counts
+    @staging/<job>/<run>-<task>-<random>.batches    finished batches, as `format.batch` has them, in no log yet
+
+A task that is done again writes another file; who publishes says which files count. A run that is
+new takes the next number, which fences the older ones and lets it remove what they left behind.
+Nothing here is synced: what is not published is staged again after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.errors import DiskFull, InvalidRecord, ProducerFenced, SegmentlogError, UnknownTopic
+from segmentlog.format.batch import EncodedBatch, read_encoded
+from segmentlog.format.columns import Int64Array, has_null
+from segmentlog.format.names import HIDDEN, STAGING_FOLDER, check_topic_name, group_folder_name
+from segmentlog.partition.encoding import Columns, check_items, encode_columns_as_batches
+from segmentlog.policy.partitioner import HashPartitioner, Partitioner
+from segmentlog.records import Headers, TopicPartition
+from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
+
+if TYPE_CHECKING:
+    from segmentlog.producer import Producer
+    from segmentlog.store import LogStore, Topic
+
+STAGED_SUFFIX: Final = ".batches"
+ABANDONED_AFTER_S: Final = 24 * 3600
+"""Files of a job that nobody wrote to for so long are those of one that died."""
+_RUN_PREFIX: Final = "run-"
+_BATCH_BYTES: Final = 512 * 1024
+_PENDING_BYTES: Final = 64 << 20
+_PUBLISHED_AT_ONCE_BYTES: Final = 64 << 20
+
+Partitions = npt.NDArray[np.int32]
+
+
+class StagedRun(msgspec.Struct, frozen=True, array_like=True):
+    """Batches of one partition that lie in a file one after another."""
+
+    topic: str
+    partition: int
+    position: int
+    batch_count: int
+    record_count: int
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """What one task has written: a file, and what is where in it."""
+
+    path: str
+    task: int
+    runs: tuple[StagedRun, ...]
+
+    @property
+    def record_count(self) -> int:
+        return sum(run.record_count for run in self.runs)
+
+
+# ---------------------------------------------------------------- the folder of a job
+
+
+class StagingFolder:
+    """The folder in which a job's tasks write; of every worker that sees the store's folder."""
+
+    def __init__(self, fs: FileSystem, store_path: str, job: str) -> None:
+        self._fs = fs
+        self._job = job
+        self.path = f"{store_path}/{STAGING_FOLDER}/{group_folder_name(job)}"
+
+    def claim(self, run: str) -> int:
+        """The number of a run, which becomes the newest when it is new: the older ones' files are removed then.
+
+        Raises `ProducerFenced` when another run has become the newest since.
+        """
+        self.make()
+        with self._locked():
+            known = self._runs()
+            if run not in known:
+                self._remove_files()
+                known[run] = max(known.values(), default=0) + 1
+                self._write(f"{_RUN_PREFIX}{known[run]:010d}-{group_folder_name(run)}")
+            self._check(run, known)
+            return known[run]
+
+    def check(self, run: str) -> None:
+        """Raise `ProducerFenced` when another run has become the newest."""
+        self._check(run, self._runs())
+
+    def _check(self, run: str, known: dict[str, int]) -> None:
+        newest = max(known.values(), default=0)
+        mine = known.get(run, 0)
+        if mine < newest:
+            raise ProducerFenced(self._job, mine, newest, "another run of the same job has started since")
+
+    def file_for(self, run_number: int, task: int) -> str:
+        """A path that no other attempt of the task uses."""
+        return f"{self.path}/{run_number}-{task}-{secrets.token_hex(8)}{STAGED_SUFFIX}"
+
+    def discard(self, staged: Staged) -> None:
+        """Remove what one task has staged."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(staged.path)
+
+    def clear(self) -> None:
+        """Remove what was staged, and keep who may stage."""
+        with contextlib.suppress(FileNotFoundError):
+            self._remove_files()
+
+    def remove(self) -> None:
+        """Remove all of it: the job is done, or given up."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.remove_tree(self.path)
+
+    def make(self) -> None:
+        """Make it, unless it is there."""
+        for folder in (os.path.dirname(self.path), self.path):
+            with contextlib.suppress(FileExistsError):
+                self._fs.mkdir(folder)
+
+    def _runs(self) -> dict[str, int]:
+        runs = {}
+        for name in self._fs.listdir(self.path):
+            if name.startswith(_RUN_PREFIX):
+                number, _, run = name.removeprefix(_RUN_PREFIX).partition("-")
+                runs[run] = int(number)
+        return runs
+
+    def _remove_files(self) -> None:
+        for name in self._fs.listdir(self.path):
+            if name.endswith(STAGED_SUFFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.unlink(f"{self.path}/{name}")
+
+    def _write(self, name: str) -> None:
+        fd = self._fs.open(f"{self.path}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fs.close(fd)
+        self._fs.sync_folder(self.path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._fs.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            self._fs.close(fd)
+
+
+def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:
+    """Remove the staged files of jobs that died: those that nobody wrote to for `ABANDONED_AFTER_S`."""
+    folder = f"{store_path}/{STAGING_FOLDER}"
+    oldest = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
+    with contextlib.suppress(FileNotFoundError):
+        for job in fs.listdir(folder):
+            with contextlib.suppress(OSError):  # somebody else is at it
+                names = fs.listdir(f"{folder}/{job}")
+                if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
+                    continue
+                if any(name.startswith(_RUN_PREFIX) for name in names):  # a query that may come back: so keep the fence
+                    for name in names:
+                        if name.endswith(STAGED_SUFFIX):
+                            fs.unlink(f"{folder}/{job}/{name}")
+                elif fs.stat(f"{folder}/{job}").st_mtime <= oldest:
+                    fs.remove_tree(f"{folder}/{job}")
+
+
+# ---------------------------------------------------------------- a task
+
+
+class _Pending:
+    """Records of one partition that wait to become a batch."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.timestamps: list[Int64Array] = []
+        self.headers: list[Headers] = []
+        self.size_bytes = 0
+
+    def take(self, columns: Columns, size_bytes: int) -> None:
+        earlier, count = len(self.values), len(columns.values)
+        self.values += columns.values
+        if columns.keys is not None:
+            self.keys += [None] * (earlier - len(self.keys))
+            self.keys += columns.keys
+        elif self.keys:
+            self.keys += [None] * count
+        if columns.headers is not None:
+            self.headers += [()] * (earlier - len(self.headers))
+            self.headers += columns.headers
+        elif self.headers:
+            self.headers += [()] * count
+        assert columns.timestamps is not None
+        self.timestamps.append(columns.timestamps)
+        self.size_bytes += size_bytes
+
+    def columns(self) -> Columns:
+        return Columns(self.values, self.keys or None, np.concatenate(self.timestamps), self.headers or None)
+
+
+class Stager:
+    """Spreads records over partitions as a producer does, and stages them as finished batches. For one thread.
+
+    store        is only read: for topics, how many partitions they have, and their settings
+    path         of the file to write
+    task         number of the task: batches are published in the order of tasks
+    allow_null_values  take null values for topics that are not compacted, too
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        fs: FileSystem,
+        path: str,
+        task: int,
+        *,
+        partitioner: Partitioner | None = None,
+        allow_null_values: bool = False,
+    ) -> None:
+        self._store = store
+        self._fs = fs
+        self._path = path
+        self._task = task
+        self._partitioner = partitioner or HashPartitioner()
+        self._allow_null_values = allow_null_values
+        self._topics: dict[str, Topic] = {}
+        self._sticky: dict[str, int] = {}
+        self._pending: dict[TopicPartition, _Pending] = {}
+        self._pending_bytes = 0
+        self._runs: list[StagedRun] = []
+        self._position = 0
+        self._scratch = bytearray()
+        self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def add(self, topic: str, columns: Columns, size_bytes: int, partitions: Partitions | None = None) -> None:
+        """Take records of about ``size_bytes``, in their order; ``partitions`` of -1 are chosen, by key.
+
+        Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`, `DiskFull`.
+        """
+        count = self._topic(topic).partition_count
+        numbers = self._partitions_of(topic, columns, count, partitions)
+        per_record = size_bytes / max(len(numbers), 1)
+        columns = columns.stamped(time.time_ns() // 1_000_000)
+        counts = np.bincount(numbers, minlength=count)
+        if int(counts.max(initial=0)) == len(numbers):
+            if len(numbers):
+                self._take(TopicPartition(topic, int(numbers[0])), columns, size_bytes)
+            return
+        order = np.argsort(numbers, kind="stable")
+        ends = np.cumsum(counts)
+        for number in counts.nonzero()[0].tolist():
+            rows = order[ends[number] - counts[number] : ends[number]]
+            self._take(TopicPartition(topic, number), _rows_of(columns, rows), int(per_record * len(rows)))
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            check_topic_name(name)
+            topic = self._topics[name] = self._store.topic(name)
+        return topic
+
+    def _partitions_of(
+        self, topic: str, columns: Columns, count: int, partitions: Partitions | None
+    ) -> npt.NDArray[np.int32]:
+        sticky = self._sticky.get(topic, self._task - 1) + 1
+        self._sticky[topic] = sticky
+        if partitions is not None and len(partitions):
+            lowest, highest = int(partitions.min()), int(partitions.max())
+            if lowest < -1 or highest >= count:
+                wrong = lowest if lowest < -1 else highest
+                raise UnknownTopic(topic, f"it has no partition {wrong}, only 0 to {count - 1}")
+            if lowest >= 0:
+                return partitions
+        if columns.keys is None or count == 1:
+            chosen = np.full(len(columns.values), sticky % count, np.int32)
+        else:
+            chosen = self._partitioner.partitions(columns.keys, count, sticky % count)
+        return chosen if partitions is None else np.where(partitions < 0, chosen, partitions).astype(np.int32)
+
+    def _take(self, tp: TopicPartition, columns: Columns, size_bytes: int) -> None:
+        pending = self._pending.setdefault(tp, _Pending())
+        pending.take(columns, size_bytes)
+        self._pending_bytes += size_bytes
+        if pending.size_bytes >= _BATCH_BYTES:
+            self._stage(tp)
+        while self._pending_bytes > _PENDING_BYTES:
+            self._stage(max(self._pending, key=lambda one: self._pending[one].size_bytes))
+
+    def _stage(self, tp: TopicPartition) -> None:
+        pending = self._pending.pop(tp)
+        self._pending_bytes -= pending.size_bytes
+        config = self._topics[tp.topic].config
+        columns = pending.columns()
+        check_items(columns)
+        if not config.compacts and not self._allow_null_values and has_null(columns.values):
+            wanted = f"a value: topic {tp.topic!r} is not compacted, and a null would delete nothing"
+            raise InvalidRecord("value", columns.values.index(None), "null", wanted)
+        count = len(columns.values)
+        parts = max(1, min(round(pending.size_bytes / _BATCH_BYTES), count))
+        for part in range(parts):
+            start, stop = count * part // parts, count * (part + 1) // parts
+            batches = encode_columns_as_batches(columns.part(start, stop), config, 0, self._scratch)
+            self._write(tp, batches, stop - start)
+
+    def _write(self, tp: TopicPartition, batches: list[EncodedBatch], record_count: int) -> None:
+        buffers = [buffer for batch in batches for buffer in (batch.placed_at(0, 0), batch.payload)]
+        size_bytes = sum(map(len, buffers))
+        try:
+            write_all(self._fs, self._fd, buffers, self._position)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(self._path, size_bytes) from error
+            raise
+        self._runs.append(StagedRun(*tp, self._position, len(batches), record_count))
+        self._position += size_bytes
+
+    def finish(self) -> Staged:
+        """Stage what is left, and say what is in the file."""
+        for tp in sorted(self._pending):
+            self._stage(tp)
+        self.close()
+        return Staged(self._path, self._task, tuple(self._runs))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd >= 0:
+            self._fs.close(self._fd)
+            self._fd = -1
+
+    def discard(self) -> None:
+        """The task failed: nothing of it is left."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._fs.unlink(self._path)
+
+
+def _rows_of(columns: Columns, rows: npt.NDArray[np.int64]) -> Columns:
+    numbers = rows.tolist()
+    assert columns.timestamps is not None
+    return Columns(
+        list(map(columns.values.__getitem__, numbers)),
+        None if columns.keys is None else list(map(columns.keys.__getitem__, numbers)),
+        columns.timestamps[rows],
+        None if columns.headers is None else list(map(columns.headers.__getitem__, numbers)),
+    )
+
+
+# ---------------------------------------------------------------- publishing
+
+
+def publish(producer: Producer, fs: FileSystem, staged: Sequence[Staged]) -> int:
+    """Append everything that was staged, in the order of tasks; how many records. In the producer's transaction."""
+    files = sorted((one for one in staged if one.runs), key=lambda one: one.task)
+    runs: dict[TopicPartition, list[tuple[str, StagedRun]]] = {}
+    for one in files:
+        for run in one.runs:
+            runs.setdefault(TopicPartition(run.topic, run.partition), []).append((one.path, run))
+    views = {one.path: _map(fs, one.path) for one in files}
+    for tp in sorted(runs):
+        batches: list[EncodedBatch] = []
+        size_bytes = 0
+        for path, run in runs[tp]:
+            for batch in _read_run(views[path], path, run):
+                batches.append(batch)
+                size_bytes += batch.size_bytes
+            if size_bytes >= _PUBLISHED_AT_ONCE_BYTES:
+                producer.send_encoded(*tp, batches)
+                batches, size_bytes = [], 0
+        if batches:
+            producer.send_encoded(*tp, batches)
+    return sum(one.record_count for one in files)
+
+
+def _read_run(view: memoryview, path: str, run: StagedRun) -> Iterator[EncodedBatch]:
+    position = run.position
+    for _ in range(run.batch_count):
+        batch = read_encoded(view, position, path)
+        position += batch.size_bytes
+        yield batch
+
+
+def _map(fs: FileSystem, path: str) -> memoryview:
+    try:
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        why = "it is not there: whoever publishes must see the file system that the workers write to"
+        raise SegmentlogError(f"staged file {path}: {why}") from None
+    try:
+        return fs.map_file(fd, fs.fstat(fd).st_size)
+    finally:
+        fs.close(fd)
+
+
+assert HIDDEN in STAGING_FOLDER
