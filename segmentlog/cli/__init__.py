@@ -6,17 +6,14 @@ Each command is a module that is imported when it is called, so that ``--help`` 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from segmentlog import __version__
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+from segmentlog.cli.lazy import LazyGroup
 
 _COMMANDS: Final = {
     "create": ("segmentlog.cli.topics:create", "make a topic"),
@@ -40,52 +37,15 @@ _COMMANDS: Final = {
     "dump": ("segmentlog.cli.inspect:dump", "print the batches of one segment file, even of a broken one"),
     "import": ("segmentlog.cli.transfer:import_", "records from NDJSON, CSV, Parquet or a kafkaesque Redis"),
     "export": ("segmentlog.cli.transfer:export", "records to NDJSON, CSV or Parquet"),
+    "spark": ("segmentlog.cli.spark:spark", "pipelines on Spark: import, archive, aggregate, table, sql, verify"),
     "bench": ("segmentlog.cli.bench:bench", "measure this disk under each fsync policy"),
     "demo": ("segmentlog.cli.demo:demo", "watch the log at work on 336,776 real flights"),
 }
 
 
-class _Commands(click.Group):
-    """Commands that are imported when they are called; their short help stands above."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module_name, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module_name), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names of commands, without importing them."""
-        from click.shell_completion import CompletionItem
-
-        names = [
-            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
-        ]
-        return [*names, *super(click.Group, self).shell_complete(ctx, incomplete)]
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            import difflib
-
-            close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f" Did you mean '{close[0]}'?" if close else ""
-            raise click.UsageError(f"{error.message}{hint}", ctx) from None
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup, places=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.option(
     "--dir",
     "directory",
