@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -48,26 +48,38 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
     Exits with 3 when there is damage; 'segmentlog repair' cuts it out. Indexes are never
     fsynced, so a power cut may leave warnings where no disk is to blame.
     """
-    from segmentlog.cli.tables import show_json
     from segmentlog.storage.fs import FileSystem
     from segmentlog.storage.inspect import inspect_store, size_of
 
-    fs, path = FileSystem(), _store_path(ctx)
-    topics = _topics(fs, path, topic)
-    counts = {"damage": 0, "warning": 0, "note": 0}
+    fs, path = FileSystem(), store_path(ctx)
+    topics = check_topics(fs, path, topic)
     started = time.perf_counter()
-    with _progress(size_of(fs, path, topics), "verifying") as tally:
-        for finding in inspect_store(path, topic, fs=fs, tally=tally):
-            counts[finding.severity] += 1
-            if as_json:
-                show_json(finding)
-            elif not (quiet and finding.severity == "note"):
-                click.echo(_line(finding))
-    seconds = time.perf_counter() - started
+    with progress_of_bytes(size_of(fs, path, topics), "verifying") as tally:
+        counts = tell_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
+    return tell_verdict(counts, tally.counts(), time.perf_counter() - started, strict=strict)
+
+
+def tell_findings(findings: Iterable[Finding], *, as_json: bool, quiet: bool) -> dict[str, int]:
+    """Print each; how many there are of each severity."""
+    from segmentlog.cli.tables import show_json
+
+    counts = {"damage": 0, "warning": 0, "note": 0}
+    for finding in findings:
+        counts[finding.severity] += 1
+        if as_json:
+            show_json(finding)
+        elif not (quiet and finding.severity == "note"):
+            click.echo(_line(finding))
+    return counts
+
+
+def tell_verdict(counts: dict[str, int], tally: tuple[int, int, int, int, int], seconds: float, *, strict: bool) -> int:
+    """Say what was looked at (as `Tally.counts` has it), and what came out; the exit status."""
+    partitions, segments, batches, records, size_bytes = tally
     say(
-        f"{tally.partitions:,} partitions, {tally.segments:,} segments, {tally.batches:,} batches,"
-        f" {tally.records:,} records, {tally.size_bytes:,} bytes in {seconds:.2f} s"
-        f" ({tally.size_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s)"
+        f"{partitions:,} partitions, {segments:,} segments, {batches:,} batches,"
+        f" {records:,} records, {size_bytes:,} bytes in {seconds:.2f} s"
+        f" ({size_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s)"
     )
     say(_verdict(counts))
     return EXIT_DAMAGE if counts["damage"] or (strict and counts["warning"]) else EXIT_DONE
@@ -87,12 +99,13 @@ def _line(finding: Finding) -> str:
     return f"{click.style(severity, fg=_COLOURS[severity], bold=severity == 'damage')}: {rest}"
 
 
-def _store_path(ctx: click.Context) -> str:
+def store_path(ctx: click.Context) -> str:
+    """The folder of ``--dir``, absolute."""
     directory: str = ctx.obj
     return os.path.abspath(directory)
 
 
-def _topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
+def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
     """All topics, or the one that was asked for. Raises `UnknownTopic`, `StoreVersionError`."""
     from segmentlog.storage.inspect import list_topics
 
@@ -109,7 +122,7 @@ def _topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def _progress(total_bytes: int, what: str) -> Iterator[Tally]:
+def progress_of_bytes(total_bytes: int, what: str) -> Iterator[Tally]:
     """A tally that moves a progress bar, when there is a terminal to draw it on."""
     from segmentlog.storage.findings import Tally
 
@@ -149,11 +162,11 @@ def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_j
     from segmentlog.storage.fs import FileSystem
     from segmentlog.storage.inspect import inspect_partitions, size_of
 
-    fs, path = FileSystem(), _store_path(ctx)
-    topics = _topics(fs, path, topic)
+    fs, path = FileSystem(), store_path(ctx)
+    topics = check_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
     planned: list[tuple[PartitionFound, RepairReport]] = []
-    with _progress(size_of(fs, path, topics), "looking") as tally:
+    with progress_of_bytes(size_of(fs, path, topics), "looking") as tally:
         for name in topics:
             for found in inspect_partitions(fs, path, name, tally):
                 plan = plan_repair(found, now_ms)

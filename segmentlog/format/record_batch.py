@@ -270,13 +270,34 @@ class RecordBatch:
             {
                 "offset": pa.array(self.offsets),
                 "timestamp": pa.array(self.timestamps).cast(pa.timestamp("ms", tz="UTC")),
-                "key": pa.array(self.keys, pa.binary()),
-                "value": pa.array(self.values, pa.binary()),
+                "key": self.keys_to_arrow(),
+                "value": self.values_to_arrow(),
                 "headers": pa.array(
                     [[{"key": name, "value": value} for name, value in one] for one in self.headers], pa.list_(pair)
                 ),
             }
         )
+
+    def values_to_arrow(self) -> pyarrow.Array:
+        """The values as binary. Needs pyarrow."""
+        return self._blobs_to_arrow(self.values_column)
+
+    def keys_to_arrow(self) -> pyarrow.Array:
+        """The keys as binary. Needs pyarrow."""
+        if self.header.keys_size:
+            return self._blobs_to_arrow(self.keys_column)
+        import pyarrow as pa
+
+        return pa.nulls(len(self), pa.binary())
+
+    def _blobs_to_arrow(self, column: memoryview) -> pyarrow.Array:
+        from segmentlog.format.arrow import blob_array
+
+        try:
+            array = blob_array(column, self.header.record_count)
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+        return array if len(array) == len(self) else array.slice(self._start, len(self))
 
     def _front_column(self, start: int, size: int) -> memoryview:
         """A column that lies in front of the values, decompressed without them where that pays."""

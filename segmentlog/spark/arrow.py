@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -55,23 +54,25 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _blobs(name: str, columns: Callable[[RecordBatch], list[bytes | None]]) -> Callable[[Any, pa.DataType], pa.Array]:
+def _blobs(
+    name: str, column: Callable[[RecordBatch], pa.Array]
+) -> Callable[[list[RecordBatch], pa.DataType], pa.Array]:
     def make(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
-        blobs = columns(batches[0]) if len(batches) == 1 else list(chain.from_iterable(map(columns, batches)))
-        array = pa.array(blobs, pa.binary())
+        arrays = [column(batch) for batch in batches]
+        array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         if kind == pa.binary():
             return array
         try:
             return array.cast(kind)  # text: what is no UTF-8 is found here
         except pa.ArrowInvalid:
-            raise SegmentlogError(_not_text(name, batches, columns)) from None
+            raise SegmentlogError(_not_text(name, batches, column)) from None
 
     return make
 
 
-def _not_text(name: str, batches: list[RecordBatch], columns: Callable[[RecordBatch], list[bytes | None]]) -> str:
+def _not_text(name: str, batches: list[RecordBatch], column: Callable[[RecordBatch], pa.Array]) -> str:
     for batch in batches:
-        for offset, blob in zip(batch.offsets.tolist(), columns(batch), strict=True):
+        for offset, blob in zip(batch.offsets.tolist(), column(batch).to_pylist(), strict=True):
             try:
                 (blob or b"").decode()
             except UnicodeDecodeError:
@@ -86,7 +87,7 @@ def _keys(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     return _some_keys(batches, kind)
 
 
-_some_keys = _blobs("key", lambda batch: batch.keys)
+_some_keys = _blobs("key", RecordBatch.keys_to_arrow)
 
 
 def _topics(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
@@ -133,7 +134,7 @@ def _repeated(texts: list[tuple[str, int]], kind: pa.DataType) -> pa.Array:
 
 _MAKERS: Final[dict[str, Callable[[list[RecordBatch], pa.DataType], pa.Array]]] = {
     "key": _keys,
-    "value": _blobs("value", lambda batch: batch.values),
+    "value": _blobs("value", RecordBatch.values_to_arrow),
     "topic": _topics,
     "partition": _partitions,
     "offset": _offsets,

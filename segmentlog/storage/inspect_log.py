@@ -19,7 +19,7 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect_files import StateReader
 from segmentlog.storage.inspect_found import Cut, Hole, PartitionFound
 from segmentlog.storage.inspect_producers import ProducersLook
-from segmentlog.storage.inspect_segment import SegmentFound, index_flaws, inspect_segment
+from segmentlog.storage.inspect_segment import InspectSegment, SegmentFound, index_flaws
 from segmentlog.storage.segment import segment_stem
 
 _PAUSE_S = 0.01
@@ -28,13 +28,16 @@ _PAUSE_S = 0.01
 class LogLook:
     """One look at the segments of a partition, whose checkpoint and state page were looked at before."""
 
-    def __init__(self, fs: FileSystem, found: PartitionFound, tally: Tally, paths: Mapping[int, str]) -> None:
+    def __init__(
+        self, fs: FileSystem, found: PartitionFound, tally: Tally, paths: Mapping[int, str], inspect: InspectSegment
+    ) -> None:
         self._fs = fs
         self._folder = found.folder
         self._found = found
         self._tally = tally
         self._paths = paths
         """Where a segment is that is not under its own name: a compacted copy that was not put in place yet."""
+        self._inspect_segment = inspect
         self._tail_breaks: list[Cut | Hole] = []
         self._breaks_before_whole = 0
         self._whole_behind = 0
@@ -104,17 +107,15 @@ class LogLook:
         is_active = False
         if log is not None and found.live and base == log.active_base_offset:
             end_position, end_offset, is_active = log.end_position, log.log_end_offset, True
-        segment = inspect_segment(
-            self._fs, self._folder, base, end_position=end_position, expected_offset=base, epoch=epoch,
-            tail_from=tail_from, tally=self._tally, path=self._paths.get(base),
-        )  # fmt: skip
+        path = self._paths.get(base) or segment_stem(self._folder, base) + LOG_SUFFIX
+        segment = self._inspect_segment(self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally)
         for position, size in segment.unreadable:
             found.add("damage", segment.path, "the disk does not give these bytes", position, size)
         breaks_before = len(self._tail_breaks)
         for broken in segment.broken:
             self._judge(segment, broken, end_offset, tail_from, is_active)
         if tail_from is not None:
-            self._count_whole_behind(segment, breaks_before)
+            self._count_whole_behind(segment, breaks_before, tail_from)
         for flaw in segment.flaws:
             found.add(
                 "damage", segment.path, flaw.what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset
@@ -153,9 +154,9 @@ class LogLook:
         found.cuts.append(cut)
         found.add("damage", segment.path, why, cut.position, size, cut.base_offset, cut.end_offset)
 
-    def _count_whole_behind(self, segment: SegmentFound, breaks_before: int) -> None:
+    def _count_whole_behind(self, segment: SegmentFound, breaks_before: int, tail_from: int) -> None:
         """Whole batches that come behind what is torn, and which of the breaks they come behind."""
-        self._whole_behind += len(segment.positions) if breaks_before else segment.whole_behind
+        self._whole_behind += len(segment.positions) if breaks_before else segment.whole_behind(tail_from)
         if segment.positions:
             mine = self._tail_breaks[breaks_before:]
             behind = sum(isinstance(one, Cut) and one.position < segment.whole_position for one in mine)
@@ -170,7 +171,7 @@ class LogLook:
             if segment.size_bytes < tail_from:
                 what = f"{tail_from - segment.size_bytes} bytes below the recovery point are missing"
                 self._hole(segment.path, segment.size_bytes, segment.end_offset, checkpoint.recovery_offset, what)
-            elif not segment.tail_is_boundary:
+            elif not segment.is_boundary(tail_from):
                 what = f"the recovery point, byte {tail_from}, lies inside a batch"
                 found.add("damage", f"{self._folder}/{CHECKPOINT_FILE}", what)
         if end_position is not None and segment.size_bytes < end_position:

@@ -33,6 +33,7 @@ from segmentlog.storage.inspect_files import (
 )
 from segmentlog.storage.inspect_found import PartitionFound
 from segmentlog.storage.inspect_log import LogLook
+from segmentlog.storage.inspect_segment import InspectSegment, inspect_segment
 from segmentlog.storage.segment import list_segments, segment_stem
 from segmentlog.storage.state import REWRITING
 
@@ -44,9 +45,12 @@ _OVERDUE_MS = 600_000
 
 
 def inspect_partition(
-    fs: FileSystem, folder: str, topic: str, partition: int, config: TopicConfig, tally: Tally
-) -> PartitionFound:
+    fs: FileSystem, folder: str, topic: str, partition: int, config: TopicConfig, tally: Tally,
+    inspect: InspectSegment = inspect_segment,
+) -> PartitionFound:  # fmt: skip
     """Check one partition, while others append to it or not. Raises OSError.
+
+    ``inspect`` looks at a segment, or knows what somebody else found in it.
 
     Whoever truncates, recovers or retains it meanwhile makes what was read here and there
     not fit together: then it is looked at once more.
@@ -56,7 +60,7 @@ def inspect_partition(
         tally.reset(counts)
         tally.partitions += 1
         found = PartitionFound(folder, topic, partition)
-        look = _Look(fs, found, config, tally)
+        look = _Look(fs, found, config, tally, inspect)
         try:
             look.run()
         except FileNotFoundError as error:
@@ -71,12 +75,15 @@ def inspect_partition(
 class _Look:
     """One look at a partition."""
 
-    def __init__(self, fs: FileSystem, found: PartitionFound, config: TopicConfig, tally: Tally) -> None:
+    def __init__(
+        self, fs: FileSystem, found: PartitionFound, config: TopicConfig, tally: Tally, inspect: InspectSegment
+    ) -> None:
         self._fs = fs
         self._folder = found.folder
         self._found = found
         self._config = config
         self._tally = tally
+        self._inspect_segment = inspect
         self._state = StateReader(fs, found.folder)
         self._inodes: dict[int, int] = {}
         self._copies: dict[int, range] = {}
@@ -95,7 +102,7 @@ class _Look:
         self._look_at_state()
         self._look_at_checkpoint(bases)
         paths = {base: f"{self._folder}/{copy_name(base, one.stop, SWAP_SUFFIX)}" for base, one in copies.items()}
-        LogLook(fs, found, self._tally, paths).run(bases)
+        LogLook(fs, found, self._tally, paths, self._inspect_segment).run(bases)
         self._look_for_unknown_files(bases)
 
     def _copies_to_put_in_place(self) -> dict[int, range]:

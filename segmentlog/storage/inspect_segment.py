@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +20,6 @@ from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_en
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import FileSystem, read_file
-from segmentlog.storage.segment import segment_stem
 
 _CHUNK = 1 << 20
 _SECTOR = 4096
@@ -81,10 +81,6 @@ class SegmentFound(msgspec.Struct):
     max_timestamp: int = 0
     tracked: list[Tracked] = []
     """The batches of producers; let go of once they were looked at."""
-    whole_behind: int = 0
-    """Whole batches behind the first broken bytes at or above the tail's beginning."""
-    tail_is_boundary: bool = True
-    """Whether a batch begins or ends where the tail begins."""
     positions: array[int] = msgspec.field(default_factory=lambda: array("q"))
     base_offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
     next_offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
@@ -104,43 +100,53 @@ class SegmentFound(msgspec.Struct):
         at = bisect_right(self.next_offsets, base_offset)
         return at if at < len(self.base_offsets) and self.base_offsets[at] < end_offset else None
 
+    def is_boundary(self, position: int) -> bool:
+        """Whether a batch, or a stretch of broken bytes, begins or ends here."""
+        if position in (0, self.end_position) or any(one.position == position for one in self.broken):
+            return True  # there is no byte between one and the next: where one ends, another begins
+        at = bisect_left(self.positions, position)
+        return at < len(self.positions) and self.positions[at] == position
+
+    def whole_behind(self, tail_from: int) -> int:
+        """Whole batches behind the first broken bytes at or above ``tail_from``."""
+        torn = [one.position for one in self.broken if one.position >= tail_from and not one.blank]
+        return len(self.positions) - bisect_left(self.positions, torn[0]) if torn else 0
+
+
+class InspectSegment(Protocol):
+    """What `inspect_segment` does, or hands over what was found before: in the very bytes that lie there now.
+
+    Each call gives an object of its own: an inspection empties parts of it, and may begin again.
+    """
+
+    def __call__(
+        self, fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
+    ) -> SegmentFound: ...
+
 
 def inspect_segment(
-    fs: FileSystem,
-    folder: str,
-    base: int,
-    *,
-    end_position: int | None,
-    expected_offset: int,
-    epoch: int,
-    tail_from: int | None,
-    tally: Tally,
-    path: str | None = None,
+    fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
 ) -> SegmentFound:
     """Read a segment up to ``end_position`` (None: all of the file) and look at every byte. Raises OSError.
+
+    ``base`` is its base offset, ``epoch`` the largest of the segments before it; the file may lie
+    under another name. Nothing else depends on where it lies in the log.
 
     Reads into memory, and not through a map: a map of a bad sector, or of a file that a
     recovery cuts off meanwhile, kills the process instead of raising an error.
     """
-    path = path or segment_stem(folder, base) + LOG_SUFFIX
     size, data, unreadable = read_segment(fs, path, end_position)
     end = len(data)
-    found = SegmentFound(base, path, size, end, expected_offset, unreadable=unreadable)
-    found.tail_is_boundary = tail_from is None or tail_from in (0, end)
+    found = SegmentFound(base, path, size, end, base, unreadable=unreadable)
     tally.segments += 1
     counted = 0
-    tail_broken = False
-    for item in examine(memoryview(data), 0, end, path, expected_offset=expected_offset, epoch=epoch):
+    for item in examine(memoryview(data), 0, end, path, expected_offset=base, epoch=epoch):
         if isinstance(item, Whole):
             _note_whole(found, item)
-            found.whole_behind += tail_broken
             tally.batches += 1
             tally.records += item.header.record_count
         else:
             found.broken.append(item)
-            tail_broken = tail_broken or (tail_from is not None and item.position >= tail_from and not item.blank)
-        if tail_from is not None and tail_from in (item.position, item.end_position):
-            found.tail_is_boundary = True
         if item.end_position - counted >= _CHUNK:
             tally.add_bytes(item.end_position - counted)
             counted = item.end_position
@@ -284,13 +290,20 @@ def _first_untrue(
     entry_positions = offsets["position"].astype(np.int64)
     if limit is not None:
         entry_positions = entry_positions[: int(np.searchsorted(entry_positions, limit))]
-    for number, position in enumerate(entry_positions.tolist()):
-        offset = found.base_offset + int(offsets[number]["relative_offset"])
-        stamp = int(times[number]["max_timestamp"])
-        at = int(np.searchsorted(positions, position))
-        if at < len(positions) and positions[at] == position:
-            true = offset == found.base_offsets[at] and _fits(found, stamp, found.timestamps_before[at])
-        elif limit is None and position in (found.size_bytes, found.whole_position):
+    entry_offsets = found.base_offset + offsets["relative_offset"][: len(entry_positions)].astype(np.int64)
+    stamps = times["max_timestamp"][: len(entry_positions)].astype(np.int64)
+    # Nearly all entries name a batch, and are true: these are held against the batches all at once.
+    names_batch = np.isin(entry_positions, positions)
+    at = np.searchsorted(positions, entry_positions[names_batch])
+    known = np.frombuffer(found.timestamps_before, np.int64)[at]
+    fits = (stamps[names_batch] == known) | ((stamps[names_batch] > known) & found.is_damaged)
+    is_true = names_batch.copy()
+    is_true[names_batch] = fits & (entry_offsets[names_batch] == np.frombuffer(found.base_offsets, np.int64)[at])
+    for number in np.flatnonzero(~is_true).tolist():
+        position, offset, stamp = int(entry_positions[number]), int(entry_offsets[number]), int(stamps[number])
+        if names_batch[number]:
+            return number
+        if limit is None and position in (found.size_bytes, found.whole_position):
             true = found.end_offset <= offset <= next_base and _fits(found, stamp, found.max_timestamp)
         else:
             true = any(one.position <= position < one.end_position for one in found.broken)

@@ -1,0 +1,1 @@
+"""Jobs that run on Spark over a whole topic."""
