@@ -24,6 +24,7 @@ from segmentlog.format.control import decode_marker
 from segmentlog.format.names import OFFSETS_TOPIC
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import TopicPartition
+from segmentlog.tidy import Tidy
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
@@ -121,6 +122,7 @@ class GroupOffsets:
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._log: Partition | None = None
+        self._tidy = Tidy()
         self._reset_mutex()
         self._forget()
         _live.add(self)
@@ -186,7 +188,12 @@ class GroupOffsets:
 
     def append(self, keys: list[bytes | None], values: list[bytes | None]) -> int:
         """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced."""
-        return self.make_log().append(values, keys, ack="written") + len(values)
+        log = self.make_log()
+        end_offset = log.append(values, keys, ack="written") + len(values)
+        with self._mutex:
+            self._tidy.count()
+            self._tidy.tidy(log)
+        return end_offset
 
     def sync(self, end_offset: int) -> None:
         """fsync what lies below an offset that `append` returned."""
@@ -233,6 +240,7 @@ class GroupOffsets:
             else:
                 self._take(batch)
             self._position = batch.next_offset
+            self._tidy.count()
 
     def _take(self, batch: RecordBatch) -> None:
         entries = []

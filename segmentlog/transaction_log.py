@@ -15,6 +15,7 @@ from segmentlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopic
 from segmentlog.format.names import TRANSACTIONS_TOPIC
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.records import TopicPartition
+from segmentlog.tidy import Tidy
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class TransactionLog:
         self._states: dict[str, TransactionState] = {}
         self._position = 0
         self._log: Partition | None = None
+        self._tidy = Tidy()
         self.reset_mutex()
 
     def reset_mutex(self) -> None:
@@ -113,6 +115,7 @@ class TransactionLog:
             for batch in log.read(self._position):
                 for key, value in zip(batch.keys, batch.values, strict=True):
                     self._take_in(key, value)
+                self._tidy.count()
                 self._position = batch.next_offset
 
     def _take_in(self, key: bytes | None, value: bytes | None) -> None:
@@ -141,6 +144,12 @@ class TransactionLog:
             except UnknownTopic:
                 self._log = None
         return self._log
+
+    def tidy(self) -> None:
+        """Keep the topic short."""
+        with self._mutex:
+            if self._log is not None and not self._log.is_stale:
+                self._tidy.tidy(self._log)
 
     def write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
         """Append the state of a name; None forgets it."""

@@ -186,6 +186,7 @@ class Transactions:
         registration.close()
         if name.startswith(ANONYMOUS) and not self._store.read_only:
             self._forget(name)
+        self._log.tidy()
 
     def _forget(self, name: str) -> None:
         with contextlib.suppress(ProducerBusy), self._locked(name, wait_s=0.0):

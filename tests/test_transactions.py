@@ -644,11 +644,11 @@ def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
     ends: list[tuple[int, int]] = []
     producer = store.producer(name="n", linger_ms=0)
 
-    def commit(self: Identity) -> None:
+    def commit(self: Identity, note: str | None = None) -> None:
         thread = threading.Thread(target=producer.send_many, args=("b", [b"2"]))
         thread.start()
         thread.join()
-        real_commit(self)
+        real_commit(self, note)
 
     def write(name: str, state: Any, ack: Any = "written") -> None:
         if state.status == "PrepareCommit":

@@ -14,6 +14,7 @@ from segmentlog.cli.tables import show_json, when
 
 if TYPE_CHECKING:
     from segmentlog.format.examine import Broken, Whole
+    from segmentlog.format.producers import ProducerEntry
     from segmentlog.format.record_batch import RecordBatch
 
 Document = dict[str, Any]
@@ -44,6 +45,8 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
         lines = _aborted_lines(data)
     elif name.endswith(".snapshot"):
         lines = _snapshot_lines(data)
+    elif name == "producers":
+        lines = _end_snapshot_lines(data)
     elif name == "checkpoint":
         lines = _checkpoint_lines(data)
     elif name == "state":
@@ -234,8 +237,6 @@ def _aborted_lines(data: bytes) -> Iterator[tuple[Document, str]]:
 
 
 def _snapshot_lines(data: bytes) -> Iterator[tuple[Document, str]]:
-    from msgspec.structs import asdict
-
     from segmentlog.format.producers import Malformed, decode_snapshot
 
     try:
@@ -243,6 +244,25 @@ def _snapshot_lines(data: bytes) -> Iterator[tuple[Document, str]]:
     except Malformed as error:
         yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; not believed"
         return
+    yield from _entry_lines(entries)
+
+
+def _end_snapshot_lines(data: bytes) -> Iterator[tuple[Document, str]]:
+    from segmentlog.format.producers import Malformed, decode_end
+
+    try:
+        left = decode_end(data)
+    except Malformed as error:
+        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; not believed"
+        return
+    document = {"type": "end", "epoch": left.epoch, "base_offset": left.base_offset, "position": left.position}
+    yield document, f"up to byte {left.position} of the segment {left.base_offset}, in epoch {left.epoch}"
+    yield from _entry_lines(left.entries)
+
+
+def _entry_lines(entries: list[ProducerEntry]) -> Iterator[tuple[Document, str]]:
+    from msgspec.structs import asdict
+
     for entry in entries:
         document: Document = {"type": "producer", **asdict(entry), "last_sequence": entry.last_sequence}
         document["runs"] = [asdict(run) for run in entry.runs]

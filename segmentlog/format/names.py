@@ -16,6 +16,8 @@ STATE_FILE: Final = "state"
 LOCK_FILE: Final = "lock"
 CLEANER_FILE: Final = "cleaner"
 """Locked by whoever retains or compacts the partition; holds what the last pass did."""
+PRODUCERS_FILE: Final = "producers"
+"""What was known of every producer when the log was last closed, if that takes long to find out: a cache."""
 QUARANTINE_FOLDER: Final = "quarantine"
 
 LOG_SUFFIX: Final = ".log"

@@ -9,7 +9,10 @@ Snapshot (``<base>.snapshot``): an array of `ProducerEntry`, fields in order: wh
 the segment begins. Aborted transactions (``<base>.txnindex``): the size in bytes of the segment
 that it was made from, and an array of (producer id, first offset, offset of the marker).
 
-A file that does not check is not there: both are made from the log again.
+At the end of the log (``producers``, magic "SLE"): the partition epoch, base offset and inode of
+the active segment, the byte in it up to which it was read, and an array of `ProducerEntry`.
+
+A file that does not check is not there: all are made from the log again.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import xxhash
 
 _SNAPSHOT_MAGIC: Final = b"SLP\x01"
 _ABORTED_MAGIC: Final = b"SLT\x01"
+_END_MAGIC: Final = b"SLE\x01"
 _PREFIX = struct.Struct("<4sI")
 _CHECKSUM = struct.Struct("<Q")
 _BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
@@ -95,6 +99,18 @@ class _AbortedFile(msgspec.Struct, array_like=True):
     aborted: list[AbortedTransaction]
 
 
+class EndSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """What was known when the log ended at byte ``position`` of the segment ``base_offset``."""
+
+    epoch: int
+    base_offset: int
+    inode: int
+    """Of the segment's file: that of a copy is another one."""
+    position: int
+    entries: list[ProducerEntry]
+
+
+_end_decoder = msgspec.msgpack.Decoder(EndSnapshot)
 _entries_decoder = msgspec.msgpack.Decoder(list[ProducerEntry])
 _aborted_decoder = msgspec.msgpack.Decoder(_AbortedFile)
 
@@ -108,6 +124,19 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
     """The entries. Raises `Malformed`."""
     try:
         return _entries_decoder.decode(_opened(_SNAPSHOT_MAGIC, data))
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from None
+
+
+def encode_end(snapshot: EndSnapshot) -> bytes:
+    """The bytes of a ``producers`` file."""
+    return _sealed(_END_MAGIC, msgspec.msgpack.encode(snapshot))
+
+
+def decode_end(data: bytes) -> EndSnapshot:
+    """What such a file says. Raises `Malformed`."""
+    try:
+        return _end_decoder.decode(_opened(_END_MAGIC, data))
     except msgspec.DecodeError as error:
         raise Malformed(str(error)) from None
 

@@ -468,7 +468,9 @@ class Appender:
         self._active, self._index, self._mapped, self._seen = None, None, None, None
         self._key = (-1, -1)
 
-    def trim_preallocated(self, log: LogState) -> None:
-        """Give back the space ahead of the end, at a clean close. The caller holds the append lock."""
+    def leave_cleanly(self, log: LogState) -> None:
+        """Give back the space ahead of the end, and leave what is known, at a clean close. Under the append lock."""
         self._close_active()
         self._cut_file(log.active_base_offset, log.end_position)
+        if self._handle.page.words[PRODUCERS_WORD]:
+            self._states.leave(log, self._handle.clock.now_ms())

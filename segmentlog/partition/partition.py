@@ -590,7 +590,7 @@ class Partition:
         with handle.append_locked():
             page = handle.page
             log = page.log.read()
-            self._appender.trim_preallocated(log)
+            self._appender.leave_cleanly(log)
             with handle.sync_locked():
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:

@@ -12,29 +12,35 @@ reads more than the last segment.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from segmentlog.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
 from segmentlog.format.batch import TRANSACTIONAL, BatchHeader
-from segmentlog.format.names import SNAPSHOT_SUFFIX
+from segmentlog.format.names import LOG_SUFFIX, PRODUCERS_FILE, SNAPSHOT_SUFFIX, TEMPORARY_SUFFIX
 from segmentlog.format.producers import (
     KEPT_RUNS,
     NAMED_ID_END,
     SEQUENCE_END,
+    EndSnapshot,
     Malformed,
     ProducerEntry,
     Run,
+    decode_end,
     decode_snapshot,
+    encode_end,
     encode_snapshot,
 )
 from segmentlog.format.scan import find_batch, walk
 from segmentlog.partition.handle import Handle
-from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.fs import read_file, replace_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import LogState
 
+_WORTH_LEAVING = 256
+# Headers: a few milliseconds.
 _RUN_END = SEQUENCE_END // 2
 # A run is cut before its length could be taken for a sequence that has come round.
 
@@ -65,6 +71,8 @@ class ProducerStates:
         self.seen: LogState | None = None
         """The state of the log whose end is known of."""
         self._mapped: MappedSegment | None = None
+        self._behind = 0
+        """Headers behind the last snapshot: what the next one would read."""
 
     # ------------------------------------------------------------ from the log
 
@@ -85,12 +93,14 @@ class ProducerStates:
         handle = self._handle
         self._entries, self._open, self._mapped, self.seen = {}, {}, None, None
         bases = [base for base in bases if base <= log.active_base_offset]
+        self._behind = 0
+        if self._begin_at_end(log):
+            return
         first = 0
         for at in range(len(bases) - 1, -1, -1):
             entries = self._read_snapshot(bases[at])
             if entries is not None:
-                self._entries = {entry.producer_id: entry for entry in entries}
-                self._open = {one.producer_id: one.transaction_offset for one in entries if one.transaction_offset >= 0}
+                self._begin_with(entries)
                 first = at
                 break
         for base in bases[first:]:
@@ -106,6 +116,47 @@ class ProducerStates:
                 self._mapped = mapped
         self.seen = log
 
+    def _begin_with(self, entries: list[ProducerEntry]) -> None:
+        self._entries = {entry.producer_id: entry for entry in entries}
+        self._open = {one.producer_id: one.transaction_offset for one in entries if one.transaction_offset >= 0}
+
+    def _begin_at_end(self, log: LogState) -> bool:
+        """Begin with what the last one to close the log left behind, if it is of this log; whether it is."""
+        handle = self._handle
+        try:
+            left = decode_end(read_file(handle.fs, f"{handle.folder}/{PRODUCERS_FILE}"))
+            mapped = MappedSegment(handle.fs, handle.folder, log.active_base_offset)
+        except (FileNotFoundError, Malformed):
+            return False
+        if (left.epoch, left.base_offset, left.inode) != (log.epoch, log.active_base_offset, mapped.inode):
+            return False
+        if left.position > log.end_position:
+            return False
+        self._begin_with(left.entries)
+        self._walk(mapped, left.position, log.end_position, mapped.written_ns // 1_000_000)
+        self._mapped, self.seen = mapped, log
+        return True
+
+    def leave(self, log: LogState, now_ms: int) -> None:
+        """Leave what is known at the end of the log, if the next one would have much to read. Under the append lock.
+
+        Not synced: after a crash it is of an older end, or does not check.
+        """
+        if self._behind < _WORTH_LEAVING or self.seen is None:
+            return
+        handle = self._handle
+        path = f"{handle.folder}/{PRODUCERS_FILE}"
+        with contextlib.suppress(OSError, CorruptBatch):
+            self.catch_up(log)
+            inode = handle.fs.stat(segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX).st_ino
+            left = EndSnapshot(log.epoch, log.active_base_offset, inode, log.end_position, self.all(now_ms))
+            fd = handle.fs.open(path + TEMPORARY_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                write_all(handle.fs, fd, [encode_end(left)], 0)
+            finally:
+                handle.fs.close(fd)
+            handle.fs.replace(path + TEMPORARY_SUFFIX, path)
+
     def _read_snapshot(self, base: int) -> list[ProducerEntry] | None:
         with contextlib.suppress(FileNotFoundError, Malformed):
             return decode_snapshot(read_file(self._handle.fs, self._snapshot_path(base)))
@@ -117,6 +168,7 @@ class ProducerStates:
             try:
                 for at, header in walk(view, position, end, mapped.path):
                     position = at
+                    self._behind += 1
                     if header.producer_id >= 0:
                         self._take_in(header, now_ms)
                 return
@@ -168,10 +220,12 @@ class ProducerStates:
 
     def applied(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
         """Take note of records that were just published."""
+        self._behind += 1
         self._note(stamp.producer_id, stamp.epoch, stamp.sequence, offset, count, stamp.transactional, now_ms)
 
     def ended(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
         """Take note of a marker that was just published at ``offset``."""
+        self._behind += 1
         self._note_end(producer_id, epoch, offset, now_ms)
 
     def reached(self, log: LogState) -> None:

@@ -35,6 +35,7 @@ from segmentlog.format.names import (
     ABORTED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    PRODUCERS_FILE,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
     segment_name,
@@ -141,7 +142,8 @@ def _repair_locked(handle: Handle, page: StatePage) -> RepairReport:
             report.recovery = recover(handle, page)
         found = _inspect(handle)
     handle.adopt(page)
-    for path in {*report.caches, *(one.path for one in found.bad_caches)}:
+    # What was known of producers at the end is of the log as it was.
+    for path in {f"{handle.folder}/{PRODUCERS_FILE}", *report.caches, *(one.path for one in found.bad_caches)}:
         with contextlib.suppress(FileNotFoundError):
             handle.fs.unlink(path)
     if _state_trouble(found):

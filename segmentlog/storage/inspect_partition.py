@@ -14,6 +14,7 @@ from segmentlog.format.names import (
     DELETED_SUFFIX,
     LOCK_FILE,
     LOG_SUFFIX,
+    PRODUCERS_FILE,
     QUARANTINE_FOLDER,
     SEGMENT_SUFFIXES,
     STATE_FILE,
@@ -215,7 +216,7 @@ class _Look:
     # ------------------------------------------------------------ other files
 
     def _look_for_unknown_files(self, bases: list[int]) -> None:
-        known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, QUARANTINE_FOLDER}
+        known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, PRODUCERS_FILE, QUARANTINE_FOLDER}
         stems = {segment_name(base) for base in bases}
         for name in sorted(self._fs.listdir(self._folder)):
             path = f"{self._folder}/{name}"

@@ -29,6 +29,7 @@ from segmentlog.format.producers import (
 )
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.producers import ProducerStamp
+from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 
 NAMED, UNNAMED = 7, NAMED_ID_END + 7
@@ -491,3 +492,86 @@ def test_files_come_back_or_are_refused(entries: list[ProducerEntry], noise: byt
 def test_the_api_is_public(tmp_path: Path) -> None:
     """Under its own name."""
     assert segmentlog.ProducerStamp is ProducerStamp
+
+
+# ---------------------------------------------------------------- what a close leaves behind
+
+
+def _append_numbered(store: LogStore, name: str, count: int) -> None:
+    with store.producer(name=name, linger_ms=0) as producer:
+        for number in range(count):
+            producer.send_many("t", [b"%d" % number])
+
+
+def _headers_read(log: Partition) -> int:
+    """How many headers it took to know the producers."""
+    with log._known_producers() as states:
+        return states._behind
+
+
+def test_closing_leaves_what_was_known_of_producers(tmp_path: Path) -> None:
+    """Who opens a log of many small batches knows its producers, open transactions too, without reading them again."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        store.create_topic("t")
+        _append_numbered(store, "a", 400)
+        with store.producer(linger_ms=0) as producer:  # left open when the store is closed: aborted by nobody
+            producer.begin_transaction()
+            producer.send_many("t", [b"open"])
+            expected = store.topic("t").partition(0).producers()
+            store.topic("t").partition(0).close()
+            path = tmp_path / "s/t/0/producers"
+            assert path.exists()
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        log = store.topic("t").partition(0)
+        assert _headers_read(log) < 10
+        assert {one.producer_id: one.runs for one in log.producers()} == {one.producer_id: one.runs for one in expected}
+        with store.producer(name="a", linger_ms=0) as producer:
+            assert producer.last_sequence("t") == 399
+            producer.send_many("t", [b"400"])
+
+
+@pytest.mark.parametrize("harm", ["garbage", "older", "copied", "truncated", "rolled", "missing"])
+def test_what_a_close_left_is_believed_only_of_that_log(tmp_path: Path, harm: str) -> None:
+    """A file of another log, of an older end or that does not check costs time, and nothing else."""
+    path = tmp_path / "s/t/0/producers"
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        store.create_topic("t")
+        _append_numbered(store, "a", 300)
+    older = path.read_bytes()
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        _append_numbered(store, "b", 300)
+        log = store.topic("t").partition(0)
+        if harm == "truncated":
+            log.truncate(350)
+        elif harm == "rolled":
+            log.roll()
+            _append_numbered(store, "b", 3)
+        expected = {(one.producer_id, one.runs) for one in log.producers()}
+    if harm == "garbage":
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    elif harm in ("older", "truncated"):
+        path.write_bytes(older)
+    elif harm == "missing":
+        path.unlink()
+    elif harm == "copied":
+        segment = tmp_path / "s/t/0/00000000000000000000.log"
+        segment.write_bytes(segment.read_bytes())  # the same file, though: only one put in its place is another
+        other = tmp_path / "other"
+        other.write_bytes(segment.read_bytes())
+        other.replace(segment)
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        assert {(one.producer_id, one.runs) for one in store.topic("t").partition(0).producers()} == expected
+
+
+def test_dump_tells_what_a_close_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dump producers` says up to where it counts, and of whom."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        store.create_topic("t")
+        _append_numbered(store, "a", 300)
+    from segmentlog.cli import cli
+    from segmentlog.cli.common import run
+
+    assert run(cli, ["dump", str(tmp_path / "s/t/0/producers")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("up to byte ")
+    assert "last sequence 299" in out
