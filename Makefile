@@ -23,16 +23,18 @@ help:  ## this list
 run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
 
-# In two runs: measuring coverage makes the crash tests several times longer, and they are there for other reasons.
+# In three runs. Measuring coverage makes the crash tests several times longer, and they are there for other reasons.
+# Spark's tests share one session, which takes ten seconds to start and all cores: one process, one Java.
 CRASHING := tests/crash tests/damage tests/fuzz
 
 test: $(VENV)/.installed-test  ## all tests; without the crashing ones they must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(PY) -m pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
-	    $(addprefix --ignore=,$(CRASHING))
+	    -m "not spark" $(addprefix --ignore=,$(CRASHING))
 	$(PY) -m pytest -n $(WORKERS) --durations=12 $(CRASHING)
+	$(PY) -m pytest -n 0 --durations=12 -m spark tests/spark
 else
-	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 endif
 
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills

@@ -1,1 +1,13 @@
-"""Spark over the log: a PySpark data source, and pipelines on it. Needs ``segmentlog[spark]``."""
+"""Spark over the log: a PySpark data source, and pipelines on it. Needs ``segmentlog[spark]``.
+
+    spark = segmentlog.spark.session()
+    spark.read.format("segmentlog").option("path", "data").option("subscribe", "clicks").load()
+
+`source` is the data source, `reading`, `streaming` and `writing` are its parts, `pipelines` what is made of it.
+"""
+
+from segmentlog.spark.java import JavaNotFound as JavaNotFound
+from segmentlog.spark.java import find_java as find_java
+from segmentlog.spark.session import SparkNotInstalled as SparkNotInstalled
+from segmentlog.spark.session import register as register
+from segmentlog.spark.session import session as session

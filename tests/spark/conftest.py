@@ -1,0 +1,47 @@
+"""One Spark session for all of its tests: it takes ten seconds to start, and there is one a process."""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from segmentlog.spark.java import JavaNotFound
+from segmentlog.spark.session import SparkNotInstalled, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m has its look at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the session is marked `spark`, and runs in one process of a run in several."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("spark") is None:
+            item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.xdist_group("spark"))  # heeded with --dist loadgroup
+
+
+def skip_or_fail(error: Exception) -> None:
+    """Without Java there is nothing to test, which is fine on a machine of one's own."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"Spark's tests cannot be run: {error}")
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """The session: two cores, few partitions, its tables in a folder of this run."""
+    conf = {
+        "spark.sql.shuffle.partitions": 2,
+        "spark.default.parallelism": 2,
+        "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse"),
+    }
+    try:
+        started = session("segmentlog tests", "local[2]", conf=conf, fast_start=True)
+    except (JavaNotFound, SparkNotInstalled) as error:
+        skip_or_fail(error)
+        raise  # not reached
+    yield started
+    started.stop()
