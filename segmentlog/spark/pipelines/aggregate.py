@@ -1,0 +1,256 @@
+"""What the values of a topic come to in windows of event time, in one job or as they arrive.
+
+A window becomes a record of the topic that takes them:
+
+    key        its keys and where it begins, as JSON: a compacted topic keeps the last state of each window
+    value      the same with where it ends, and the aggregates
+    timestamp  where it begins: windows of hours can be put together to windows of days by it
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.spark.failures import explained
+from segmentlog.spark.pipelines.json_values import (
+    JSON_OPTIONS,
+    METADATA,
+    as_timestamp,
+    column,
+    json_columns,
+    mentions,
+    narrowed,
+    quoted,
+    require_schema,
+)
+from segmentlog.spark.pipelines.queries import (
+    RECORD_COLUMNS,
+    Incremental,
+    QueryReport,
+    ensure_topic,
+    interval,
+    observed_rows,
+    read_topic,
+    write_topic,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_JSON: Final = {**JSON_OPTIONS, "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
+# Windows begin and end at milliseconds.
+_START: Final = "window_start"
+_END: Final = "window_end"
+_TIME: Final = "_time"
+_WINDOW: Final = "_window"
+
+_FUNCTIONS: Final[dict[str, Callable[[Column], Column]]] = {
+    "count": F.count,
+    "sum": F.sum,
+    "avg": F.avg,
+    "mean": F.avg,
+    "min": F.min,
+    "max": F.max,
+}
+_PERCENTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
+_AGGREGATE: Final = re.compile(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*(?:\s+as\s+(\w+)\s*)?", re.IGNORECASE | re.DOTALL)
+
+
+class InvalidAggregation(SegmentlogError, ValueError):
+    """Windows that cannot be made that way."""
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """A figure of each window."""
+
+    function: str
+    of: str
+    """A column, or an expression of SQL; ``*`` for count."""
+    name: str
+
+    def over(self) -> Column:
+        """As Spark has it."""
+        percentile = _PERCENTILE.fullmatch(self.function)
+        if percentile is not None:
+            return F.percentile_approx(F.expr(self.of), float(percentile[1]) / 100).alias(self.name)
+        of = F.lit(1) if self.of == "*" else F.expr(self.of)
+        return _FUNCTIONS[self.function](of).alias(self.name)
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """Which windows, of what."""
+
+    aggregates: tuple[Aggregate, ...]
+    length: str
+    """Such as ``1h``, ``10m`` or Spark's ``1 hour``."""
+    slide: str | None = None
+    """How often one begins; None: when the last one ends."""
+    keys: tuple[str, ...] = ()
+    time: str | None = None
+    """The column that says when it was; None: the record's timestamp. Rows without a time are left out."""
+    where: str | None = None
+    """Which rows count, in SQL."""
+    watermark: str = "10m"
+    """How late a record may be to be counted, in a query that goes on."""
+
+
+def parse_aggregate(text: str) -> Aggregate:
+    """``count``, ``avg(dep_delay)``, ``p99(dep_delay) AS slow``. Raises `InvalidAggregation`."""
+    found = _AGGREGATE.fullmatch(text)
+    if found is None:
+        raise InvalidAggregation(f"{text!r} is no aggregate; write FUNCTION(COLUMN) or FUNCTION(COLUMN) AS NAME")
+    function, of = found[1].lower(), (found[2] or "").strip()
+    if function not in _FUNCTIONS and not _PERCENTILE.fullmatch(function):
+        there = ", ".join(_FUNCTIONS)
+        raise InvalidAggregation(
+            f"{text!r}: there is no aggregate {found[1]!r}; there are {there}, and p50, p99.9, ..."
+        )
+    if function == "count":
+        of = of or "*"
+    elif not of or of == "*":
+        raise InvalidAggregation(f"{text!r}: of which column? write {function}(COLUMN)")
+    name = re.sub(r"[\W_]+", "_", function if of == "*" else f"{function}_{of}").strip("_")
+    return Aggregate(function, of, found[3] or name)
+
+
+# ---------------------------------------------------------------- the pipeline
+
+
+@explained()
+def aggregate(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    windows: Windows,
+    *,
+    schema: str | None = None,
+    start: str = "earliest",
+    strict: bool = False,
+) -> DataFrame:
+    """The windows over what is there, a row each: keys, window_start, window_end and the aggregates, in order.
+
+    Args:
+        schema: the fields of the values as DDL; None: those that the first and last records have.
+        start: "earliest", "latest" or JSON as in ``startingOffsets``.
+        strict: fail at a value that is no JSON object, instead of a row of nulls.
+
+    Raises:
+        UnknownTopic: there is no such topic.
+        NotJson: none of the records that were looked at is a JSON object.
+        InvalidAggregation: the windows are nonsense.
+        SparkFailed: a column is not there, or an expression is none.
+    """
+    found = _rows(_source(spark, path, topic, windows, schema, start, strict, streaming=False), windows)
+    return found.orderBy(_START, *(quoted(name) for name in windows.keys))
+
+
+@explained()
+def aggregate_to(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    windows: Windows,
+    to: str,
+    *,
+    schema: str | None = None,
+    start: str = "earliest",
+    strict: bool = False,
+    create: int | None = None,
+    mode: Literal["append", "update"] = "append",
+    incremental: Incremental | None = None,
+) -> QueryReport:
+    """Write the windows to a topic, a record each; see the top of this module.
+
+    One job over what is there, whose windows become visible at once. With ``incremental`` a query that goes on from
+    its checkpoint: with mode "append" a window is written once, when the watermark has passed its end; with "update"
+    whenever it has changed. Name the ``schema`` of a query that is to run for long: fields that come and go
+    with the sample change its state, which Spark refuses.
+
+    Raises:
+        UnknownTopic, NotJson, InvalidAggregation, SparkFailed: as `aggregate`.
+    """
+    ensure_topic(path, topic)
+    if to == topic:
+        raise InvalidAggregation(f"the windows of {topic!r} cannot go to {topic!r} itself; name another topic")
+    rows = _source(spark, path, topic, windows, schema, start, strict, streaming=incremental is not None)
+    if incremental is None:
+        read = Observation()
+        rows = rows.observe(read, F.count(F.lit(1)).alias("rows"))
+    records = _records(_rows(rows, windows), windows)
+    ensure_topic(path, to, create)
+    report = write_topic(records, path, to, incremental=incremental, mode=mode)
+    if incremental is None:
+        return msgspec.structs.replace(report, rows=observed_rows(read))
+    return report
+
+
+def _source(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    windows: Windows,
+    ddl: str | None,
+    start: str,
+    strict: bool,
+    *,
+    streaming: bool,
+) -> DataFrame:
+    """The rows that count, with their time."""
+    if not windows.aggregates:
+        raise InvalidAggregation("no aggregate is named, such as count or avg(COLUMN)")
+    names = [_START, _END, *windows.keys, *(one.name for one in windows.aggregates)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidAggregation(f"two columns of the result are called {min(twice)!r}; name one with AS")
+    ensure_topic(path, topic)
+    schema = require_schema(spark, path, topic, ddl)
+    # Told by all columns there are: what is wrong with an expression, before anything is read.
+    _rows(_timed(json_columns(_no_records(spark), schema, METADATA), windows, strict), windows)
+    texts = [*windows.keys, *(one.of for one in windows.aggregates), windows.where or "", windows.time or ""]
+    schema = schema if strict else narrowed(schema, *texts)  # a strict reading is one of whole values
+    metadata = [name for name in METADATA if name == "_timestamp" or mentions(name, *texts)]
+    columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
+    records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
+    return _timed(json_columns(records, schema, metadata, strict=strict), windows, strict)
+
+
+def _no_records(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in RECORD_COLUMNS.items()))
+
+
+def _timed(rows: DataFrame, windows: Windows, strict: bool) -> DataFrame:
+    """The rows that count, with their time."""
+    if windows.where is not None:
+        rows = rows.where(F.expr(windows.where))
+    rows = rows.withColumn(_TIME, as_timestamp(rows, windows.time or "_timestamp", strict=strict))
+    return rows.withWatermark(_TIME, interval(windows.watermark))
+
+
+def _rows(rows: DataFrame, windows: Windows) -> DataFrame:
+    slide = None if windows.slide is None else interval(windows.slide)
+    window = F.window(F.col(_TIME), interval(windows.length), slide).alias(_WINDOW)
+    keys = [column(rows, name).alias(name) for name in windows.keys]
+    counted = rows.groupBy(*keys, window).agg(*(one.over() for one in windows.aggregates))
+    return counted.select(
+        *(quoted(name) for name in windows.keys),
+        F.col(f"{_WINDOW}.start").alias(_START),
+        F.col(f"{_WINDOW}.end").alias(_END),
+        *(one.name for one in windows.aggregates),
+    )
+
+
+def _records(rows: DataFrame, windows: Windows) -> DataFrame:
+    def as_json(names: Sequence[str]) -> Any:
+        return F.to_json(F.struct(*map(quoted, names)), _JSON)
+
+    return rows.select(
+        as_json([*windows.keys, _START]).alias("key"),
+        as_json(rows.columns).alias("value"),
+        F.col(_START).alias("timestamp"),
+    )
