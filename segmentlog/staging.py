@@ -43,6 +43,7 @@ _RUN_PREFIX: Final = "run-"
 _BATCH_BYTES: Final = 512 * 1024
 _PENDING_BYTES: Final = 64 << 20
 _PUBLISHED_AT_ONCE_BYTES: Final = 64 << 20
+_REMOVE_ATTEMPTS: Final = 5
 
 Partitions = npt.NDArray[np.int32]
 
@@ -86,18 +87,19 @@ class StagingFolder:
         Raises `ProducerFenced` when another run has become the newest since.
         """
         self.make()
+        run = group_folder_name(run)  # as it is read back from the folder
         with self._locked():
             known = self._runs()
             if run not in known:
                 self._remove_files()
                 known[run] = max(known.values(), default=0) + 1
-                self._write(f"{_RUN_PREFIX}{known[run]:010d}-{group_folder_name(run)}")
+                self._write(f"{_RUN_PREFIX}{known[run]:010d}-{run}")
             self._check(run, known)
             return known[run]
 
     def check(self, run: str) -> None:
         """Raise `ProducerFenced` when another run has become the newest."""
-        self._check(run, self._runs())
+        self._check(group_folder_name(run), self._runs())
 
     def _check(self, run: str, known: dict[str, int]) -> None:
         newest = max(known.values(), default=0)
@@ -121,8 +123,15 @@ class StagingFolder:
 
     def remove(self) -> None:
         """Remove all of it: the job is done, or given up."""
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.remove_tree(self.path)
+        for _ in range(_REMOVE_ATTEMPTS):
+            try:
+                self._fs.remove_tree(self.path)
+                return
+            except FileNotFoundError:
+                pass  # all of it, or a file that a task which was given up has just removed itself
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:  # or such a task has just made one
+                    raise
 
     def make(self) -> None:
         """Make it, unless it is there."""
@@ -368,7 +377,7 @@ def publish(producer: Producer, fs: FileSystem, staged: Sequence[Staged]) -> int
     for one in files:
         for run in one.runs:
             runs.setdefault(TopicPartition(run.topic, run.partition), []).append((one.path, run))
-    views = {one.path: _map(fs, one.path) for one in files}
+    views = {one.path: map_staged(fs, one.path) for one in files}
     for tp in sorted(runs):
         batches: list[EncodedBatch] = []
         size_bytes = 0
@@ -392,7 +401,8 @@ def _read_run(view: memoryview, path: str, run: StagedRun) -> Iterator[EncodedBa
         yield batch
 
 
-def _map(fs: FileSystem, path: str) -> memoryview:
+def map_staged(fs: FileSystem, path: str) -> memoryview:
+    """What a task has written. Raises `SegmentlogError` where the driver does not see the file."""
     try:
         fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,0 +1,185 @@
+"""``segmentlog spark archive`` and ``segmentlog spark restore``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from segmentlog.cli.common import EXIT_DAMAGE, Stop, say, status_of, stoppable, stopped_by
+from segmentlog.cli.options import PLACE, Place, complete_topic, json_option
+from segmentlog.cli.spark import KeyValue, check_topic, require_spark, spark_session
+from segmentlog.cli.tables import show_json, show_table
+from segmentlog.quantities import format_size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from segmentlog.spark.pipelines.archive import ArchiveReport
+    from segmentlog.spark.pipelines.archive_folder import OnStep
+    from segmentlog.spark.pipelines.restore import RestoreReport
+
+T = TypeVar("T")
+
+_STOPPABLE: Final = ("writing", "verifying", "noting the intent", "staging", "appending", "counting", "building")
+# Steps before which an end leaves nothing that is half done.
+
+
+def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> tuple[T | None, list[int]]:
+    """Do ``work(on_step, signals)``, whose Spark jobs a signal cancels: (its result or None, the signals that came)."""
+    from segmentlog.spark.failures import SparkFailed
+
+    told = ""
+
+    def on_step(step: str) -> None:
+        nonlocal told
+        if stopped and step in _STOPPABLE:
+            raise Stop
+        if step != told and sys.stderr.isatty():
+            say(f"{step} ...")
+        told = step
+
+    with stoppable(lambda: spark.sparkContext.cancelAllJobs()) as stopped:
+        try:
+            return work(on_step, stopped), stopped
+        except Stop:
+            return None, stopped
+        except SparkFailed:
+            if not stopped:
+                raise
+            return None, stopped
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("folder", metavar="DIR")
+@click.option("--trim", is_flag=True, help="Then delete from the log what is archived and verified.")
+@click.option("--upto", type=PLACE, metavar="PLACE",
+              help="No more than what is below this offset, or before this time.")  # fmt: skip
+@click.option("--allow-gaps", is_flag=True, help="Go on where records went before they were archived.")
+@json_option
+@click.pass_context
+def archive(
+    ctx: click.Context,
+    topic: str,
+    folder: str,
+    trim: bool,
+    upto: Place | None,
+    allow_gaps: bool,
+    as_json: bool,
+) -> int:
+    """Archive the sealed history of TOPIC in DIR, as Parquet by date; what is new since the last time.
+
+    Count and checksum of what was written are compared with the log's before it counts as
+    archived. DIR can be read with spark.read.parquet at any time. Sealed is what is below the
+    active segment: the rest goes when the segment is full, or old enough (segment.ms).
+    """
+    if upto is not None and upto.kind not in ("offset", "time"):
+        raise click.UsageError("--upto: an offset, or a time such as 2026-07-31 or -7d")
+    check_topic(ctx, topic)
+    require_spark()
+    from segmentlog.spark.pipelines.archive import archive as archive_topic
+    from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
+
+    ArchiveFolder(folder)  # what will not do is told before Spark is started
+    with spark_session(ctx) as spark:
+        work = partial(
+            archive_topic,
+            spark,
+            ctx.obj,
+            topic,
+            folder,
+            trim=trim,
+            upto=upto.number if upto and upto.kind == "offset" else None,
+            upto_ms=upto.number if upto and upto.kind == "time" else None,
+            allow_gaps=allow_gaps,
+        )
+        try:
+            report, stopped = cancellable(spark, lambda on_step, _: work(on_step=on_step))
+        except ArchiveDamaged as error:
+            say(f"error: {error}")
+            return EXIT_DAMAGE
+    if report is None:
+        say(f"nothing was archived{stopped_by(stopped)}")
+        return status_of(stopped)
+    _show_archive(report, as_json)
+    return 0
+
+
+def _show_archive(report: ArchiveReport, as_json: bool) -> None:
+    if as_json:
+        show_json(report)
+    elif partitions := sorted({*report.ranges, *report.trimmed}):
+        rows = []
+        for number in partitions:
+            start, end = report.ranges.get(number, (None, None))
+            gap = report.gaps.get(number)
+            begins = report.trimmed.get(number)
+            cells = "-" if gap is None else f"{gap[0]} to {gap[1] - 1}", None if begins is None else begins[1]
+            rows.append((number, start, end, *cells))
+        show_table(("partition", "from", "to", "gap", "log start"), rows)
+    if report.finished is not None:
+        say(f"finished run {report.finished}, which was cut off")
+    if report.run is None:
+        say("nothing new to archive" + (f"; trimmed {_trimmed(report):,} offsets" if report.trimmed else ""))
+        return
+    say(
+        f"{report.records:,} records archived and verified in {report.seconds:.1f} s: {report.files} files,"
+        f" {format_size(report.size_bytes)}, in {report.folder}"
+        + (f"; trimmed {_trimmed(report):,} offsets" if report.trimmed else "")
+    )
+
+
+def _trimmed(report: ArchiveReport) -> int:
+    return sum(end - start for start, end in report.trimmed.values())
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("topic")
+@click.option("-c", "--config", "pairs", type=KeyValue(), multiple=True, metavar="KEY=VALUE",
+              help="Of the topic that is made (retention.ms is -1 otherwise).")  # fmt: skip
+@json_option
+@click.pass_context
+def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str, str], ...], as_json: bool) -> int:
+    """Bring the archive in DIR into TOPIC: every record at the offset that it had.
+
+    TOPIC is made if it is not there, else it must be empty, or hold the beginning of the
+    archive: a restoration that was cut off is gone on with. Count and checksum of the topic
+    are compared with the archive's.
+    """
+    require_spark()
+    from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
+    from segmentlog.spark.pipelines.restore import RestoredWrong
+    from segmentlog.spark.pipelines.restore import restore as restore_topic
+
+    ArchiveFolder(folder).existing()
+    with spark_session(ctx) as spark:
+        work = partial(restore_topic, spark, ctx.obj, folder, topic, config=dict(pairs))
+        try:
+            report, stopped = cancellable(spark, lambda on_step, _: work(on_step=on_step))
+        except (ArchiveDamaged, RestoredWrong) as error:
+            say(f"error: {error}")
+            return EXIT_DAMAGE
+    if report is None:
+        say(f"not all is restored{stopped_by(stopped)}; the same command goes on with it")
+        return status_of(stopped)
+    _show_restoration(report, as_json)
+    return 0
+
+
+def _show_restoration(report: RestoreReport, as_json: bool) -> None:
+    if as_json:
+        show_json(report)
+    else:
+        show_table(("partition", "log start", "log end"), [(n, *one) for n, one in sorted(report.ranges.items())])
+    for note in report.notes:
+        say(note)
+    earlier = f" ({report.already_there:,} were there already)" if report.already_there else ""
+    say(
+        f"{report.records:,} records restored to {report.topic} in {report.seconds:.1f} s{earlier};"
+        f" {report.verified:,} verified against the archive"
+    )

@@ -1,0 +1,99 @@
+"""``segmentlog spark table``: a topic as a table, kept up to date."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from segmentlog.cli.common import EXIT_DONE, say, status_of, stopped_by
+from segmentlog.cli.options import DURATION_MS, complete_topic, json_option
+from segmentlog.cli.spark import check_topic, require_spark, spark_session
+from segmentlog.cli.spark_archive import cancellable
+from segmentlog.cli.tables import show_json
+
+if TYPE_CHECKING:
+    from segmentlog.spark.pipelines.archive_folder import OnStep
+    from segmentlog.spark.pipelines.table import TableReport
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("path")
+@click.option("--format", "shape", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True,
+              help="Of the table; delta needs Delta Lake.")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Go on, and update the table again and again.")
+@click.option("--every", "every_ms", type=DURATION_MS, default="10s", show_default=True, metavar="TIME",
+              help="With --follow: how often.")  # fmt: skip
+@click.option("--json-values", is_flag=True, help="Values are JSON objects: their fields become columns.")
+@click.option("--schema", metavar="DDL", help="Which fields, such as 'id long, name string'; else a sample tells.")
+@click.option("--buckets", type=click.IntRange(1), metavar="N",
+              help="Files of the table: an update rewrites those that change (8 to 64, by size).")  # fmt: skip
+@click.option("--skip-null-keys", is_flag=True, help="Leave records without a key out, rather than to fail.")
+@click.option("--rebuild", is_flag=True, help="Make the table anew, from all that the topic has.")
+@json_option
+@click.pass_context
+def table(
+    ctx: click.Context,
+    topic: str,
+    path: str,
+    shape: str,
+    follow: bool,
+    every_ms: int,
+    json_values: bool,
+    schema: str | None,
+    buckets: int | None,
+    skip_null_keys: bool,
+    rebuild: bool,
+    as_json: bool,
+) -> int:
+    """Keep the latest row of each key of TOPIC as a table at PATH; reads what is new since the last time.
+
+    A record without a value deletes the row of its key. spark.read.parquet(PATH) reads the
+    table as it was before an update, or as it is after it.
+    """
+    if shape == "delta" and buckets is not None:
+        raise click.UsageError("--buckets is for Parquet: Delta sees to its files itself")
+    reports: list[TableReport] = []
+
+    def show(report: TableReport) -> None:
+        if as_json and (report.records or not reports):
+            show_json(report)
+        if report.records or not reports:
+            say(
+                f"version {report.version}: {report.records:,} records read in {report.seconds:.1f} s,"
+                f" {report.inserted:,} rows inserted, {report.updated:,} updated, {report.deleted:,} deleted;"
+                f" {report.rows:,} rows"
+                + (f"; {report.skipped:,} records without a key left out" if report.skipped else "")
+            )
+        reports.append(report)
+
+    check_topic(ctx, topic)
+    require_spark()
+    from segmentlog.spark.pipelines.table import follow_table, update_table
+    from segmentlog.spark.pipelines.table_delta import update_delta
+
+    with spark_session(ctx) as spark:
+        update = partial(update_table, buckets=buckets) if shape == "parquet" else update_delta
+        run = partial(
+            update, spark, ctx.obj, topic, path, json_values=json_values, schema=schema, skip_null_keys=skip_null_keys
+        )
+
+        def work(on_step: OnStep, stopped: list[int]) -> None:
+            if not follow:
+                show(run(rebuild=rebuild, on_step=on_step))
+                return
+            follow_table(
+                lambda: run(rebuild=rebuild and not reports, on_step=on_step),
+                every_ms / 1000,
+                lambda: bool(stopped),
+                show,
+            )
+
+        _, stopped = cancellable(spark, work)
+    if follow:
+        return EXIT_DONE
+    if not reports:
+        say(f"the table is as it was{stopped_by(stopped)}")
+    return status_of(stopped)

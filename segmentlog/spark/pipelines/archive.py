@@ -1,0 +1,312 @@
+"""Sealed history to Parquet, a run at a time, and out of the log once it is verified.
+
+What is below the active segment, decided (no open transaction) and on disk goes to the archive; what an earlier run
+has archived does not go again. Spark writes the records aside, reads them anew, reads the log anew, and compares
+count and checksum of each partition; only then are the files moved into the archive (see `archive_folder`), and only
+behind that is the log trimmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.spark.failures import explained
+from segmentlog.spark.pipelines.archive_folder import (
+    FORMAT,
+    ArchivedPartition,
+    ArchivedRange,
+    ArchivedRun,
+    ArchiveFolder,
+    Intent,
+    Manifest,
+    OnStep,
+)
+from segmentlog.spark.pipelines.digests import NOTHING, Digest, digests_of
+from segmentlog.spark.pipelines.folders import spark_uri, spark_uris
+from segmentlog.spark.pipelines.history import (
+    AnotherHistory,
+    RecordsGone,
+    go_on_at,
+    last_mark,
+    open_to_settle,
+    read_ranges,
+    settled_end,
+)
+from segmentlog.spark.schema import HEADERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from segmentlog.partition.partition import Partition
+    from segmentlog.store import LogStore
+
+COLUMNS: Final = StructType(
+    [
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+    ]
+)
+"""Of an archive, but for ``date``, which is in the names of its folders."""
+_DATE: Final = "date_add(DATE'1970-01-01', int(unix_millis(timestamp) div 86400000)) AS date"
+# By UTC, whatever the time zone of the session.
+_ANEW: Final = "archive it into another folder"
+_WITH_GAP: Final = "to go on behind them, with a note of the gap in the archive: --allow-gaps (allow_gaps=True)"
+
+
+class VerificationFailed(SegmentlogError):
+    """What was written is not what is in the log. Nothing of the run is left."""
+
+    def __init__(self, log: str, written: Digest, found: Digest) -> None:
+        super().__init__(log, written, found)
+        self.log, self.written, self.found = log, written, found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: {self.written.records} records were written (checksum {self.written.checksum}), and"
+            f" {self.found.records} are in the log (checksum {self.found.checksum}); nothing was archived or trimmed;"
+            " if the topic was compacted meanwhile, do it again"
+        )
+
+
+class ArchiveReport(msgspec.Struct, frozen=True):
+    """What a run did."""
+
+    topic: str
+    folder: str
+    run: str | None
+    """None when there was nothing to archive."""
+    records: int
+    files: int
+    size_bytes: int
+    """Of its Parquet files."""
+    ranges: dict[int, tuple[int, int]]
+    """Offsets ``[start, end)`` that it archived, by partition."""
+    gaps: dict[int, tuple[int, int]]
+    """Offsets that were gone before they could be archived."""
+    trimmed: dict[int, tuple[int, int]]
+    """Log start before and after, where it has changed."""
+    finished: str | None
+    """An earlier run that was cut off, and was finished first."""
+    seconds: float
+
+
+@explained()
+def archive(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    folder: str,
+    *,
+    trim: bool = False,
+    upto: int | None = None,
+    upto_ms: int | None = None,
+    allow_gaps: bool = False,
+    on_step: OnStep = lambda step: None,
+) -> ArchiveReport:
+    """Bring the archive in ``folder`` up to date with the sealed history of a topic; make it if it is not there.
+
+    Args:
+        path: the folder of the store.
+        trim: then delete from the log what is in the archive.
+        upto: archive, and trim, no more than what is below this offset.
+        upto_ms: or below the first record that has this timestamp, or a later one.
+        allow_gaps: go on where records went before they were archived.
+
+    Raises:
+        VerificationFailed: what was written is not what the log holds.
+        ArchiveDamaged: with ``trim``: files of the archive were changed, or are missing. Nothing was trimmed.
+        AnotherHistory: the archive is of another topic or store, or the topic was made anew.
+        RecordsGone: retention was faster, and ``allow_gaps`` was not given.
+        SegmentlogError: the folder is no archive; another archiver is at work there; Spark failed.
+    """
+    started = time.perf_counter()
+    archived = ArchiveFolder(folder)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(open_to_settle(path))
+        partitions = store.topic(topic).partitions()
+        stack.enter_context(archived.writing())
+        manifest = archived.read() or Manifest(FORMAT, topic, store.store_id, len(partitions))
+        _check_identity(manifest, archived, store, topic)
+        finished = None if manifest.intent is None else manifest.intent.run.id
+        manifest = archived.finish(manifest, on_step)
+        archived.sweep()
+        ends = {log.number: _sealed_end(log, upto, upto_ms, read_only=store.read_only) for log in partitions}
+        ranges, gaps = _todo(manifest, partitions, ends, allow_gaps)
+        run = None
+        if ranges:
+            run = f"{len(manifest.runs) + 1:06d}-{secrets.token_hex(4)}"
+            intent = _write(spark, store, topic, archived, run, manifest, ranges, gaps, on_step)
+            manifest = msgspec.structs.replace(manifest, intent=intent, partition_count=len(partitions))
+            on_step("noting the intent")
+            archived.write(manifest)
+            manifest = archived.finish(manifest, on_step)
+        trimmed = _trim(archived, manifest, partitions, ends, on_step) if trim else {}
+    done = manifest.runs[-1] if run is not None else None
+    return ArchiveReport(
+        topic,
+        archived.path,
+        run,
+        0 if done is None else done.records,
+        0 if done is None else len(done.files),
+        0 if done is None else done.size_bytes,
+        ranges,
+        gaps,
+        trimmed,
+        finished,
+        time.perf_counter() - started,
+    )
+
+
+def _check_identity(manifest: Manifest, archived: ArchiveFolder, store: LogStore, topic: str) -> None:
+    if (manifest.topic, manifest.store_id) != (topic, store.store_id):
+        other = "" if manifest.store_id == store.store_id else " of another store"
+        raise AnotherHistory(archived.path, f"it is the archive of topic {manifest.topic!r}{other}", _ANEW)
+
+
+def _sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_only: bool) -> int:
+    """The end of what is sealed, decided and on disk; and of what was asked for."""
+    end = max((one.base_offset for one in log.segments() if one.active), default=log.log_start_offset)
+    if upto is not None:
+        end = min(end, upto)
+    if upto_ms is not None:
+        found = log.offset_for_timestamp(upto_ms)
+        end = end if found is None else min(end, found)
+    return settled_end(log, end, read_only=read_only)
+
+
+def _todo(
+    manifest: Manifest, partitions: Sequence[Partition], ends: dict[int, int], allow_gaps: bool
+) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
+    """(ranges to archive, gaps before them) by partition. Raises `AnotherHistory`, `RecordsGone`."""
+    known = manifest.archived()
+    if missing := sorted(set(known) - {log.number for log in partitions}):
+        why = f"it has no partition {missing[0]} any more, and the archive has records of it"
+        raise AnotherHistory(manifest.topic, why, _ANEW)
+    ranges, gaps = {}, {}
+    for log in partitions:
+        number = log.number
+        start = log.log_start_offset
+        if number in known:
+            position = known[number].end
+            try:
+                start = go_on_at(log, position, known[number].mark, anew=_ANEW, with_gap=_WITH_GAP)
+            except RecordsGone as error:
+                if not allow_gaps:
+                    raise
+                start = error.resumes_at
+                if ends[number] > start:
+                    gaps[number] = (position, start)
+        if ends[number] > start:
+            ranges[number] = (start, ends[number])
+    return ranges, gaps
+
+
+# ---------------------------------------------------------------- a run
+
+
+def _write(
+    spark: SparkSession,
+    store: LogStore,
+    topic: str,
+    archived: ArchiveFolder,
+    run: str,
+    manifest: Manifest,
+    ranges: dict[int, tuple[int, int]],
+    gaps: dict[int, tuple[int, int]],
+    on_step: OnStep,
+) -> Intent:
+    """Write the records aside and verify them: what is to be moved then. Raises `VerificationFailed`."""
+    columns = COLUMNS.fieldNames()
+    folder = archived.run_folder(run)
+    on_step("writing")
+    rows = read_ranges(spark, store.path, topic, ranges, *columns)
+    with microseconds(spark):
+        dated = rows.selectExpr(*columns, _DATE).sortWithinPartitions("date", "partition", "offset")
+        dated.write.partitionBy("date").option("compression", "zstd").parquet(spark_uri(folder))
+    sources, files = archived.take_stock(run)
+    on_step("verifying")
+    written = digests_of(read_files(spark, [f"{folder}/{one}" for one in sources]))
+    found = digests_of(read_ranges(spark, store.path, topic, ranges, *columns))
+    for number in ranges:
+        if written.get(number, NOTHING) != found.get(number, NOTHING):
+            archived.sweep()
+            log = f"{topic}/{number}"
+            raise VerificationFailed(log, written.get(number, NOTHING), found.get(number, NOTHING))
+    known = manifest.archived()
+    for number, (start, end) in ranges.items():
+        before = known.get(number, ArchivedPartition(number, start, start))
+        noted = [*before.gaps, gaps[number]] if number in gaps else before.gaps
+        mark = last_mark(store.open_partition(topic, number), end) or before.mark
+        known[number] = ArchivedPartition(number, before.start, end, noted, mark)
+    done = ArchivedRun(
+        run,
+        time.time_ns() // 1_000_000,
+        [ArchivedRange(number, *ranges[number], found.get(number, NOTHING)) for number in sorted(ranges)],
+        files,
+    )
+    return Intent(done, sources, [known[number] for number in sorted(known)])
+
+
+def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """The records in some files of an archive."""
+    if not paths:
+        return spark.createDataFrame([], COLUMNS)
+    return spark.read.schema(COLUMNS).parquet(*spark_uris(paths))
+
+
+@contextlib.contextmanager
+def microseconds(spark: SparkSession) -> Iterator[None]:
+    """Within: timestamps go to Parquet as others read them, and not as INT96, which is Spark's default."""
+    key = "spark.sql.parquet.outputTimestampType"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set(key, before)
+
+
+# ---------------------------------------------------------------- trimming
+
+
+def _trim(
+    archived: ArchiveFolder,
+    manifest: Manifest,
+    partitions: Sequence[Partition],
+    ends: dict[int, int],
+    on_step: OnStep,
+) -> dict[int, tuple[int, int]]:
+    """Delete from the log what is archived, once the files that hold it were read again. Raises `ArchiveDamaged`."""
+    known = manifest.archived()
+    todo = {
+        log: (log.log_start_offset, before)
+        for log in partitions
+        if log.number in known and (before := min(known[log.number].end, ends[log.number])) > log.log_start_offset
+    }
+    starts = {log.number: start for log, (start, _) in todo.items()}
+    on_step("checking the archive's files")
+    needed = [
+        run
+        for run in manifest.runs
+        if any(one.partition in starts and one.end > starts[one.partition] for one in run.ranges)
+    ]
+    archived.check_files(needed)
+    trimmed = {}
+    for log, (start, before) in todo.items():
+        on_step("trimming")
+        trimmed[log.number] = (start, log.trim(before))
+    return trimmed

@@ -1,0 +1,145 @@
+"""A topic as a Delta table: `table`, with Delta's merge in place of files that are replaced.
+
+The position is in the commit itself (its ``userMetadata``), so that rows and position change in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from py4j.java_gateway import JavaClass
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.spark.failures import explained
+from segmentlog.spark.pipelines.archive_folder import OnStep
+from segmentlog.spark.pipelines.history import open_to_settle
+from segmentlog.spark.pipelines.table import (
+    TableReport,
+    latest_records,
+    look_at,
+    payload_of,
+    plan_update,
+    report_of,
+)
+from segmentlog.spark.pipelines.table_folder import TableState
+from segmentlog.spark.pipelines.table_rows import Changes, TableRows, winners
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NOTE: Final = "spark.databricks.delta.commitInfo.userMetadata"
+
+_DELETED: Final = "segmentlog_deleted"
+
+
+class DeltaNotInstalled(SegmentlogError):
+    """The session has no Delta Lake."""
+
+    def __str__(self) -> str:
+        return (
+            "the format delta needs Delta Lake: pip install delta-spark, and start Spark with"
+            " spark.jars.packages=io.delta:delta-spark_2.13:VERSION,"
+            " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and"
+            " spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            " (segmentlog spark --conf KEY=VALUE); or make a Parquet table"
+        )
+
+
+@explained()
+def update_delta(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    target: str,
+    *,
+    json_values: bool = False,
+    schema: str | None = None,
+    skip_null_keys: bool = False,
+    rebuild: bool = False,
+    on_step: OnStep = lambda step: None,
+) -> TableReport:
+    """`update_table` for a Delta table, of any file system that Delta has. Raises `DeltaNotInstalled`, too."""
+    started = time.perf_counter()
+    delta = _delta(spark)
+    is_there = bool(delta.isDeltaTable(spark, target))
+    with open_to_settle(path) as store:
+        before = None if rebuild or not is_there else _read(spark, delta, target)
+        state, ranges = plan_update(
+            spark, store, topic, before, target, json_values=json_values, schema=schema, buckets=None
+        )
+        if before is not None and not ranges:
+            return report_of(before, target, 0, Changes(), 0, 0, started)
+        rows = TableRows(spark, payload_of(state))
+        with latest_records(spark, store, state, ranges) as latest, _note(spark, state):
+            on_step("reading")
+            records, skipped = look_at(latest, state, skip_null_keys=skip_null_keys)
+            changes = winners(latest.where("key IS NOT NULL"))
+            on_step("writing")
+            if before is None:
+                first = rows.shaped(changes.where("NOT deleted")).write.format("delta").mode("overwrite")
+                first.option("overwriteSchema", "true").save(target)
+            else:
+                _merge(
+                    delta.forPath(spark, target),
+                    rows,
+                    rows.shaped(changes.withColumnRenamed("deleted", _DELETED), _DELETED),
+                )
+    last = delta.forPath(spark, target).history(1).collect()[0]
+    counts = [
+        int(last["operationMetrics"].get(f"numTargetRows{what}", 0)) for what in ("Inserted", "Updated", "Deleted")
+    ]
+    if before is None:
+        counts = [int(last["operationMetrics"].get("numOutputRows", 0)), 0, 0]
+    state = msgspec.structs.replace(state, version=last["version"])
+    report = report_of(state, target, sum(records.values()) + skipped, Changes(*counts), skipped, len(records), started)
+    return msgspec.structs.replace(report, rows=spark.read.format("delta").load(target).count())
+
+
+def _delta(spark: SparkSession) -> Any:
+    """The class `DeltaTable`. Raises `DeltaNotInstalled`."""
+    try:
+        from delta.tables import DeltaTable  # type: ignore[import-not-found]
+    except ImportError:
+        raise DeltaNotInstalled from None
+    if not isinstance(spark._jvm.io.delta.tables.DeltaTable, JavaClass):  # type: ignore[union-attr]
+        raise DeltaNotInstalled
+    return DeltaTable
+
+
+def _read(spark: SparkSession, delta: Any, target: str) -> TableState:
+    """The state that the newest of our commits has noted; others (OPTIMIZE, VACUUM) have no such note."""
+    for row in delta.forPath(spark, target).history().select("userMetadata").toLocalIterator():
+        with contextlib.suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(row["userMetadata"] or "", type=TableState)
+    raise SegmentlogError(f"{target}: no commit of the table tells how far it has come; --rebuild makes it anew")
+
+
+@contextlib.contextmanager
+def _note(spark: SparkSession, state: TableState) -> Iterator[None]:
+    spark.conf.set(_NOTE, msgspec.json.encode(state).decode())
+    try:
+        yield
+    finally:
+        spark.conf.unset(_NOTE)
+
+
+def _merge(table: Any, rows: TableRows, changes: Any) -> None:
+    own = {name: f"`{rows.names[name]}`" for name in ("key", "partition", "offset", "timestamp")}
+    mine, theirs = ({name: f"{side}.{column}" for name, column in own.items()} for side in ("s", "t"))
+    newer = (
+        f"CASE WHEN {mine['partition']} = {theirs['partition']} THEN {mine['offset']} > {theirs['offset']} ELSE"
+        f" struct({mine['timestamp']}, {mine['offset']}) > struct({theirs['timestamp']}, {theirs['offset']}) END"
+    )
+    values = {f"`{name}`": f"s.`{name}`" for name in changes.columns if name != _DELETED}
+    (
+        table.alias("t")
+        .merge(changes.alias("s"), f"{mine['key']} = {theirs['key']}")
+        .whenMatchedDelete(condition=f"({newer}) AND s.{_DELETED}")
+        .whenMatchedUpdate(condition=newer, set=values)
+        .whenNotMatchedInsert(condition=f"NOT s.{_DELETED}", values=values)
+        .execute()
+    )
