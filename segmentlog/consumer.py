@@ -481,6 +481,8 @@ class Consumer:
                 self._assign("earliest")
             for cursor in self._cursors.values():
                 cursor.log.handle.check_usable()
+                if cursor.log.is_stale:  # opened read-only before anybody wrote to it
+                    cursor.log = self._store.open_partition(cursor.log.topic, cursor.log.number)
             self._finish_transactions()
             if self._has_more():
                 return True

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore, Topic
 
 STAGED_SUFFIX: Final = ".batches"
-ABANDONED_AFTER_S: Final = 24 * 3600
+ABANDONED_AFTER_S: Final = 7 * 24 * 3600
 """Files of a job that nobody wrote to for so long are those of one that died."""
 _RUN_PREFIX: Final = "run-"
 _BATCH_BYTES: Final = 512 * 1024

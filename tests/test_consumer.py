@@ -426,3 +426,24 @@ def test_an_unknown_reset_policy_is_refused(tmp_path):
         store.create_topic("t")
         with pytest.raises(segmentlog.InvalidConfig, match="earliest"):
             store.consumer("t", auto_offset_reset="none")
+
+
+@pytest.mark.parametrize("records_before", [0, 3])
+def test_a_read_only_reader_sees_what_is_written_after_it_opened(tmp_path, records_before):
+    """Though nobody had the topic open then: right after its creation, or before the first writer since a boot."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        store.create_topic("t")
+        if records_before:
+            store.topic("t").partition(0).append([b"before"] * records_before)
+    (tmp_path / "s/t/0/state").unlink(missing_ok=True)  # as after a boot: it is of no use then
+    with segmentlog.open(tmp_path / "s", read_only=True, background=False) as reader:
+        assert reader.topic("t").partition(0).log_end_offset == records_before
+        with reader.consumer("t", start="latest", follow=True) as consumer:
+            found = []
+            thread = threading.Thread(target=lambda: found.append(next(iter(consumer)).value))
+            thread.start()
+            with segmentlog.open(tmp_path / "s", background=False) as store:
+                store.topic("t").partition(0).append([b"after"])
+                assert reader.topic("t").partition(0).log_end_offset > records_before
+                thread.join(10)
+            assert found == [b"after"]

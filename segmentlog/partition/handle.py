@@ -81,6 +81,8 @@ class Handle:
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
         self.page: StatePage = StatePage.private()
+        self.is_snapshot = False
+        """Opened read-only when nobody had the log open: its end is where it was then."""
         self.failed: str | None = None
         self.used = True
         """Set by whoever uses the files; the descriptor budget clears it and closes what stays unused."""

@@ -146,6 +146,16 @@ def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
 
 def _open_read_only(handle: Handle) -> RecoveryReport:
     """Look, and change nothing: the live state page if there is one, else a private one made by scanning."""
+    page = find_live_page(handle)
+    if page is not None:
+        handle.adopt(page)
+        return _live_report(page)
+    handle.is_snapshot = True
+    return recover(handle, StatePage.private(), write=False)
+
+
+def find_live_page(handle: Handle) -> StatePage | None:
+    """The page that those share who have the log open for writing, or had it since the machine started."""
     with contextlib.suppress(FileNotFoundError):
         fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -153,6 +163,5 @@ def _open_read_only(handle: Handle) -> RecoveryReport:
         finally:
             handle.fs.close(fd)
         if page is not None and page.describes(handle.fs.boot_id(), handle.fs.stat(handle.folder)):
-            handle.adopt(page)
-            return _live_report(page)
-    return recover(handle, StatePage.private(), write=False)
+            return page
+    return None

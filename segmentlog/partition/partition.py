@@ -30,7 +30,7 @@ from segmentlog.partition.files import retire_segment
 from segmentlog.partition.group import GroupCommit
 from segmentlog.partition.handle import REWRITING, Clock, Handle
 from segmentlog.partition.lease import CleanerNote, Lease
-from segmentlog.partition.loader import open_partition, settle
+from segmentlog.partition.loader import find_live_page, open_partition, settle
 from segmentlog.partition.producers import ProducerStamp, ProducerStates
 from segmentlog.partition.reader import Reader, SkipListener
 from segmentlog.partition.recovery import recover, with_lost_range
@@ -606,8 +606,12 @@ class Partition:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the topic was deleted or renamed since: the store opens another one in its place."""
-        return self._handle.is_moved
+        """Whether the topic was deleted or renamed since, or has a life now that a read-only look did not see then.
+
+        The store opens another one in its place.
+        """
+        handle = self._handle
+        return handle.is_moved or (handle.is_snapshot and find_live_page(handle) is not None)
 
     @property
     def failed(self) -> str | None:

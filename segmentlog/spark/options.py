@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -25,7 +25,9 @@ LATEST: Final = -1
 """What stands for them in JSON offsets."""
 
 NoMatch = Literal["error", "latest"]
-T = TypeVar("T")
+
+_FIFTEEN_MINUTES_MS: Final = 15 * 60_000
+_INT64_MAX: Final = 2**63 - 1
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -99,6 +101,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise InvalidConfig(wrong_side[0], given.text(wrong_side[0]), why)
     topics, pattern, partitions = _what_to_read(given)
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    delay_ms = given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
     return ReadOptions(
         path=given.path(),
         topics=topics,
@@ -115,8 +118,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_records_per_partition=given.count("maxRecordsPerPartition"),
         max_offsets_per_trigger=given.count("maxOffsetsPerTrigger"),
         min_offsets_per_trigger=given.count("minOffsetsPerTrigger"),
-        max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB"),
-        max_trigger_delay_ms=given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m") or 15 * 60_000,
+        max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB", least=1),
+        max_trigger_delay_ms=_FIFTEEN_MINUTES_MS if delay_ms is None else delay_ms,
         group=given.text("groupId"),
     )
 
@@ -131,12 +134,12 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     if (app_id is None) != (version is None):
         name = "txnVersion" if version is None else "txnAppId"
         raise InvalidConfig(name, None, "given together with " + ("txnAppId" if version is None else "txnVersion"))
-    timeout_ms = given.parsed("transactionTimeout", parse_duration_ms, "a time, such as 15m") or 15 * 60_000
+    timeout_ms = given.parsed("transactionTimeout", parse_duration_ms, "a time, such as 15m", least=1)
     return WriteOptions(
         path=given.path(),
         topic=topic,
         allow_null_values=given.flag("allowNullValues", default=False),
-        transaction_timeout_ms=min(timeout_ms, 86_400_000),
+        transaction_timeout_ms=min(timeout_ms or _FIFTEEN_MINUTES_MS, 86_400_000),
         app_id=app_id,
         app_version=version,
     )
@@ -178,19 +181,20 @@ class _Given:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
 
     def count(self, name: str) -> int | None:
-        found = self.parsed(name, parse_count, "a whole number from 1 on")
-        if found == 0:
-            raise InvalidConfig(name, self._values[name], "a whole number from 1 on")
-        return found
+        return self.parsed(name, parse_count, "a whole number from 1 on", least=1)
 
-    def parsed(self, name: str, parse: Callable[[object], T], accepted: str) -> T | None:
+    def parsed(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
+        """``least``: the parsers know -1, "unlimited" and such, which mean nothing here."""
         text = self._values.get(name)
         if text is None:
             return None
         try:
-            return parse(text)
+            found = parse(text)
         except (ValueError, TypeError, LookupError):
-            raise InvalidConfig(name, text, accepted) from None
+            found = -1
+        if not least <= found <= _INT64_MAX:
+            raise InvalidConfig(name, text, accepted)
+        return found
 
     def numbers(self, name: str, what: str) -> dict[str, dict[int, int]]:
         """JSON such as ``{"clicks": {"0": 23, "1": -2}}``."""
@@ -199,7 +203,9 @@ class _Given:
         try:
             document = json.loads(text)
             return {
-                check_topic_name(topic): {_partition_number(number): _whole(one) for number, one in numbers.items()}
+                check_topic_name(topic, internal=True): {
+                    _partition_number(number): _whole(one) for number, one in numbers.items()
+                }
                 for topic, numbers in document.items()
             }
         except (ValueError, TypeError, AttributeError) as error:
@@ -236,7 +242,7 @@ def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[Top
     try:
         document = json.loads(text)
         partitions = tuple(
-            TopicPartition(check_topic_name(topic), _whole(number))
+            TopicPartition(check_topic_name(topic, internal=True), _partition_number(str(_whole(number))))
             for topic, numbers in document.items()
             for number in numbers
         )
@@ -254,7 +260,10 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
         timestamp_ms = given.parsed(one, parse_count, "milliseconds since 1970")
         return Bound(one, "timestamp", timestamp_ms=timestamp_ms or 0)
     if given.text(many) is not None:
-        return Bound(many, "timestamps", given.numbers(many, "milliseconds since 1970"))
+        timestamps = given.numbers(many, "milliseconds since 1970")
+        if any(one < 0 for by_partition in timestamps.values() for one in by_partition.values()):
+            raise InvalidConfig(many, given.text(many), "milliseconds since 1970: there is nothing before")
+        return Bound(many, "timestamps", timestamps)
     text = given.text(offsets)
     word = (text or default).strip().lower()
     if word == "earliest" and side == "ending":
@@ -279,6 +288,6 @@ def _partition_number(text: str) -> int:
 
 
 def _whole(number: object) -> int:
-    if type(number) is not int:
+    if type(number) is not int or number > _INT64_MAX:
         raise TypeError(f"{number!r} is no whole number")
     return number

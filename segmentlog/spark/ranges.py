@@ -48,19 +48,20 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
 # ---------------------------------------------------------------- which partitions
 
 
-def partitions_to_read(store: LogStore, options: ReadOptions) -> list[TopicPartition]:
-    """The partitions that there are now of what was asked for, sorted. Raises `UnknownTopic`."""
+def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool = True) -> list[TopicPartition]:
+    """The partitions that there are now of what was asked for, sorted. Raises `UnknownTopic`, if ``all_there``."""
     if options.partitions is not None:
-        for tp in options.partitions:
-            count = store.topic(tp.topic).partition_count
-            if tp.partition >= count:
-                raise UnknownTopic(tp.topic, f"it has no partition {tp.partition}, only 0 to {count - 1}")
-        return list(options.partitions)
+        counts = {name: len(_all_of(store, name, must_exist=all_there)) for name in options.topics}
+        missing = [tp for tp in options.partitions if tp.partition >= counts[tp.topic]]
+        if missing and all_there:
+            why = f"it has no partition {missing[0].partition}, only 0 to {counts[missing[0].topic] - 1}"
+            raise UnknownTopic(missing[0].topic, why)
+        return [tp for tp in options.partitions if tp not in missing]
     topics: Iterable[str] = options.topics
     if options.pattern is not None:
         pattern = re.compile(options.pattern)
         topics = [name for name in store.topics() if pattern.fullmatch(name)]
-    found = [_all_of(store, name, must_exist=options.pattern is None) for name in topics]
+    found = [_all_of(store, name, must_exist=options.pattern is None and all_there) for name in topics]
     return sorted(tp for some in found for tp in some)
 
 
@@ -106,6 +107,8 @@ def _resolve(
             found[tp] = end_offset
         elif bound.at == "offsets":
             found[tp] = _explicit(log, given[tp], end_offset, options)
+            if not is_start:
+                found[tp] = _readable_end(tp, found[tp], end_offset, options)
         else:
             timestamp_ms = bound.timestamp_ms if bound.at == "timestamp" else given[tp]
             offset = log.offset_for_timestamp(timestamp_ms)
@@ -146,6 +149,17 @@ def _explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions
     return readable_start(log, offset, fail_on_data_loss=options.fail_on_data_loss)
 
 
+def _readable_end(tp: TopicPartition, offset: int, end_offset: int, options: ReadOptions) -> int:
+    """Not beyond what a reader of that kind may see: what is not durable yet, or not decided."""
+    if offset <= end_offset:
+        return offset
+    why = f"{tp.topic}/{tp.partition}: offset {offset} is beyond {end_offset}, where this kind of reader ends now"
+    if options.fail_on_data_loss:
+        raise DataLoss(why)
+    logger.warning("%s; reading ends there", why)
+    return end_offset
+
+
 def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> int:
     """Where reading from ``offset`` on really begins. Raises `DataLoss`, unless what is gone may be passed over."""
     try:
@@ -181,7 +195,8 @@ def split(
     ranges = [one for one in ranges if one.end > one.start]
     total = sum(one.end - one.start for one in ranges)
     wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _WORTH_A_TASK)))
-    size = max(1, min(-(-total // wanted), max_records or _AT_MOST_A_TASK))
+    even = total // wanted if at_least else -(-total // wanted)  # rounded up it would be fewer than asked for
+    size = max(1, min(even, max_records or _AT_MOST_A_TASK))
     tasks: list[list[OffsetRange]] = []
     room = 0
     for one in ranges:
@@ -194,7 +209,7 @@ def split(
             # What is nearly all of the rest is not worth another task, unless a task may not be larger.
             slack = 0 if max_records or at_least else size // 8
             stop = one.end if one.end - start <= room + slack else _batch_start(log, start + room, start)
-            stop = min(stop, start + room) if max_records else stop
+            stop = min(stop, start + room if max_records else one.end)  # the next batch may begin beyond the end
             tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop))
             room -= stop - start
             start = stop
@@ -204,10 +219,18 @@ def split(
 
 
 def _batch_start(log: Partition, offset: int, start: int) -> int:
-    """The boundary before ``offset``, or the one behind it when that is not behind ``start``."""
-    for batch in log.read(offset, max_bytes=1):
-        base_offset = batch.header.base_offset
-        return base_offset if base_offset > start else min(batch.header.next_offset, offset)
+    """The boundary before ``offset``; ``offset`` itself inside a batch that reaches back to ``start``.
+
+    Where ``offset`` is in a hole it is the boundary behind that.
+    """
+    try:
+        for batch in log.read(offset, max_bytes=1):
+            base_offset = batch.header.base_offset
+            return base_offset if base_offset > start else offset
+    except LogTruncated as error:
+        return error.lost.end_offset
+    except OffsetOutOfRange:  # gone meanwhile: whoever reads it tells
+        pass
     return offset
 
 

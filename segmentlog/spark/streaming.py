@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends; ``start`` itself when there is to be none yet."""
         options = self._options
         starts = from_json(start)
-        ends = self._ends(starts) if self._final is None else self._final
+        ends = self._ends() if self._final is None else self._final
         self._check_deleted(starts, ends)
         begins = self._begins(starts, ends)
         if self._final is None and not self._is_worth_it(begins, ends):
@@ -89,13 +89,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than to what is there now."""
-        self._final = self._ends({})
+        self._final = self._ends()
 
     def reportLatestOffset(self) -> Document:
         """What is there, for the query's progress."""
-        return to_json(self._ends({}))
+        return to_json(self._ends())
 
-    def _ends(self, starts: Offsets) -> Offsets:
+    def _ends(self) -> Offsets:
         """Where each partition ends now, those included that came since the query began."""
         store, options = self._open(), self._options
         try:
@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except UnknownTopic as error:
             if options.fail_on_data_loss:
                 raise DataLoss(str(error)) from None
-            partitions = [tp for tp in starts if _exists(store, tp)]
+            partitions = partitions_to_read(store, options, all_there=False)
         return {tp: end_of(store, tp, options) for tp in partitions}
 
     def _check_deleted(self, starts: Offsets, ends: Offsets) -> None:
@@ -212,10 +212,3 @@ def share(begins: Mapping[TopicPartition, int], ends: Offsets, limit: int) -> Of
     for tp in sorted(waiting, key=lambda tp: shares[tp] - waiting[tp] * limit / total)[:left]:
         shares[tp] += 1
     return {tp: begins[tp] + shares[tp] if tp in shares else ends[tp] for tp in ends}
-
-
-def _exists(store: LogStore, tp: TopicPartition) -> bool:
-    try:
-        return tp.partition < store.topic(tp.topic).partition_count
-    except UnknownTopic:
-        return False

@@ -6,6 +6,7 @@ the note that is kept with each decision: the id of the micro-batch. See `segmen
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -54,12 +55,12 @@ class BatchWriter(DataSourceArrowWriter):
             if options.topic is not None:
                 store.topic(options.topic)
         sweep_abandoned(FileSystem(), options.path)
+        # Here and not by the tasks: those that Spark has given up may begin when the folder is removed already.
+        self._folder().make()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task. On an executor."""
-        folder = StagingFolder(FileSystem(), self._options.path, self._job)
-        folder.make()
-        return TaskDone(_stage(self._options, folder, 0, iterator), self._job, "")
+        return TaskDone(_stage(self._options, self._folder(), 0, iterator), self._job, "")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks have staged. In a process of the driver's."""
@@ -71,7 +72,8 @@ class BatchWriter(DataSourceArrowWriter):
                 assert options.app_version is not None
                 _publish(options, _done(messages), f"spark-app-{options.app_id}", options.app_version)
         finally:
-            self._folder().remove()
+            with contextlib.suppress(OSError):  # what is published is published: nobody is to write it again
+                self._folder().remove()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Take back what was staged."""

@@ -1,0 +1,122 @@
+"""A Spark driver of its own that copies topic "in" to topic "out", to be killed: run by test_exactly_once.py.
+
+    python exactly_once_worker.py STORE CHECKPOINT MASTER [NAME=VALUE ...]
+
+Says "batch N" for each micro-batch that is done, and "done" when nothing is left.
+
+    flaky=1       each task whose partition is 0 fails at its first attempt, after it has staged everything
+    slow=SECONDS  ... and takes so long at that, so that it is speculated about
+    kill=1        kill all of it, Java and this process, the first time that a micro-batch is published
+                  and Spark does not know it yet
+    kill_executor=1  kill an executor after the second micro-batch
+    conf.NAME=VALUE  a setting of Spark's
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+
+from segmentlog.spark.session import session
+from segmentlog.spark.source import DefaultSource
+from segmentlog.spark.writing import StreamWriter, WriterCommitMessage
+
+PATH, CHECKPOINT, MASTER = sys.argv[1:4]
+OPTIONS = dict(argument.split("=", 1) for argument in sys.argv[4:])
+GROUP = os.getpgid(0)
+IN_A_TRIGGER = 150
+
+
+class HarmedWriter(StreamWriter):
+    """The sink, to which things happen."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        done = super().write(iterator)
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0 and context.partitionId() == 0:
+            time.sleep(float(OPTIONS.get("slow", "0")))
+            if "flaky" in OPTIONS:
+                raise RuntimeError("the first attempt fails")
+        return done
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        super().commit(messages, batchId)
+        if "kill" in OPTIONS and batchId >= 2:
+            os.killpg(GROUP, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HarmedSource(DefaultSource):
+    """The data source with that sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "harmed"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        return HarmedWriter(self._write_options(schema, overwrite), schema)
+
+
+def executors() -> list[int]:
+    """The Javas that this driver's workers have started, of a local cluster."""
+    listed = subprocess.run(["ps", "-eo", "pid,pgid,args"], capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in listed.splitlines()[1:]:
+        pid, _group, command = line.split(None, 2)
+        if "CoarseGrainedExecutorBackend" in command and CHECKPOINT in command:
+            found.append(int(pid))
+    return found
+
+
+def main() -> None:
+    """Copy until nothing is left."""
+    conf = {"spark.sql.shuffle.partitions": 2} | {
+        name.removeprefix("conf."): value for name, value in OPTIONS.items() if name.startswith("conf.")
+    }
+    if MASTER.startswith("local-cluster"):
+        import pyspark
+
+        os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+        conf |= {
+            "spark.executor.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dtest={CHECKPOINT}",
+            "spark.executor.memory": "512m",
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+    spark = session("exactly once", MASTER, conf=conf, fast_start=True)
+    spark.dataSource.register(HarmedSource)
+    frame = spark.readStream.format("segmentlog").load(
+        PATH, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=IN_A_TRIGGER, minPartitions=3
+    )
+    query = (
+        frame.drop("topic", "partition", "timestamp")
+        .writeStream.format("harmed").option("path", PATH).option("topic", "out")
+        .option("checkpointLocation", CHECKPOINT).trigger(availableNow=True).start()
+    )  # fmt: skip
+    told = -1
+    killed = "kill_executor" not in OPTIONS
+    while query.isActive:
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] != told:
+            told = progress["batchId"]
+            print("batch", told, flush=True)
+            if not killed and told >= 2:
+                victim = executors()[0]
+                print("executor", victim, flush=True)
+                os.kill(victim, signal.SIGKILL)
+                killed = True
+        time.sleep(0.02)
+    query.awaitTermination()
+    print("done", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

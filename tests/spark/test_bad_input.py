@@ -1,0 +1,176 @@
+"""What goes wrong is told in one sentence, through all of Spark's layers: what it was, where, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import segmentlog
+from segmentlog.spark.failures import SparkFailed, explained, reason_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with topic "t", of two partitions, and some records; nobody changes it."""
+    path = str(tmp_path_factory.mktemp("bad") / "store")
+    with segmentlog.open(path, background=False) as store:
+        topic = store.create_topic("t", partitions=2, max_message_bytes=1000)
+        topic.partition(0).append([b"fine", b"\xff\xfe"])
+        topic.partition(1).append([b"fine"])
+        topic.partition(1).append([b"fine"] * 5)
+        topic.partition(1).trim(3)
+    return path
+
+
+def check_told(error: BaseException, sentence: str) -> None:
+    """The sentence is in what Spark throws, and it is what `reason_of` gives: a line, and nothing else in it."""
+    assert sentence in str(error), str(error)
+    reason = reason_of(error)
+    assert sentence in reason, reason
+    assert reason == reason.strip()
+    assert "\n" not in reason
+    for noise in ("Traceback", "at org.", "SQLSTATE", "PYTHON_DATA_SOURCE", 'File "', "pyspark", "segmentlog.errors"):
+        assert noise not in reason, reason
+
+
+READS: list[tuple[dict[str, Any], str]] = [
+    ({"path": None}, "path = None is not valid: the folder of the store"),
+    ({"path": "/nowhere/at/all"}, "/nowhere/at/all: there is no such folder on host"),
+    ({"path": "/tmp"}, "/tmp: "),
+    ({"subscribe": None}, "exactly one of subscribe, subscribePattern and assign says what to read"),
+    ({"subscribe": "nosuch"}, "topic 'nosuch': it does not exist in "),
+    ({"startingOffset": "earliest"}, "there is no such option; startingOffsets was meant, perhaps"),
+    ({"startingOffsets": "{"}, "JSON that gives offsets"),
+    ({"startingOffsets": '{"t": {"0": 0}}'}, "an entry for each partition that is read; t/1 is missing"),
+    ({"startingOffsets": '{"t": {"0": 0, "1": 99}}'}, "t/1: offset 99 is outside the log"),
+    ({"startingOffsets": '{"t": {"0": 0, "1": 1}}'}, "t/1: offset 1 is outside the log, which holds offsets [3, 6)"),
+    ({"startingTimestamp": "99999999999999"}, "t/0 has no record at or after that time"),
+    ({"subscribe": None, "assign": '{"t": [7]}'}, "topic 't': it has no partition 7, only 0 to 1"),
+    ({"maxOffsetsPerTrigger": "5"}, "an option of spark.readStream; leave it out of a batch read"),
+    ({"schema": "value int"}, "the schema asks for column 'value' as int; it is binary or string"),
+    ({"schema": "value string"}, "the value at t/0 offset 1 is no UTF-8 text; read it as binary"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), READS, ids=[sentence[:40] for _, sentence in READS])
+def test_reading(spark: SparkSession, path: str, options: dict[str, Any], sentence: str) -> None:
+    """Each mistake has its sentence."""
+    given = {"path": path, "subscribe": "t", **options}
+    schema = given.pop("schema", None)
+    reader = spark.read.format("segmentlog").options(**{k: v for k, v in given.items() if v is not None})
+    with pytest.raises(Exception) as told:  # noqa: PT011, PT012
+        frame = (reader.schema(schema) if schema else reader).load()
+        frame.select(frame.columns[0]).collect()
+    check_told(told.value, sentence)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"endingOffsets": "latest"}, "an option of spark.read; leave it out of a streaming read"),
+        ({"subscribe": "nosuch"}, "topic 'nosuch': it does not exist in "),
+        ({"startingOffsets": '{"t": {"0": 0, "1": 1}}'}, "t/1: offset 1 is outside the log"),
+        ({"schema": "value string"}, "the value at t/0 offset 1 is no UTF-8 text; read it as binary"),
+    ],
+)
+def test_streaming(spark: SparkSession, path: str, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    """A query fails with the same sentences."""
+    given = {"path": path, "subscribe": "t", "startingOffsets": "earliest", **options}
+    schema = given.pop("schema", "value binary")
+    with pytest.raises(Exception) as told:  # noqa: PT011, PT012
+        frame = spark.readStream.format("segmentlog").options(**given).schema(schema).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+    check_told(told.value, sentence)
+
+
+ROWS: list[tuple[str, dict[str, Any], str]] = [
+    ("'x' AS value", {"topic": None}, "no topic is named: .option('topic', ...), or a column 'topic'"),
+    ("'x' AS value", {"topic": "nosuch"}, "topic 'nosuch': it does not exist"),
+    ("'x' AS value", {"path": "/nowhere/at/all"}, "/nowhere/at/all: there is no such folder on host"),
+    ("'x' AS value", {"mode": "overwrite"}, "mode = 'overwrite' is not valid: append"),
+    ("'x' AS value", {"topics": "t"}, "there is no such option; topic was meant, perhaps"),
+    ("1 AS value", {}, "the data has column 'value' as int; it is binary or string"),
+    ("'x' AS value, 1 AS id", {}, "there is no place in a record for column 'id'"),
+    ("'x' AS value, map('a', 'b') AS headers", {}, "the data has column 'headers' as map<string,string>; it is array"),
+    ("cast(null AS string) AS value", {}, "value[0] is null; expected a value: topic 't' is not compacted"),
+    ("concat(uuid(), repeat('x', 2000)) AS value", {}, "over max.message.bytes = 1000"),
+    ("'x' AS value, 9 AS partition", {}, "topic 't': it has no partition 9, only 0 to 1"),
+    ("'x' AS value, timestamp'1969-01-01 00:00:00' AS timestamp", {}, "expected a time from 1970 on"),
+    ("'x' AS value, array(named_struct('key', string(null), 'value', binary('x'))) AS headers", {}, "headers[0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "options", "sentence"), ROWS, ids=[sentence[:40] for _, _, sentence in ROWS])
+def test_writing(spark: SparkSession, path: str, row: str, options: dict[str, Any], sentence: str) -> None:
+    """Each mistake has its sentence, and appends nothing."""
+    given = {"path": path, "topic": "t", **options}
+    mode = given.pop("mode", "append")
+    writer = spark.sql(f"SELECT {row}").write.format("segmentlog").mode(mode)
+    with pytest.raises(Exception) as told:  # noqa: PT011
+        writer.options(**{k: v for k, v in given.items() if v is not None}).save()
+    check_told(told.value, sentence)
+    with segmentlog.open(path, read_only=True, background=False) as store:
+        assert [log.log_end_offset for log in store.topic("t").partitions()] == [2, 6]
+
+
+def test_writing_a_stream(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    """A sink's sentences arrive there, too."""
+    frame = spark.readStream.format("segmentlog").options(subscribe="t", startingOffsets="earliest").load(path)
+
+    def run(frame: Any, **options: str) -> BaseException:
+        with pytest.raises(Exception) as told:  # noqa: PT011, PT012
+            writer = frame.writeStream.format("segmentlog").option("path", path).options(**options)
+            writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            query = writer.trigger(availableNow=True).start()
+            try:
+                query.awaitTermination()
+            finally:
+                query.stop()
+        return told.value
+
+    check_told(
+        run(frame.selectExpr("value", "9 AS partition"), topic="t"), "topic 't': it has no partition 9, only 0 to 1"
+    )
+
+
+def failing(what: Callable[[], object]) -> BaseException:
+    """What it raises."""
+    with pytest.raises(Exception) as told:  # noqa: PT011
+        what()
+    return told.value
+
+
+def test_sparks_own_sentences(spark: SparkSession, path: str) -> None:
+    """An error that is not this library's is told as Spark tells it, without the rest."""
+    frame = spark.read.format("segmentlog").load(path, subscribe="t")
+    for error in (
+        failing(lambda: frame.select("nosuch")),
+        failing(lambda: spark.sql("SELEC 1")),
+        failing(lambda: spark.sql("SELECT raise_error('by hand')").collect()),
+        failing(lambda: spark.read.format("nosuch").load()),
+    ):
+        reason = reason_of(error)
+        assert reason
+        assert "\n" not in reason
+        assert not re.search(r"SQLSTATE|Traceback|at org\.|^\[", reason), reason
+
+
+def test_explained(spark: SparkSession, path: str) -> None:
+    """Spark's exceptions become a `SparkFailed` of one sentence; others go through."""
+    with pytest.raises(SparkFailed, match=r"^topic 'nosuch': it does not exist in .*$") as told, explained():
+        spark.read.format("segmentlog").load(path, subscribe="nosuch").collect()
+    assert "\n" not in str(told.value)
+    with pytest.raises(ZeroDivisionError), explained():
+        raise ZeroDivisionError

@@ -1,0 +1,62 @@
+"""docs/spark.md: what it shows runs, what it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import segmentlog
+from segmentlog.cli.spark import _COMMANDS
+from segmentlog.spark.options import _READ, _WRITE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "docs/spark.md").read_text()
+
+
+def test_the_examples_of_the_page_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other, as somebody types them who reads the page."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    blocks = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        # Spark's driver has another working folder than this process by now.
+        code = block.replace('"path", "data"', f'"path", "{tmp_path}/data"').replace('"checkpoints/', f'"{tmp_path}/')
+        exec(compile(code, "spark.md", "exec"), names)
+
+
+def test_the_example_in_the_readme_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After those before it, of which it needs two topics."""
+    monkeypatch.chdir(tmp_path)
+    with segmentlog.open("data") as store:
+        store.create_topic("clicks", partitions=4)
+        store.create_topic("users", cleanup_policy="compact")
+        with store.producer() as producer:
+            producer.send_many("clicks", [b"/home", b"/cart", b"/pay"], keys=[b"user-1", b"user-1", b"user-2"])
+    block = re.search(r"^```python spark\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    exec(compile(block[1].replace('"path", "data"', f'"path", "{tmp_path}/data"'), "README.md", "exec"), {})
+    with segmentlog.open("data") as store, store.consumer("users", isolation="read_committed") as consumer:
+        assert {(record.key, record.value) for record in consumer} == {
+            (b"user-1", b"/HOME"), (b"user-1", b"/CART"), (b"user-2", b"/PAY"),
+        }  # fmt: skip
+
+
+def test_the_page_has_every_option() -> None:
+    """Of the source and of the sink, and of both no other."""
+    shown = set(re.findall(r"`([a-z][A-Za-z]+)`", TEXT))
+    assert {*_READ, *_WRITE} <= shown
+
+
+def test_the_page_has_every_command() -> None:
+    """Each pipeline of `segmentlog spark`."""
+    for name in _COMMANDS:
+        assert f"`spark {name} " in TEXT, name

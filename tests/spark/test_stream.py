@@ -1,0 +1,449 @@
+"""`spark.readStream.format("segmentlog")`: every record once, in bounded micro-batches, whatever comes and goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import segmentlog
+from segmentlog.errors import SegmentlogError
+from segmentlog.records import TopicPartition
+from segmentlog.spark.options import read_options
+from segmentlog.spark.ranges import DataLoss
+from segmentlog.spark.schema import source_schema
+from segmentlog.spark.streaming import StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store that the module's tests add topics to, each its own."""
+    return str(tmp_path_factory.mktemp("stream") / "store")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[segmentlog.LogStore]:
+    """The store, open in this process while Spark's read it."""
+    with segmentlog.open(path, background=False) as opened:
+        yield opened
+
+
+class Follower:
+    """Collects what a query is handed, micro-batch by micro-batch."""
+
+    def __init__(self, spark: SparkSession, path: str, checkpoint: Path) -> None:
+        self._spark, self._path, self._checkpoint = spark, path, str(checkpoint)
+        self.batches: list[list[str]] = []
+
+    def take(self, frame: Any, batch_id: int) -> None:
+        self.batches.append([row.value for row in frame.select("value").collect()])
+
+    @property
+    def values(self) -> list[str]:
+        """All of them, sorted."""
+        return sorted(value for batch in self.batches for value in batch)
+
+    @contextmanager
+    def follow(self, *, now: bool = True, **options: object) -> Iterator[StreamingQuery]:
+        """A query over what there is now (`now`), or until it is left."""
+        reader = self._spark.readStream.format("segmentlog").schema("value string, offset long, topic string")
+        for name, value in options.items():
+            reader = reader.option(name, str(value))
+        writer = (
+            reader.load(self._path).writeStream.option("checkpointLocation", self._checkpoint).foreachBatch(self.take)
+        )
+        query = (
+            writer.trigger(availableNow=True) if now else writer.trigger(processingTime="100 milliseconds")
+        ).start()
+        try:
+            yield query
+            if now:
+                query.awaitTermination()
+        finally:
+            query.stop()
+
+    def run(self, **options: object) -> list[list[str]]:
+        """What is there now; only what this run was handed."""
+        before = len(self.batches)
+        with self.follow(**options):
+            pass
+        return self.batches[before:]
+
+    def wait_for(self, query: StreamingQuery, values: list[str]) -> None:
+        """Until these, and no others, have come."""
+        ends = time.monotonic() + 30
+        while self.values != sorted(values) and time.monotonic() < ends:
+            if query.exception() is not None:
+                raise query.exception()  # type: ignore[misc]
+            time.sleep(0.05)
+        assert self.values == sorted(values)
+
+
+@pytest.fixture
+def follower(spark: SparkSession, path: str, tmp_path: Path) -> Follower:
+    """One with a checkpoint of its own."""
+    return Follower(spark, path, tmp_path / "checkpoint")
+
+
+def texts(*numbers: int) -> list[str]:
+    """The values of such records."""
+    return [str(number) for number in numbers]
+
+
+def fill(log: Any, *numbers: int) -> None:
+    """A batch a record, so that limits find boundaries."""
+    for number in numbers:
+        log.append([b"%d" % number])
+
+
+# ---------------------------------------------------------------- with Spark
+
+
+def test_what_is_there_now_and_no_more(store: segmentlog.LogStore, follower: Follower) -> None:
+    """availableNow reads what is there, in micro-batches of the size asked for, ends, and goes on from there."""
+    log = store.create_topic("now").partition(0)
+    fill(log, *range(10))
+    found = follower.run(subscribe="now", startingOffsets="earliest", maxOffsetsPerTrigger=4)
+    assert found == [texts(0, 1, 2, 3), texts(4, 5, 6, 7), texts(8, 9)]
+    assert follower.run(subscribe="now", startingOffsets="earliest", maxOffsetsPerTrigger=4) == []
+    fill(log, 10, 11)
+    assert follower.run(subscribe="now", startingOffsets="earliest") == [texts(10, 11)]
+
+
+def test_offsets_to_begin_at(store: segmentlog.LogStore, follower: Follower) -> None:
+    """JSON offsets count for the first start; later the checkpoint does."""
+    log = store.create_topic("begin").partition(0)
+    fill(log, *range(5))
+    offsets = '{"begin": {"0": 3}}'
+    assert follower.run(subscribe="begin", startingOffsets=offsets) == [texts(3, 4)]
+    fill(log, 5)
+    assert follower.run(subscribe="begin", startingOffsets='{"begin": {"0": 0}}') == [texts(5)]
+
+
+def test_following(store: segmentlog.LogStore, follower: Follower) -> None:
+    """From the latest on by default; records, partitions and topics that come meanwhile, from their first record."""
+    log = store.create_topic("follow-a").partition(0)
+    fill(log, 1)
+    with follower.follow(now=False, subscribePattern="follow-.*") as query:
+        wait_for_start(query)
+        fill(log, 2)
+        follower.wait_for(query, texts(2))
+        fill(store.create_topic("follow-b").partition(0), 3)
+        fill(store.create_topic("other").partition(0), 99)
+        follower.wait_for(query, texts(2, 3))
+        # An idle query makes no micro-batches.
+        count, offset = len(follower.batches), last_offset(query)
+        time.sleep(0.5)
+        assert len(follower.batches) == count
+        assert last_offset(query) == offset
+    fill(log, 4)
+    with follower.follow(now=False, subscribePattern="follow-.*") as query:
+        follower.wait_for(query, texts(2, 3, 4))
+
+
+def wait_for_start(query: StreamingQuery) -> None:
+    """Until the query has decided where it begins: it has looked, and found nothing to do."""
+    ends = time.monotonic() + 30
+    while query.lastProgress is None and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert query.lastProgress is not None
+
+
+def last_offset(query: StreamingQuery) -> Any:
+    """Where its last micro-batch ended."""
+    return query.lastProgress["sources"][0]["endOffset"]
+
+
+def test_a_topic_of_few_partitions_gets_more(store: segmentlog.LogStore, follower: Follower) -> None:
+    """Records of a partition that did not exist when the query began are read, all of them."""
+    fill(store.create_topic("grow-1").partition(0), 1)
+    assert follower.run(subscribePattern="grow-.*", startingOffsets="latest") in ([], [[]])
+    fill(store.create_topic("grow-2", partitions=2).partition(1), 2, 3)
+    assert follower.run(subscribePattern="grow-.*", startingOffsets="latest") == [texts(2, 3)]
+
+
+def test_retention_overtakes(store: segmentlog.LogStore, follower: Follower) -> None:
+    """Records that are gone before they were read are an error; with failOnDataLoss = false the rest is read."""
+    log = store.create_topic("overtaken").partition(0)
+    fill(log, 0, 1)
+    follower.run(subscribe="overtaken", startingOffsets="earliest")
+    fill(log, 2, 3, 4, 5)
+    log.trim(4)
+    with pytest.raises(StreamingQueryException, match=r"overtaken/0: offset 2 is outside the log.*failOnDataLoss"):
+        follower.run(subscribe="overtaken")
+    assert follower.run(subscribe="overtaken", failOnDataLoss="false") == [texts(4, 5)]
+
+
+def test_a_truncated_log(store: segmentlog.LogStore, follower: Follower) -> None:
+    """A query that had read what was cut off hears which offsets those were; with failOnDataLoss = false it goes on."""
+    log = store.create_topic("cut").partition(0)
+    fill(log, *range(6))
+    follower.run(subscribe="cut", startingOffsets="earliest")
+    log.truncate(3)
+    fill(log, 6)
+    with pytest.raises(StreamingQueryException, match=r"cut/0: offset 6 lies in the lost range \[3, 7\)"):
+        follower.run(subscribe="cut")
+    assert follower.run(subscribe="cut", failOnDataLoss="false") == [texts(6)]
+    fill(log, 7, 8)
+    assert follower.run(subscribe="cut", maxOffsetsPerTrigger=1) == [texts(7), texts(8)]
+
+
+def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follower) -> None:
+    """With groupId the query's positions are those of a group, with its lag, for people to see."""
+    log = store.create_topic("grouped", partitions=2)
+    fill(log.partition(0), *range(6))
+    fill(log.partition(1), *range(4))
+    with follower.follow(now=False, subscribe="grouped", startingOffsets="earliest", groupId="query") as query:
+        follower.wait_for(query, texts(*range(6), *range(4)))
+        fill(log.partition(0), 6)  # Spark tells that a micro-batch is done when it plans the next one
+        follower.wait_for(query, texts(*range(7), *range(4)))
+        ends = time.monotonic() + 20
+        while time.monotonic() < ends and not store.groups.describe("query").partitions:
+            time.sleep(0.05)
+    described = {one.partition: one for one in store.groups.describe("query").partitions}
+    assert described[1].lag == 0
+    assert described[0].lag in (0, 1)
+
+
+# ---------------------------------------------------------------- the reader alone
+
+
+@pytest.fixture
+def reader_of(path: str) -> Iterator[Callable[..., StreamReader]]:
+    """The source as Spark's driver has it, without Spark."""
+    made = []
+
+    def reader_of(**options: object) -> StreamReader:
+        texts = {"path": path, **{name: str(value) for name, value in options.items()}}
+        made.append(StreamReader(read_options(texts, streaming=True), source_schema(include_headers=False)))
+        return made[-1]
+
+    yield reader_of
+    for reader in made:
+        reader.stop()
+
+
+ReaderOf = Callable[..., StreamReader]
+
+
+def ends(reader: StreamReader, start: Any) -> Any:
+    """Where the next micro-batch ends."""
+    return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+
+def test_where_a_stream_begins(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """latest by default, earliest, or JSON."""
+    fill(store.create_topic("r-begin").partition(0), 0, 1)
+    assert reader_of(subscribe="r-begin").initialOffset() == {"r-begin": {"0": 2}}
+    assert reader_of(subscribe="r-begin", startingOffsets="earliest").initialOffset() == {"r-begin": {"0": 0}}
+    offsets = '{"r-begin": {"0": 1}}'
+    assert reader_of(subscribe="r-begin", startingOffsets=offsets).initialOffset() == {"r-begin": {"0": 1}}
+
+
+def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """However often nothing has come, and with however many partitions: Spark compares texts, and would spin."""
+    for name in ("r-text-b", "r-text-a"):
+        for log in store.create_topic(name, partitions=12).partitions():
+            fill(log, 0)
+    reader = reader_of(subscribePattern="r-text-.*", startingOffsets="earliest")
+    end = ends(reader, reader.initialOffset())
+    told = {json.dumps(end), json.dumps(ends(reader, end)), json.dumps(ends(reader, json.loads(json.dumps(end))))}
+    assert len(told) == 1
+    assert reader.partitions(end, end) == []
+    assert json.dumps(reader.reportLatestOffset()) in told
+
+
+def test_a_limit_of_offsets(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """At most so many a trigger, from all partitions that have some."""
+    topic = store.create_topic("r-limit", partitions=2)
+    fill(topic.partition(0), *range(30))
+    fill(topic.partition(1), *range(10))
+    reader = reader_of(subscribe="r-limit", startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    end = ends(reader, reader.initialOffset())
+    assert end == {"r-limit": {"0": 6, "1": 2}}
+    for _ in range(4):
+        end = ends(reader, end)
+    assert end == {"r-limit": {"0": 30, "1": 10}}
+
+
+def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """About so many stored bytes a trigger; at least a batch of each partition that waits."""
+    topic = store.create_topic("r-bytes", partitions=2, compression_type="none")
+    for _ in range(10):
+        topic.partition(0).append([bytes(1000)])
+    topic.partition(1).append([bytes(100_000)])
+    reader = reader_of(subscribe="r-bytes", startingOffsets="earliest", maxBytesPerTrigger="8KiB")
+    end = ends(reader, reader.initialOffset())
+    assert 2 <= end["r-bytes"]["0"] <= 5
+    assert end["r-bytes"]["1"] == 1
+    for _ in range(4):
+        end = ends(reader, end)
+    assert end["r-bytes"]["0"] == 10
+
+
+def test_a_least_number_of_offsets(
+    store: segmentlog.LogStore, reader_of: ReaderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A micro-batch waits until there are so many, but no longer than maxTriggerDelay."""
+    log = store.create_topic("r-least").partition(0)
+    fill(log, 0, 1)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    reader = reader_of(subscribe="r-least", startingOffsets="earliest", minOffsetsPerTrigger=5, maxTriggerDelay="10s")
+    start = ends(reader, reader.initialOffset())
+    assert start == {"r-least": {"0": 2}}  # the first one does not wait
+    fill(log, 2, 3)
+    assert ends(reader, start) == start
+    fill(log, 4, 5, 6)
+    start = ends(reader, start)
+    assert start == {"r-least": {"0": 7}}
+    fill(log, 7)
+    now += 9.9
+    assert ends(reader, start) == start
+    now += 0.2
+    assert ends(reader, start) == {"r-least": {"0": 8}}
+
+
+def test_limits_together(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """Offsets and bytes: whichever is less. A least number that is above the most still makes progress."""
+    log = store.create_topic("r-both", compression_type="none").partition(0)
+    for _ in range(20):
+        log.append([bytes(1000)])
+    options = {"subscribe": "r-both", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 3}
+    reader = reader_of(**options, maxBytesPerTrigger="1MiB")
+    assert ends(reader, reader.initialOffset()) == {"r-both": {"0": 3}}
+    reader = reader_of(**options, maxBytesPerTrigger=1)
+    assert ends(reader, reader.initialOffset()) == {"r-both": {"0": 1}}
+    reader = reader_of(**options, minOffsetsPerTrigger=10)
+    assert ends(reader, ends(reader, reader.initialOffset())) == {"r-both": {"0": 6}}
+
+
+def test_available_now_is_what_was_available(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """What comes after the query began is not for it; limits hold, and so does what it had read."""
+    log = store.create_topic("r-now").partition(0)
+    fill(log, *range(5))
+    reader = reader_of(subscribe="r-now", startingOffsets="earliest", maxOffsetsPerTrigger=3)
+    reader.prepareForTriggerAvailableNow()
+    fill(log, *range(5))
+    end = ends(reader, reader.initialOffset())
+    assert end == {"r-now": {"0": 3}}
+    end = ends(reader, end)
+    assert end == {"r-now": {"0": 5}}
+    assert ends(reader, end) == end
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_topic_is_deleted(store: segmentlog.LogStore, reader_of: ReaderOf, now: bool) -> None:
+    """An error, named or matched by a pattern; with failOnDataLoss = false its position is kept, the rest is read."""
+    for name in ("r-deleted-a", "r-deleted-b"):
+        fill(store.create_topic(f"{name}-{now}").partition(0), 0)
+    start = {f"r-deleted-a-{now}": {"0": 1}, f"r-deleted-b-{now}": {"0": 0}}
+    store.delete_topic(f"r-deleted-a-{now}")
+    for options in (
+        {"subscribePattern": f"r-deleted-.*-{now}"},
+        {"subscribe": f"r-deleted-a-{now},r-deleted-b-{now}"},
+    ):
+        reader = reader_of(**options)
+        with pytest.raises(DataLoss, match=f"r-deleted-a-{now}"):  # noqa: PT012
+            if now:
+                reader.prepareForTriggerAvailableNow()
+            ends(reader, start)
+        lenient = reader_of(**options, failOnDataLoss="false")
+        if now:
+            lenient.prepareForTriggerAvailableNow()
+        assert ends(lenient, start) == {f"r-deleted-a-{now}": {"0": 1}, f"r-deleted-b-{now}": {"0": 1}}
+        (task,) = lenient.partitions(start, ends(lenient, start))
+        assert [one.topic for one in task.ranges] == [f"r-deleted-b-{now}"]
+
+
+def test_a_topic_is_made_anew(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """Under the same name, with fewer records than were read: that is no quiet time but another topic, and an error."""
+    fill(store.create_topic("r-anew").partition(0), *range(5))
+    store.delete_topic("r-anew")
+    fill(store.create_topic("r-anew").partition(0), 0, 1)
+    with pytest.raises(DataLoss, match="r-anew/0: the query is at offset 5, and the log ends at 2"):
+        ends(reader_of(subscribe="r-anew"), {"r-anew": {"0": 5}})
+    lenient = reader_of(subscribe="r-anew", failOnDataLoss="false")
+    assert ends(lenient, {"r-anew": {"0": 5}}) == {"r-anew": {"0": 5}}
+
+
+@pytest.mark.parametrize("what", ["just created", "after a restart of the machine"])
+def test_a_partition_that_nobody_writes_to_yet(store: segmentlog.LogStore, reader_of: ReaderOf, what: str) -> None:
+    """Whoever looks at it first, and only reads, still sees what is written to it later."""
+    name = f"r-young-{what[0]}"
+    topic = store.create_topic(name)
+    start = {name: {"0": 0}}
+    if what != "just created":
+        fill(topic.partition(0), 0, 1)
+        start = {name: {"0": 2}}
+        topic.partition(0).close()
+        (Path(store.path) / name / "0" / "state").unlink()
+    reader = reader_of(subscribe=name)
+    assert ends(reader, start) == start
+    with segmentlog.open(store.path, background=False) as other:
+        fill(other.topic(name).partition(0), 7)
+        limit = time.monotonic() + 10
+        while ends(reader, start) == start and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert ends(reader, start)[name]["0"] == start[name]["0"] + 1
+
+
+def test_an_offset_that_is_not_decided_yet(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """Offsets of an open transaction may be begun at: the query waits there, and nothing is lost."""
+    store.create_topic("r-open")
+    producer = store.producer(name="r-open")
+    producer.begin_transaction()
+    producer.send_many("r-open", [b"0", b"1", b"2"])
+    producer.flush()
+    start = {"r-open": {"0": 2}}
+    reader = reader_of(subscribe="r-open")
+    assert ends(reader, start) == start
+    producer.commit_transaction()
+    producer.close()
+    assert ends(reader, start)["r-open"]["0"] > 2
+
+
+def test_a_position_that_was_cut_off(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """Inside a lost range: an error that names it, or what comes after it."""
+    log = store.create_topic("r-cut").partition(0)
+    fill(log, *range(10))
+    log.truncate(6)
+    fill(log, 10)
+    start = {"r-cut": {"0": 8}}
+    reader = reader_of(subscribe="r-cut")
+    with pytest.raises(DataLoss, match=r"r-cut/0: offset 8 lies in the lost range \[6, 11\)"):
+        reader.partitions(start, ends(reader, start))
+    lenient = reader_of(subscribe="r-cut", failOnDataLoss="false")
+    (task,) = lenient.partitions(start, ends(lenient, start))
+    assert [(one.start, one.end) for one in task.ranges] == [(11, 12)]
+
+
+def test_the_group_is_told(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """`commit` moves the group's positions; when that cannot be, the query goes on all the same."""
+    fill(store.create_topic("r-group").partition(0), *range(5))
+    reader = reader_of(subscribe="r-group", groupId="r")
+    reader.commit({"r-group": {"0": 3}})
+    (described,) = store.groups.describe("r").partitions
+    assert (described.lag, TopicPartition(described.topic, described.partition)) == (2, ("r-group", 0))
+    reader.commit({"no-such-topic": {"0": 3}})
+    reader_of(subscribe="r-group").commit({"r-group": {"0": 5}})
+    with store.consumer("r-group", group="r") as member:
+        list(member.batches())
+        reader.commit({"r-group": {"0": 4}})  # others are at work under that name: theirs counts
+
+
+def test_a_store_that_is_not_there(reader_of: ReaderOf, tmp_path: Path) -> None:
+    """Which folder, and on which host it was looked for."""
+    options = read_options({"path": str(tmp_path / "none"), "subscribe": "t"}, streaming=True)
+    with pytest.raises(SegmentlogError, match="there is no such folder on host"):
+        StreamReader(options, source_schema(include_headers=False)).initialOffset()
