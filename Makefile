@@ -23,16 +23,15 @@ help:  ## this list
 run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
 
-# In three runs. Measuring coverage makes the crash tests several times longer, and they are there for other reasons.
-# Spark's tests share one session, which takes ten seconds to start and all cores: one process, one Java.
-CRASHING := tests/crash tests/damage tests/fuzz
+# In two runs: measuring coverage makes tests take twice as long, and those that crash, are killed or need Spark are there
+# for other reasons. Spark's share one session and so one process; it waits a lot, which leaves room for another one.
+MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORKERS))
 
-test: $(VENV)/.installed-test  ## all tests; without the crashing ones they must run COVERAGE_MIN=90 % of the lines
+test: $(VENV)/.installed-test  ## all tests; the quick ones alone must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(PY) -m pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
-	    -m "not spark" $(addprefix --ignore=,$(CRASHING))
-	$(PY) -m pytest -n $(WORKERS) --durations=12 $(CRASHING)
-	$(PY) -m pytest -n 0 --durations=12 -m spark tests/spark
+	    -m "not long and not spark"
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "long or spark"
 else
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 endif

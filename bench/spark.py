@@ -263,7 +263,8 @@ def memory(spark: SparkSession, folder: Path, gb: float) -> dict[str, float]:
                 for one in log:
                     if one.log_end_offset - one.log_start_offset > 600_000:
                         one.trim(one.log_end_offset - 500_000)
-                store.retain("moved")
+                for one in store.topic("moved").partitions():
+                    one.retain()
     finally:
         stop.set()
         watcher.join()

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -12,3 +13,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No deadline: a busy machine is not a slow function.
 settings.register_profile("segmentlog", deadline=None)
 settings.load_profile("segmentlog")
+
+_LONG = {"crash", "damage", "fuzz"}
+# Folders whose tests are all there to crash, damage and try a lot.
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marked `long`, so that they are run where nothing is measured."""
+    for item in items:
+        if _LONG & set(item.path.relative_to(item.config.rootpath).parts):
+            item.add_marker(pytest.mark.long)

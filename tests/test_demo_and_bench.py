@@ -40,6 +40,7 @@ def test_a_check_of_the_demonstration_can_fail(tmp_path: Path, monkeypatch: pyte
         demo.run(tmp_path / "store", lambda _: None)
 
 
+@pytest.mark.long
 def test_the_demonstration_of_compaction_on_the_whole_year(tmp_path: Path) -> None:
     """All flights: of each plane the last, and the last three, stay; the counts are those of plain Python."""
     flights = demo.load_flights()
@@ -75,6 +76,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=folder)
 
 
+@pytest.mark.long
 def test_the_demo_command_keeps_its_store(tmp_path: Path) -> None:
     """`segmentlog demo --keep` leaves a store behind that opens, and with --no-spark nothing else."""
     done = run_demo(tmp_path, "--limit", "2000", "--keep", "kept", "--no-spark")

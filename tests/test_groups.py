@@ -724,6 +724,7 @@ class _Dying(FileSystem):
         return counted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("evicting", [False, True])
 def test_a_death_at_any_step_blocks_nobody(tmp_path: Path, evicting: bool) -> None:
     """A member dies before a file system call of joining, (evicting,) taking, committing, and leaving.
@@ -780,6 +781,7 @@ def _join_and_leave(path: str, at_call: int) -> None:
         os._exit(status)
 
 
+@pytest.mark.long
 def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Process]) -> None:
     """No two owners of a partition in one generation or at one time; all is processed, in order for each owner."""
     rounds = int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20"))

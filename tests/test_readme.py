@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from segmentlog import cli
 from segmentlog.config import _KINDS, TopicConfig
 
@@ -55,6 +57,7 @@ def test_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
     assert "base_offset=900, end_offset=1001, epoch=1" in printed
 
 
+@pytest.mark.long
 def test_console_tour_works(tmp_path):
     """Each line of the tour succeeds after those before it, and the followed topic shows what was appended."""
     missing = [line for line in console_lines() if not is_written(line)]

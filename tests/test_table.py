@@ -171,6 +171,7 @@ _pairs = st.lists(
 _steps = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), _pairs), max_size=8)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(steps=_steps, small_run=st.sampled_from([1, 4, 1000]), partitions=st.sampled_from([1, 3]))
 def test_any_workload_makes_the_table_that_a_dict_would_be(

@@ -167,6 +167,10 @@ def _environment_for_java(local: bool, quiet: bool, fast_start: bool) -> dict[st
     options: list[str] = []
     if quiet and not _has_own_logging():
         options.append(f"-Dlog4j2.configurationFile={LOGGING.as_uri()}")
+    if local:
+        # Java's side of Arrow looks at the bounds of every access otherwise, and for a null once more: a fifth of what
+        # Java does for a row. Arrow itself says so of production.
+        options += ["-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false"]
     if fast_start:
         options.append("-XX:TieredStopAtLevel=1")
     if options:

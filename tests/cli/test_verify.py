@@ -90,6 +90,7 @@ def test_every_flipped_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
                 assert (found.severity, found.position) == ("warning", used)
 
 
+@pytest.mark.long
 def test_flipped_bytes_of_the_state_page(tmp_path: Path) -> None:
     """What the page says is checked, byte for byte; a wrong one only costs a recovery, so it is a warning.
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -369,7 +370,7 @@ def _fields(record: Any) -> tuple[Any, ...]:
     return record.offset, record.key, record.value, record.timestamp, record.headers
 
 
-TestCompactionMachine = CompactionMachine.TestCase
+TestCompactionMachine = pytest.mark.long(CompactionMachine.TestCase)
 TestCompactionMachine.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -305,7 +305,7 @@ class LogMachine(RuleBasedStateMachine):
             assert all(one.epoch < two.epoch and one.start_offset <= two.start_offset for one, two in pairwise(epochs))
 
 
-TestLogMachine = LogMachine.TestCase
+TestLogMachine = pytest.mark.long(LogMachine.TestCase)
 TestLogMachine.settings = settings(
     max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -338,6 +338,7 @@ def test_readers_never_see_a_torn_state_while_a_thread_writes(page):
     assert not failures
 
 
+@pytest.mark.long
 def test_a_killed_writer_leaves_a_page_that_can_be_read(tmp_path, page):
     """kill -9 in the middle of writing, again and again: the page is sound, and the next writer goes on with it."""
     chance = random.Random(5)
