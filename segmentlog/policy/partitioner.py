@@ -115,6 +115,18 @@ def partitions_for_keys(keys: Keys, partition_count: int, fallback: int) -> Part
     return _choose(hash_partitions, keys, fallback)
 
 
+def partitions_for_joined_keys(keys: bytes, lengths: Lengths, partition_count: int) -> Partitions:
+    """`partitions_for_keys` of keys that lie one behind the other, ``lengths`` bytes each: for who has no list of them.
+
+    Raises ValueError for no partitions.
+    """
+    _check_sticky(0, partition_count)
+    if not len(lengths):
+        return np.zeros(0, np.int32)
+    hashes = _murmur2_of_joined(keys + bytes(4), lengths) & np.uint32(_POSITIVE)
+    return (hashes % np.uint32(partition_count)).astype(np.int32)
+
+
 def _choose(choice: Callable[[Sequence[bytes]], Partitions], keys: Keys, sticky: int) -> Partitions:
     """The choice for every key, `sticky` for None. Raises TypeError for a key that is neither."""
     try:
@@ -167,16 +179,21 @@ def _murmur2_of_all(keys: Sequence[bytes]) -> Hashes:
     """The murmur2 of each key, unsigned. Raises TypeError for a key that is not bytes."""
     if len(keys) < _FEW_KEYS:
         return np.fromiter((murmur2(key) & _MASK for key in keys), np.uint32, len(keys))
-    # Padded, so that the last key's tail too can be read as a word.
-    padded = b"".join(keys) + bytes(4)
-    lengths = _lengths(keys)
+    return _murmur2_of_joined(b"".join(keys) + bytes(4), _lengths(keys))
+
+
+def _murmur2_of_joined(padded: bytes, lengths: Lengths) -> Hashes:
+    """Of keys that lie one behind the other, padded with four bytes: the last one's tail, too, is read as a word."""
     longest = int(lengths.max())
     if longest == lengths.min():
         # The keys are the rows of a matrix, and word w of each is a column of it.
         def column(w: int, count: int) -> Hashes:
             return np.ndarray((count,), _WORD, padded, offset=4 * w, strides=(longest,))
 
-        return _murmur2_longest_first(lengths, column, column(longest >> 2, len(keys)))[0]
+        hashes, too_long = _murmur2_longest_first(lengths, column, column(longest >> 2, len(lengths)))
+        for index in range(too_long):
+            hashes[index] = murmur2(padded[longest * index : longest * (index + 1)]) & _MASK
+        return hashes
 
     # Longest first: the keys that have a word w are then the first so many.
     order = np.argsort(-lengths, kind="stable")
@@ -187,10 +204,10 @@ def _murmur2_of_all(keys: Sequence[bytes]) -> Hashes:
     in_order, too_long = _murmur2_longest_first(
         lengths, lambda w, count: word_at[starts[:count] + 4 * w], word_at[starts + (lengths & ~3)]
     )
-    hashes = np.empty(len(keys), np.uint32)
+    hashes = np.empty(len(lengths), np.uint32)
     hashes[order] = in_order
-    for index in order[:too_long].tolist():
-        hashes[index] = murmur2(keys[index]) & _MASK
+    for at, index in enumerate(order[:too_long].tolist()):
+        hashes[index] = murmur2(padded[starts[at] : starts[at] + lengths[at]]) & _MASK
     return hashes
 
 

@@ -1,23 +1,18 @@
-"""Between batches of the log and Arrow's: columns to columns, each record's work done in C."""
+"""Batches of the log as Arrow's: columns to columns, each record's work done in C."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from segmentlog.errors import InvalidRecord, SegmentlogError
+from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import LOG_APPEND_TIME
-from segmentlog.format.columns import check_headers
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.partition.encoding import Columns
-from segmentlog.records import Headers
 from segmentlog.spark.schema import arrow_schema
 
 _ROWS: Final = 1 << 16
@@ -142,106 +137,3 @@ _MAKERS: Final[dict[str, Callable[[list[RecordBatch], pa.DataType], pa.Array]]] 
     "timestampType": _timestamp_types,
     "headers": _headers,
 }
-
-
-# ---------------------------------------------------------------- the other way
-
-
-Taken = tuple[str, Columns, int, npt.NDArray[np.int32] | None]
-"""Topic, columns, about how many bytes, the partition of each record (-1: by its key) or None."""
-
-
-def records_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Taken]:
-    """The records of rows that are to be written, by topic. Raises `InvalidRecord`."""
-    if not batch.num_rows:
-        return
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if topic is not None:
-        yield topic, *_taken(columns, batch.num_rows)
-        return
-    topics = columns["topic"].dictionary_encode()
-    names = topics.dictionary.to_pylist()
-    if topics.null_count:
-        row = int(np.flatnonzero(topics.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InvalidRecord("topic", row, "null", "a topic for each row, or .option('topic', ...) for all")
-    if len(names) == 1:
-        yield names[0], *_taken(columns, batch.num_rows)
-        return
-    for index, name in enumerate(names):
-        rows = pc.equal(topics.indices, index)
-        part = batch.filter(rows)
-        yield name, *_taken(dict(zip(part.schema.names, part.columns, strict=True)), part.num_rows)
-
-
-def _taken(columns: dict[str, pa.Array], count: int) -> tuple[Columns, int, npt.NDArray[np.int32] | None]:
-    values = columns["value"]
-    size_bytes = values.nbytes
-    keys = columns.get("key")
-    if keys is not None:
-        size_bytes += keys.nbytes
-        keys = None if keys.null_count == count else keys
-    timestamps = columns.get("timestamp")
-    headers = columns.get("headers")
-    partitions = columns.get("partition")
-    taken = Columns(
-        _as_blobs(values),
-        None if keys is None else _as_blobs(keys),
-        None if timestamps is None else _as_milliseconds(timestamps),
-        None if headers is None else _as_headers(headers, count),
-    )
-    return taken, size_bytes, None if partitions is None else _as_partitions(partitions)
-
-
-def _as_partitions(array: pa.Array) -> npt.NDArray[np.int32] | None:
-    """Null is -1: by the key."""
-    if array.null_count == len(array):
-        return None
-    numbers: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy()
-    wrong = (numbers > np.iinfo(np.int32).max) | (numbers < 0)
-    wrong &= array.is_valid().to_numpy(zero_copy_only=False)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise InvalidRecord("partition", row, str(numbers[row]), "a partition's number, or null: by the key")
-    return numbers.astype(np.int32)
-
-
-def _as_blobs(array: pa.Array) -> list[bytes | None]:
-    if not pa.types.is_binary(array.type):
-        array = array.cast(pa.binary())
-    # Half the time of to_pylist(), which makes a scalar of each first.
-    blobs: list[bytes | None] = array.to_numpy(zero_copy_only=False).tolist()
-    return blobs
-
-
-def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
-    if array.null_count == len(array):
-        return None
-    numbers = array.cast(pa.int64())
-    if pa.types.is_timestamp(array.type):
-        per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
-        found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
-        return _not_negative(found * 1000 if array.type.unit == "s" else found)
-    return _not_negative(_filled(numbers, 1))
-
-
-def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
-    """Now for those that are null."""
-    if numbers.null_count:
-        numbers = numbers.fill_null(time.time_ns() // 1_000_000 * per_ms)
-    filled: npt.NDArray[np.int64] = numbers.to_numpy()
-    return filled
-
-
-def _not_negative(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    if int(timestamps.min()) < 0:
-        row = int(timestamps.argmin())
-        raise InvalidRecord("timestamp", row, f"{timestamps[row]} ms", "a time from 1970 on")
-    return timestamps
-
-
-def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:
-    if array.null_count == count:
-        return None
-    pairs = [None if one is None else [(pair["key"], pair["value"]) for pair in one] for one in array.to_pylist()]
-    headers = check_headers(pairs)
-    return headers if any(headers) else None

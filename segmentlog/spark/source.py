@@ -48,11 +48,11 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write`."""
-        return BatchWriter(self._write_options(schema, overwrite), schema)
+        return BatchWriter(self._write_options(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For `df.writeStream`."""
-        return StreamWriter(self._write_options(schema, overwrite), schema)
+        return StreamWriter(self._write_options(schema, overwrite))
 
     def _read_options(self, *, streaming: bool) -> ReadOptions:
         return read_options(dict(self.options), streaming=streaming)

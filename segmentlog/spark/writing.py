@@ -17,11 +17,10 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
 
 import segmentlog
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.arrow import records_of
+from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.options import WriteOptions
 from segmentlog.spark.reading import open_store
 from segmentlog.staging import Staged, Stager, StagingFolder, publish, sweep_abandoned
@@ -30,7 +29,6 @@ from segmentlog.storage.fs import FileSystem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
 # Spark puts the id of a query's run there, so that its jobs can be cancelled.
@@ -48,7 +46,7 @@ class TaskDone(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame: all of its rows become visible at once, or none does."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._job = f"spark-job-{uuid.uuid4()}"
         with open_store(options.path) as store:
@@ -86,7 +84,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query, each exactly once."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -128,8 +126,8 @@ def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterato
         stager = Stager(store, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
         try:
             for batch in rows:
-                for topic, columns, size_bytes, partitions in records_of(batch, options.topic):
-                    stager.add(topic, columns, size_bytes, partitions)
+                for topic, records, size_bytes, partitions in records_of(batch, options.topic):
+                    stager.add_records(topic, records, size_bytes, partitions)
             return stager.finish()
         except BaseException:
             stager.discard()

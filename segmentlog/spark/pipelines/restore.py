@@ -23,7 +23,7 @@ import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.restoring import OffsetStager, Restorer, restore_staged
-from segmentlog.spark.arrow import records_of
+from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.failures import explained
 from segmentlog.spark.pipelines.archive import COLUMNS, read_files
 from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, Manifest, OnStep
@@ -314,8 +314,9 @@ def _stage_task(
 
 def _add(stager: OffsetStager, topic: str, batch: pa.RecordBatch) -> None:
     offsets = batch.column(batch.schema.get_field_index("offset")).to_numpy()
-    for _, columns, size_bytes, partitions in records_of(batch, topic):
+    for _, records, size_bytes, partitions in records_of(batch, topic):
         assert partitions is not None
+        columns = records.columns()
         # Sorted, so that each partition's records are together.
         edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(offsets)]
         for start, stop in pairwise(edges):

@@ -1,0 +1,239 @@
+"""Rows that Spark wants written, as records on their way into staged batches: columns to columns, all of it in C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidRecord, RecordTooLarge
+from segmentlog.format.arrow import blob_column
+from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, EncodedBatch, join_batch
+from segmentlog.format.columns import array_of, check_headers
+from segmentlog.partition.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
+from segmentlog.policy.partitioner import HashPartitioner, Partitioner, partitions_for_joined_keys
+from segmentlog.records import Headers
+from segmentlog.staged_records import Partitions
+
+
+class ArrowRecords:
+    """Records as Arrow arrays of binary, timestamps in milliseconds, and headers as lists."""
+
+    def __init__(
+        self,
+        values: pa.Array,
+        keys: pa.Array | None,
+        timestamps: npt.NDArray[np.int64],
+        headers: Sequence[Headers] | None,
+    ) -> None:
+        self._values = values
+        self._keys = keys
+        self._timestamps = timestamps
+        self._headers = headers
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def columns(self) -> Columns:
+        """The same as lists."""
+        keys = None if self._keys is None else _as_list(self._keys)
+        return Columns(_as_list(self._values), keys, self._timestamps, self._headers)
+
+    def partitions(self, partitioner: Partitioner, count: int, sticky: int) -> Partitions:
+        keys = self._keys
+        if keys is None or count == 1:
+            return np.full(len(self), sticky, np.int32)
+        if not isinstance(partitioner, HashPartitioner):
+            return partitioner.partitions(_as_list(keys), count, sticky)
+        ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
+        data = keys.buffers()[2]
+        joined = b"" if data is None else bytes(memoryview(data)[ends[0] : ends[-1]])
+        chosen = partitions_for_joined_keys(joined, np.diff(ends).astype(np.int64), count)
+        if keys.null_count:
+            chosen[keys.is_null().to_numpy(zero_copy_only=False)] = sticky
+        return chosen
+
+    def take(self, rows: npt.NDArray[np.int64]) -> ArrowRecords:
+        keys, headers = self._keys, self._headers
+        return ArrowRecords(
+            self._values.take(rows),
+            None if keys is None else keys.take(rows),
+            self._timestamps[rows],
+            None if headers is None else [headers[row] for row in rows.tolist()],
+        )
+
+    def part(self, start: int, stop: int) -> ArrowRecords:
+        keys, headers = self._keys, self._headers
+        return ArrowRecords(
+            self._values.slice(start, stop - start),
+            None if keys is None else keys.slice(start, stop - start),
+            self._timestamps[start:stop],
+            None if headers is None else headers[start:stop],
+        )
+
+    def followed_by(self, others: Sequence[ArrowRecords]) -> ArrowRecords:
+        all_of_them = (self, *others)
+        keys: pa.Array | None = None
+        if any(one._keys is not None for one in all_of_them):
+            keys = pa.concat_arrays(
+                [pa.nulls(len(one), pa.binary()) if one._keys is None else one._keys for one in all_of_them]
+            )
+        headers: list[Headers] | None = None
+        if any(one._headers is not None for one in all_of_them):
+            headers = [each for one in all_of_them for each in (one._headers or [()] * len(one))]
+        values = pa.concat_arrays([one._values for one in all_of_them])
+        return ArrowRecords(values, keys, np.concatenate([one._timestamps for one in all_of_them]), headers)
+
+    def first_null_value(self) -> int | None:
+        return _first(self._values.is_null()) if self._values.null_count else None
+
+    def encode(self, config: TopicConfig) -> list[EncodedBatch]:
+        if config.compacts and (self._keys is None or self._keys.null_count):
+            raise require_a_key(0 if self._keys is None else _first(self._keys.is_null()))
+        limit = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
+        batches: list[EncodedBatch] = []
+        for start in range(0, len(self), limit):
+            self._encode_part(start, min(start + limit, len(self)), config, batches)
+        return batches
+
+    def _encode_part(self, start: int, stop: int, config: TopicConfig, batches: list[EncodedBatch]) -> None:
+        """Append the batches for records ``[start, stop)``, halving them until they fit."""
+        some = self if stop - start == len(self) else self.part(start, stop)
+        headers = some._headers if some._headers is not None and any(some._headers) else None
+        try:
+            batch = join_batch(
+                b"" if some._keys is None or some._keys.null_count == len(some) else blob_column(some._keys),
+                blob_column(some._values),
+                b"" if headers is None else array_of(headers),
+                some._timestamps,
+                None,
+                count=stop - start,
+                codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
+                limit_bytes=config.max_message_bytes,
+            )
+        except RecordTooLarge as error:
+            if stop - start == 1:
+                raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
+            middle = (start + stop) // 2
+            self._encode_part(start, middle, config, batches)
+            self._encode_part(middle, stop, config, batches)
+        else:
+            batches.append(batch)
+
+
+# ---------------------------------------------------------------- from rows
+
+
+Taken = tuple[str, ArrowRecords, int, Partitions | None]
+"""Topic, records, about how many bytes, the partition of each record (-1: by its key) or None."""
+
+
+def records_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Taken]:
+    """The records of rows that are to be written, by topic. Raises `InvalidRecord`."""
+    if not batch.num_rows:
+        return
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if topic is not None:
+        yield topic, *_taken(columns, batch.num_rows)
+        return
+    topics = columns["topic"].dictionary_encode()
+    names = topics.dictionary.to_pylist()
+    if topics.null_count:
+        raise InvalidRecord(
+            "topic", _first(topics.is_null()), "null", "a topic for each row, or .option('topic', ...) for all"
+        )
+    if len(names) == 1:
+        yield names[0], *_taken(columns, batch.num_rows)
+        return
+    for index, name in enumerate(names):
+        rows = pc.equal(topics.indices, index)
+        part = batch.filter(rows)
+        yield name, *_taken(dict(zip(part.schema.names, part.columns, strict=True)), part.num_rows)
+
+
+def _taken(columns: dict[str, pa.Array], count: int) -> tuple[ArrowRecords, int, Partitions | None]:
+    values = columns["value"]
+    size_bytes = values.nbytes
+    keys = columns.get("key")
+    if keys is not None:
+        size_bytes += keys.nbytes
+        keys = None if keys.null_count == count else keys
+    timestamps = columns.get("timestamp")
+    headers = columns.get("headers")
+    partitions = columns.get("partition")
+    milliseconds = None if timestamps is None else _as_milliseconds(timestamps)
+    if milliseconds is None:
+        milliseconds = np.full(count, time.time_ns() // 1_000_000, np.int64)
+    taken = ArrowRecords(
+        _as_binary(values),
+        None if keys is None else _as_binary(keys),
+        milliseconds,
+        None if headers is None else _as_headers(headers, count),
+    )
+    return taken, size_bytes, None if partitions is None else _as_partitions(partitions)
+
+
+def _as_partitions(array: pa.Array) -> Partitions | None:
+    """Null is -1: by the key."""
+    if array.null_count == len(array):
+        return None
+    numbers: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy()
+    wrong = (numbers > np.iinfo(np.int32).max) | (numbers < 0)
+    wrong &= array.is_valid().to_numpy(zero_copy_only=False)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise InvalidRecord("partition", row, str(numbers[row]), "a partition's number, or null: by the key")
+    return numbers.astype(np.int32)
+
+
+def _as_binary(array: pa.Array) -> pa.Array:
+    return array if array.type == pa.binary() else array.cast(pa.binary())
+
+
+def _as_list(array: pa.Array) -> list[bytes | None]:
+    # Half the time of to_pylist(), which makes a scalar of each first.
+    blobs: list[bytes | None] = array.to_numpy(zero_copy_only=False).tolist()
+    return blobs
+
+
+def _first(mask: pa.Array) -> int:
+    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
+
+
+def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
+    if array.null_count == len(array):
+        return None
+    numbers = array.cast(pa.int64())
+    if pa.types.is_timestamp(array.type):
+        per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
+        found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
+        return _not_negative(found * 1000 if array.type.unit == "s" else found)
+    return _not_negative(_filled(numbers, 1))
+
+
+def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
+    """Now for those that are null."""
+    if numbers.null_count:
+        numbers = numbers.fill_null(time.time_ns() // 1_000_000 * per_ms)
+    filled: npt.NDArray[np.int64] = numbers.to_numpy()
+    return filled
+
+
+def _not_negative(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if int(timestamps.min()) < 0:
+        row = int(timestamps.argmin())
+        raise InvalidRecord("timestamp", row, f"{timestamps[row]} ms", "a time from 1970 on")
+    return timestamps
+
+
+def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:
+    if array.null_count == count:
+        return None
+    pairs = [None if one is None else [(pair["key"], pair["value"]) for pair in one] for one in array.to_pylist()]
+    headers = check_headers(pairs)
+    return headers if any(headers) else None
