@@ -24,12 +24,12 @@ run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
 
 # In two runs: measuring coverage makes tests take twice as long, and those that crash, are killed or need Spark are there
-# for other reasons. Spark's share one session and so one process; it waits a lot, which leaves room for another one.
+# for other reasons. Many tests wait for something: one process more than there are cores.
 MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORKERS))
 
 test: $(VENV)/.installed-test  ## all tests; the quick ones alone must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(PY) -m pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
+	$(PY) -m pytest -n $(MORE_WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
 	    -m "not long and not spark"
 	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "long or spark"
 else

@@ -42,6 +42,9 @@ from segmentlog.testing.disk import SimulatedDisk
 ONE, TWO, UNNAMED = 1, 2, NAMED_ID_END + 1
 
 
+pytestmark = pytest.mark.long
+
+
 def put(log: Partition, sequence: int, count: int = 1, *, who: int = ONE, epoch: int = 0, txn: bool = False) -> int:
     """Append records whose values tell who wrote them and as which."""
     made: list[bytes | None] = [b"%d:%d" % (who, sequence + at) for at in range(count)]

@@ -15,6 +15,8 @@ from cli.processes import WAIT_S, finish, started, stop, unmeasured, wait_until
 
 import segmentlog
 
+pytestmark = pytest.mark.long
+
 LINES = 8_000
 
 

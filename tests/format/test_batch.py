@@ -66,6 +66,7 @@ def is_refused(data: bytes | memoryview) -> bool:
 # ---------------------------------------------------------------- round trips
 
 
+@pytest.mark.long
 @given(given=columns(), base_offset=offsets, epoch=st.integers(0, 2**32 - 1), codec=codecs)
 def test_a_batch_comes_back(given, base_offset, epoch, codec):
     """Every record has the offset, epoch, timestamp, key, value and headers it was given."""

@@ -1,4 +1,4 @@
-"""One Spark session for all of its tests: it takes ten seconds to start, and there is one a process."""
+"""One Spark session a process for all of its tests: it takes ten seconds to start."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_SECOND = {"test_archive", "test_exactly_once", "test_session", "test_spark_table"}
+# Modules for a second process, in a run in several: those that start Javas of their own anyway, and about half of all.
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m has its look at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the session is marked `spark`, and runs in one process of a run in several."""
+    """Whatever uses the session is marked `spark`, and runs in two processes of a run in several."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("spark") is None:
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark") is not None:
-            item.add_marker(pytest.mark.xdist_group("spark"))  # heeded with --dist loadgroup
+            group = "spark-2" if item.path.stem in _SECOND else "spark-1"
+            item.add_marker(pytest.mark.xdist_group(group))  # heeded with --dist loadgroup
 
 
 def skip_or_fail(error: Exception) -> None:

@@ -60,7 +60,7 @@ class HarmedSource(DefaultSource):
         return "harmed"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return HarmedWriter(self._write_options(schema, overwrite), schema)
+        return HarmedWriter(self._write_options(schema, overwrite))
 
 
 def executors() -> list[int]:

@@ -89,8 +89,8 @@ def die_once(marker: str) -> None:
 class KillingWriter(StreamWriter):
     """The sink, whose process dies on the way."""
 
-    def __init__(self, options: Any, schema: Any, where: str, marker: str) -> None:
-        super().__init__(options, schema)
+    def __init__(self, options: Any, where: str, marker: str) -> None:
+        super().__init__(options)
         self.where, self.marker = where, marker
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -130,7 +130,7 @@ class KillingSource(DefaultSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
         where, marker = self.options.pop("where"), self.options.pop("marker")
-        return KillingWriter(self._write_options(schema, overwrite), schema, where, marker)
+        return KillingWriter(self._write_options(schema, overwrite), where, marker)
 
 
 Copy = Callable[..., "StreamingQuery"]

@@ -211,7 +211,7 @@ def test_old_orphans_are_swept(spark: SparkSession, store: segmentlog.LogStore, 
     for folder in (old, fresh):
         folder.mkdir(parents=True)
         (folder / "0-0-x.batches").write_bytes(b"x")
-    then = time.time() - 2 * 86_400
+    then = time.time() - 8 * 86_400
     for one in (old / "0-0-x.batches", old):
         os.utime(one, (then, then))
     save(spark.createDataFrame([("y",)], "value string"), topic="sweep")
