@@ -8,15 +8,13 @@ off is gone on with: what lies in the log says how far it came.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import DiskFull, RecordTooLarge, SegmentlogError
+from segmentlog.errors import RecordTooLarge, SegmentlogError
 from segmentlog.format.batch import (
     CODEC_LZ4,
     CODEC_NONE,
@@ -29,8 +27,9 @@ from segmentlog.format.batch import (
 from segmentlog.format.columns import Int64Array
 from segmentlog.partition.encoding import MAX_BATCH_RECORDS, Columns, check_items
 from segmentlog.partition.partition import Partition
-from segmentlog.staging import Staged, StagedRun, map_staged
-from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
+from segmentlog.records import TopicPartition
+from segmentlog.staging import Staged, StagedFile, map_staged
+from segmentlog.storage.fs import FileSystem
 
 _BATCH_BYTES: Final = 512 * 1024
 _APPENDED_AT_ONCE_BYTES: Final = 64 << 20
@@ -61,16 +60,11 @@ class OffsetStager:
     """Stages records as batches that know their offsets. For one thread; records come in the order of offsets."""
 
     def __init__(self, fs: FileSystem, path: str, task: int, topic: str, config: TopicConfig) -> None:
-        self._fs = fs
-        self._path = path
-        self._task = task
+        self._file = StagedFile(fs, path, task)
         self._topic = topic
         self._limit_bytes = config.max_message_bytes
         self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         self._codec = CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE
-        self._runs: list[StagedRun] = []
-        self._position = 0
-        self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def add(self, partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
         """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
@@ -83,7 +77,7 @@ class OffsetStager:
         for part in range(parts):
             start, stop = count * part // parts, count * (part + 1) // parts
             for base_offset, batch in self._encoded(offsets[start:stop], columns.part(start, stop)):
-                self._write(partition, base_offset, batch)
+                self._file.write(TopicPartition(self._topic, partition), batch, base_offset)
 
     def _encoded(self, offsets: Int64Array, columns: Columns) -> Iterator[tuple[int, EncodedBatch]]:
         """(base offset, batch), halved where it would be too large or reach too far."""
@@ -114,39 +108,13 @@ class OffsetStager:
             offset_deltas=None if deltas is None else deltas.astype(np.uint32),
         )
 
-    def _write(self, partition: int, base_offset: int, batch: EncodedBatch) -> None:
-        buffers = (batch.placed_at(base_offset, 0), batch.payload)
-        try:
-            write_all(self._fs, self._fd, buffers, self._position)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise DiskFull(self._path, batch.size_bytes) from error
-            raise
-        last = self._runs[-1] if self._runs else None
-        if last is not None and last.partition == partition:
-            self._runs[-1] = StagedRun(
-                self._topic, partition, last.position, last.batch_count + 1, last.record_count + batch.record_count
-            )
-        else:
-            self._runs.append(StagedRun(self._topic, partition, self._position, 1, batch.record_count))
-        self._position += batch.size_bytes
-
     def finish(self) -> Staged:
         """What is in the file."""
-        self.close()
-        return Staged(self._path, self._task, tuple(self._runs))
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
+        return self._file.finish()
 
     def discard(self) -> None:
         """The task failed: nothing of it is left."""
-        self.close()
-        with contextlib.suppress(OSError):
-            self._fs.unlink(self._path)
+        self._file.discard()
 
 
 # ---------------------------------------------------------------- appending

@@ -187,6 +187,52 @@ def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None)
 # ---------------------------------------------------------------- a task
 
 
+class StagedFile:
+    """The file that one task writes: batches, one after another. For one thread."""
+
+    def __init__(self, fs: FileSystem, path: str, task: int) -> None:
+        self._fs = fs
+        self._path = path
+        self._task = task
+        self._runs: list[StagedRun] = []
+        self._position = 0
+        self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, tp: TopicPartition, batch: EncodedBatch, base_offset: int = 0) -> None:
+        """Write a batch, which knows the offset that it is to have, or none yet. Raises `DiskFull`."""
+        buffers = (batch.placed_at(base_offset, 0), batch.payload)
+        try:
+            write_all(self._fs, self._fd, buffers, self._position)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(self._path, batch.size_bytes) from error
+            raise
+        last = self._runs[-1] if self._runs else None
+        if last is not None and (last.topic, last.partition) == tp:
+            counts = last.batch_count + 1, last.record_count + batch.record_count
+            self._runs[-1] = StagedRun(*tp, last.position, *counts)
+        else:
+            self._runs.append(StagedRun(*tp, self._position, 1, batch.record_count))
+        self._position += batch.size_bytes
+
+    def finish(self) -> Staged:
+        """Close it, and say what is in it."""
+        self.close()
+        return Staged(self._path, self._task, tuple(self._runs))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd >= 0:
+            self._fs.close(self._fd)
+            self._fd = -1
+
+    def discard(self) -> None:
+        """The task failed: nothing of it is left."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._fs.unlink(self._path)
+
+
 class _Pending:
     """Records of one partition that wait to become a batch."""
 
@@ -215,8 +261,7 @@ class Stager:
         allow_null_values: bool = False,
     ) -> None:
         self._store = store
-        self._fs = fs
-        self._path = path
+        self._file = StagedFile(fs, path, task)
         self._task = task
         self._partitioner = partitioner or HashPartitioner()
         self._allow_null_values = allow_null_values
@@ -224,9 +269,6 @@ class Stager:
         self._sticky: dict[str, int] = {}
         self._pending: dict[TopicPartition, _Pending] = {}
         self._pending_bytes = 0
-        self._runs: list[StagedRun] = []
-        self._position = 0
-        self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def add(self, topic: str, columns: Columns, size_bytes: int, partitions: Partitions | None = None) -> None:
         """Take records of about ``size_bytes``, in their order; ``partitions`` of -1 are chosen, by key.
@@ -302,38 +344,18 @@ class Stager:
         parts = max(1, min(round(pending.size_bytes / _BATCH_BYTES), count))
         for part in range(parts):
             start, stop = count * part // parts, count * (part + 1) // parts
-            self._write(tp, records.part(start, stop).encode(config), stop - start)
-
-    def _write(self, tp: TopicPartition, batches: list[EncodedBatch], record_count: int) -> None:
-        buffers = [buffer for batch in batches for buffer in (batch.placed_at(0, 0), batch.payload)]
-        size_bytes = sum(map(len, buffers))
-        try:
-            write_all(self._fs, self._fd, buffers, self._position)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise DiskFull(self._path, size_bytes) from error
-            raise
-        self._runs.append(StagedRun(*tp, self._position, len(batches), record_count))
-        self._position += size_bytes
+            for batch in records.part(start, stop).encode(config):
+                self._file.write(tp, batch)
 
     def finish(self) -> Staged:
         """Stage what is left, and say what is in the file."""
         for tp in sorted(self._pending):
             self._stage(tp)
-        self.close()
-        return Staged(self._path, self._task, tuple(self._runs))
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
+        return self._file.finish()
 
     def discard(self) -> None:
         """The task failed: nothing of it is left."""
-        self.close()
-        with contextlib.suppress(OSError):
-            self._fs.unlink(self._path)
+        self._file.discard()
 
 
 # ---------------------------------------------------------------- publishing

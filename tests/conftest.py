@@ -19,7 +19,8 @@ _LONG = {"crash", "damage", "fuzz"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marked `long`, so that they are run where nothing is measured."""
+    """Marked `long`, so that they are run where nothing is measured; Spark's, one after the other, begin first."""
     for item in items:
         if _LONG & set(item.path.relative_to(item.config.rootpath).parts):
             item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: "spark" not in item.path.parts)

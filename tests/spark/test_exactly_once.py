@@ -275,6 +275,7 @@ def test_drivers_that_are_killed(start: Copy, tmp_path: Path) -> None:
         "conf.spark.speculation": "true", "conf.spark.speculation.interval": "50ms",
         "conf.spark.speculation.quantile": "0.3", "conf.spark.speculation.multiplier": "1.1",
         "conf.spark.speculation.minTaskRuntime": "50ms",
+        "conf.spark.deploy.maxExecutorRetries": "-1",  # on a busy machine they do not come up at the first attempt
     }  # fmt: skip
     said = end_of(run(tmp_path, "local-cluster[2,1,512]", kill_executor="1", slow="0.3", **cluster), tmp_path)
     assert said[-1] == "done"
