@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from segmentlog.errors import DiskFull, InvalidRecord, ProducerFenced, SegmentlogError, UnknownTopic
 from segmentlog.format.batch import EncodedBatch, read_encoded
-from segmentlog.format.names import HIDDEN, STAGING_FOLDER, check_topic_name, group_folder_name
+from segmentlog.format.names import STAGING_FOLDER, check_topic_name, group_folder_name
 from segmentlog.partition.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.records import TopicPartition
@@ -114,10 +114,12 @@ class StagingFolder:
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(staged.path)
 
-    def clear(self) -> None:
-        """Remove what was staged, and keep who may stage."""
+    def clear(self, run: str) -> None:
+        """Remove what a run has staged, and nothing that is a newer one's; keep who may stage."""
         with contextlib.suppress(FileNotFoundError):
-            self._remove_files()
+            number = self._runs().get(group_folder_name(run))
+            if number is not None:
+                self._remove_files(f"{number}-")
 
     def remove(self) -> None:
         """Remove all of it: the job is done, or given up."""
@@ -145,9 +147,9 @@ class StagingFolder:
                 runs[run] = int(number)
         return runs
 
-    def _remove_files(self) -> None:
+    def _remove_files(self, prefix: str = "") -> None:
         for name in self._fs.listdir(self.path):
-            if name.endswith(STAGED_SUFFIX):
+            if name.startswith(prefix) and name.endswith(STAGED_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.unlink(f"{self.path}/{name}")
 
@@ -405,6 +407,3 @@ def map_staged(fs: FileSystem, path: str) -> memoryview:
         return fs.map_file(fd, fs.fstat(fd).st_size)
     finally:
         fs.close(fd)
-
-
-assert HIDDEN in STAGING_FOLDER

@@ -465,11 +465,23 @@ def test_a_new_run_removes_what_the_older_left(store: segmentlog.LogStore) -> No
     new.write_bytes(b"new")
     folder.claim("two")
     assert new.exists()
-    folder.clear()
+    folder.clear("two")
     assert not new.exists()
     folder.check("two")
     with pytest.raises(ProducerFenced):
         folder.check("one")
+
+
+def test_a_run_clears_what_is_its_own(store: segmentlog.LogStore) -> None:
+    """One that has published while a newer one began to stage leaves that one's files alone."""
+    folder = folder_of(store)
+    folder.claim("one")
+    newer = Path(folder.file_for(folder.claim("two"), 0))
+    newer.write_bytes(b"of the newer one")
+    folder.clear("one")
+    assert newer.exists()
+    folder.clear("nobody")
+    assert newer.exists()
 
 
 def test_jobs_are_apart(store: segmentlog.LogStore) -> None:
@@ -484,7 +496,7 @@ def test_jobs_are_apart(store: segmentlog.LogStore) -> None:
     folders[0].remove()
     folders[0].remove()
     assert not Path(folders[0].path).exists()
-    folders[0].clear()
+    folders[0].clear("one")
     folders[1].check("one")
 
 

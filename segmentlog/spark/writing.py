@@ -105,7 +105,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         folder = StagingFolder(FileSystem(), self._options.path, done[0].job)
         folder.check(done[0].run)
         _publish(self._options, done, done[0].job, batchId)
-        folder.clear()
+        folder.clear(done[0].run)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Take back what was staged."""
