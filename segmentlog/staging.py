@@ -114,11 +114,12 @@ class StagingFolder:
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(staged.path)
 
-    def clear(self, run: str) -> None:
-        """Remove what a run has staged, and nothing that is a newer one's; keep who may stage."""
+    def clear(self, run: str | None = None) -> None:
+        """Remove what a run has staged, and nothing that is a newer one's; None: all. Keeps who may stage."""
         with contextlib.suppress(FileNotFoundError):
-            number = self._runs().get(group_folder_name(run))
-            if number is not None:
+            if run is None:
+                self._remove_files()
+            elif (number := self._runs().get(group_folder_name(run))) is not None:
                 self._remove_files(f"{number}-")
 
     def remove(self) -> None:
