@@ -14,7 +14,6 @@ Says "batch N" for each micro-batch that is done, and "done" when nothing is lef
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -65,12 +64,14 @@ class HarmedSource(DefaultSource):
 
 def executors() -> list[int]:
     """The Javas that this driver's workers have started, of a local cluster."""
-    listed = subprocess.run(["ps", "-eo", "pid,pgid,args"], capture_output=True, text=True, check=True).stdout
     found = []
-    for line in listed.splitlines()[1:]:
-        pid, _group, command = line.split(None, 2)
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_text() if entry.name.isdigit() else ""
+        except OSError:  # it has ended
+            continue
         if "CoarseGrainedExecutorBackend" in command and CHECKPOINT in command:
-            found.append(int(pid))
+            found.append(int(entry.name))
     return found
 
 
@@ -107,11 +108,10 @@ def main() -> None:
         if progress is not None and progress["batchId"] != told:
             told = progress["batchId"]
             print("batch", told, flush=True)
-            if not killed and told >= 2:
-                victim = executors()[0]
-                print("executor", victim, flush=True)
-                os.kill(victim, signal.SIGKILL)
-                killed = True
+        if not killed and told >= 2 and (victims := executors()):
+            print("executor", victims[0], flush=True)
+            os.kill(victims[0], signal.SIGKILL)
+            killed = True
         time.sleep(0.02)
     query.awaitTermination()
     print("done", flush=True)

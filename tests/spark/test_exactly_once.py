@@ -134,6 +134,7 @@ class KillingSource(DefaultSource):
 
 
 Copy = Callable[..., "StreamingQuery"]
+GO_ON = "go on"
 
 
 @pytest.fixture
@@ -162,6 +163,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Copy]:
         return queries[-1]
 
     yield start
+    (tmp_path / GO_ON).touch()  # stop() waits for one that is paused, and for ever if its test failed before
     for query in queries:
         query.stop()
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -253,7 +255,7 @@ def test_drivers_that_are_killed(start: Copy, tmp_path: Path) -> None:
     """
     path, count = tmp_path / "store", 750 + 150 * KILL_ROUNDS
     make(path, 150)
-    older = start(sink="killing", where="paused", marker=str(tmp_path / "go on"))
+    older = start(sink="killing", where="paused", marker=str(tmp_path / GO_ON))
     wait_until(lambda: (committed(path) == 100 and bool(orphans(path))) or older.exception() is not None)
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
     feed(path, 150, count)
@@ -282,7 +284,7 @@ def test_drivers_that_are_killed(start: Copy, tmp_path: Path) -> None:
     assert any(line.startswith("executor") for line in said), said
     check(path, count)
     assert orphans(path) == []
-    (tmp_path / "go on").touch()
+    (tmp_path / GO_ON).touch()
     with pytest.raises(StreamingQueryException) as told:
         older.awaitTermination()
     reason = reason_of(told.value)
