@@ -218,8 +218,14 @@ def test_absurd_options_are_refused(tmp_path: Path, options: dict[str, int]) -> 
         open_store(tmp_path, **options)
 
 
+def workers() -> set[threading.Thread]:
+    """Threads of stores, those included that an earlier test has left open."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("segmentlog-")}
+
+
 def test_a_read_only_store_removes_nothing(tmp_path: Path) -> None:
     """Its ticks say so, and it has no threads for them."""
+    before = workers()
     with open_store(tmp_path) as store:
         fill(store, "t", 5, **{"retention.segments": 1})
     with segmentlog.open(tmp_path, read_only=True) as store:
@@ -227,11 +233,12 @@ def test_a_read_only_store_removes_nothing(tmp_path: Path) -> None:
             with pytest.raises(ReadOnlyStore):
                 tick()
         assert store.topic("t").partition(0).retain(dry_run=True).removed
-        assert not any(thread.name.startswith("segmentlog-") for thread in threading.enumerate())
+        assert workers() <= before
 
 
 def test_threads_retain_what_rolls_and_end_with_the_store(tmp_path: Path) -> None:
     """A process that fills a topic keeps it small at once, and closing takes less than a second or so."""
+    before = workers()
     with segmentlog.open(tmp_path) as store:
         fill(store, "t", 30, **{"retention.segments": 3})
         log = store.topic("t").partition(0)
@@ -239,11 +246,11 @@ def test_threads_retain_what_rolls_and_end_with_the_store(tmp_path: Path) -> Non
         while log.log_start_offset < 270:
             assert time.monotonic() < ends
             time.sleep(0.01)
-        names = {thread.name for thread in threading.enumerate()}
+        names = {thread.name for thread in workers() - before}
         assert {"segmentlog-flush", "segmentlog-retention", "segmentlog-cleaner"} <= names
         started = time.monotonic()
     assert time.monotonic() - started < 2
-    assert not any(thread.name.startswith("segmentlog-") for thread in threading.enumerate())
+    assert workers() <= before
 
 
 def test_closing_ends_a_pass_that_is_under_way(tmp_path: Path) -> None:

@@ -217,9 +217,12 @@ class Appender:
         next_offset = log.log_end_offset + record_count
         if next_offset >= log.offset_ceiling:  # so that a position at the log end lies below the ceiling, too
             log = self._raise_ceiling(log, next_offset)
+        rolls = self._must_roll(log, size_bytes, record_count, now_ms)
+        if rolls:
+            handle.check_in_place()
         words[WRITING_WORD] = WRITING
         observed: list[_Observed] = []
-        if not self._must_roll(log, size_bytes, record_count, now_ms) and (log.end_position or len(batches) == 1):
+        if not rolls and (log.end_position or len(batches) == 1):
             after = self._write_run(log, batches, now_ms, observed)
         else:
             after = self._write_runs(log, batches, now_ms, observed)

@@ -133,6 +133,7 @@ class Handle:
         if self.lock_fd < 0:
             self.check_usable()
             self.open_files()
+            self.check_in_place()
         self.used = True
 
     def close_files(self) -> None:
@@ -170,6 +171,7 @@ class Handle:
             self.ensure_open()
             self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
             try:
+                self.check_in_place()
                 yield
             finally:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
@@ -207,6 +209,30 @@ class Handle:
         if self.page.moved != self._moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
+    def is_in_place(self) -> bool:
+        """Whether the folder is still the one that was opened: not deleted by somebody, nor another one made there."""
+        if self.page.file_id is None:
+            return True
+        try:
+            found = self.fs.stat(f"{self.folder}/{STATE_FILE}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that fails has its own ways to say so
+            return True
+        return (found.st_dev, found.st_ino) == self.page.file_id
+
+    def check_in_place(self) -> None:
+        """Raise `UnknownTopic` unless `is_in_place`, from then on in all that share the page.
+
+        For whatever changes files by their names: those of another log may stand there now. An append
+        that stays within its segment does not ask, and goes to a file that has no name any more.
+        """
+        if self.is_in_place():
+            return
+        if not self.read_only:
+            self.page.count_move()
+        raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
+
     @property
     def moved(self) -> int:
         """`StatePage.moved` when this handle was opened."""
@@ -235,6 +261,7 @@ class Handle:
 
     def update_checkpoint(self, **changes: object) -> Checkpoint:
         """Replace fields of the checkpoint, durably. The caller holds the sync lock."""
+        self.check_in_place()
         current, _ = self.checkpoint.read()
         updated = msgspec.structs.replace(current or Checkpoint(), boot_id=self.fs.boot_id(), **changes)
         self.checkpoint.write(updated)

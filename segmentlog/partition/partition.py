@@ -260,6 +260,7 @@ class Partition:
     def flush(self) -> int:
         """fsync everything appended so far, by whatever process; returns the durable offset."""
         self._check_open()
+        self._handle.check_in_place()
         return self._syncer.sync()
 
     def sync_upto(self, offset: int) -> int:
@@ -577,7 +578,8 @@ class Partition:
         self._closed = True
         handle = self._handle
         try:
-            owes_sync = self._appender.appended and not handle.is_moved  # deleted meanwhile: nothing is left to sync
+            # Deleted meanwhile: nothing is left to sync.
+            owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
             if owes_sync and handle.failed is None and not handle.page.failed:
                 self._close_cleanly()
         finally:

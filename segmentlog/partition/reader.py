@@ -192,6 +192,7 @@ class Reader:
         handle = self._handle
         page = handle.page
         if handle.read_only:  # cannot wait at the lock
+            handle.check_in_place()
             if page.writing == REWRITING or any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
                 time.sleep(_REWRITE_WAIT_S)
         else:

@@ -68,6 +68,8 @@ class Syncer:
             else:
                 self._sync_files(log, sync)
         except OSError as error:
+            handle.check_usable()  # deleted since the look above: no failure of the disk
+            handle.check_in_place()
             # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
             handle.fail(f"an fsync failed ({error})")
         sync = SyncState(
@@ -115,6 +117,8 @@ class Syncer:
         except DiskFull:
             raise
         except OSError as error:
+            handle.check_usable()
+            handle.check_in_place()
             handle.fail(f"writing the checkpoint failed ({error})")
         handle.page.sync.write(msgspec.structs.replace(sync, checkpointed_bytes=sync.synced_bytes))
 

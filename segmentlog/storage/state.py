@@ -152,10 +152,12 @@ class Block(Generic[Fields]):
 class StatePage:
     """The mapped page of one partition. Flags are plain ``words``; see the module for who writes what."""
 
-    __slots__ = ("_map", "log", "sync", "words")
+    __slots__ = ("_map", "file_id", "log", "sync", "words")
 
-    def __init__(self, buffer: memoryview | bytearray) -> None:
+    def __init__(self, buffer: memoryview | bytearray, file_id: tuple[int, int] | None = None) -> None:
         self._map = buffer
+        self.file_id = file_id
+        """Device and inode of the file that is mapped, which no other file gets meanwhile; None for a private page."""
         self.words = memoryview(buffer).cast("Q")
         self.log: Block[LogState] = Block(buffer, self.words, 16, LogState)
         self.sync: Block[SyncState] = Block(buffer, self.words, 64, SyncState)
@@ -173,7 +175,8 @@ class StatePage:
         disk would be a SIGBUS, and not an error. That takes the sync lock for a moment, which
         the caller must not hold: zeros must not go over a page that others have begun to use.
         """
-        if fs.fstat(fd).st_size < PAGE_SIZE:
+        found = fs.fstat(fd)
+        if found.st_size < PAGE_SIZE:
             if not writable:
                 return None
             fs.flock(fd, fcntl.LOCK_EX)
@@ -183,7 +186,7 @@ class StatePage:
                     write_all(fs, fd, [bytes(PAGE_SIZE - size)], size)
             finally:
                 fs.flock(fd, fcntl.LOCK_UN)
-        return cls(fs.map_file(fd, PAGE_SIZE, writable=writable))
+        return cls(fs.map_file(fd, PAGE_SIZE, writable=writable), (found.st_dev, found.st_ino))
 
     def close(self) -> None:
         """Let go of the page; nothing of it may be used any more."""
