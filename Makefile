@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
 WORKERS ?= auto
 
-.PHONY: help run test test-crash lint types bench clean
+.PHONY: help run test test-crash lint types bench bench-full bench-compare clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,15 @@ lint: $(VENV)/.installed-test  ## ruff: mistakes and layout
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
 
-bench: $(VENV)/.installed-bench  ## how far from the limits of this machine
-	$(PY) -m bench.limits
+bench: $(VENV)/.installed-bench  ## fsync trade-offs, limits, scaling: some ten minutes, and a report below bench/results
+	$(PY) -m bench
+
+bench-full: $(VENV)/.installed-bench  ## the same for hours, with peers: SQLite, LMDB, Redis, NATS, Kafka...
+	$(PY) -m bench --full
+
+BASE ?= HEAD
+bench-compare: $(VENV)/.installed-bench  ## the limits bench on BASE=<revision> and on this tree, in turn
+	$(PY) -m bench.compare $(BASE)
 
 clean:  ## remove what was built and cached (not .venv)
 	rm -rf build dist *.egg-info segmentlog-demo-delays.png spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
@@ -63,7 +70,7 @@ $(VENV)/.installed-demo: setup.cfg pyproject.toml | $(PY)
 	$(call install,demo)
 
 $(VENV)/.installed-test: setup.cfg pyproject.toml | $(PY)
-	$(call install,test demo)
+	$(call install,test demo bench)
 
 $(VENV)/.installed-bench: setup.cfg pyproject.toml | $(PY)
 	$(call install,bench)

@@ -124,9 +124,13 @@ class RedisServer:
     was done, whether or not Redis happened to have fsynced once more.
     """
 
-    def __init__(self, fsync: Fsync, *, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, fsync: Fsync, *, folder: str | os.PathLike[str] | None = None, socket_path: str | None = None
+    ) -> None:
+        """``socket_path``: listen there, on a UNIX socket, and on no port. Such a path has 107 bytes at most."""
         self.fsync = fsync
         self._given_folder = folder
+        self._socket_path = socket_path
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Any = None
@@ -137,6 +141,8 @@ class RedisServer:
     @property
     def url(self) -> str:
         """What redis.Redis.from_url and ``segmentlog import`` take."""
+        if self._socket_path is not None:
+            return f"unix://{self._socket_path}?db=0"
         return f"redis://127.0.0.1:{self.port}/0"
 
     def __enter__(self) -> RedisServer:
@@ -163,6 +169,10 @@ class RedisServer:
         """A client of the package redis, connected. Another one after a `restart`."""
         return self._client
 
+    def server_id(self) -> int | None:
+        """The process id of the server; None when it does not run."""
+        return None if self._process is None else self._process.pid
+
     def kill(self) -> None:
         """SIGKILL the server, and wait until it is gone."""
         if self._client is not None:
@@ -178,7 +188,7 @@ class RedisServer:
         """Start the server on what is in its folder; on a free port, which may be another one than before."""
         self.kill()
         for _ in range(5):  # between choosing a port and taking it, somebody else may
-            self.port = _free_port()
+            self.port = 0 if self._socket_path is not None else _free_port()
             if self._started():
                 return
         log = (self.folder / "redis.log").read_text(errors="replace")
@@ -191,15 +201,18 @@ class RedisServer:
             "port": self.port, "bind": "127.0.0.1", "dir": self.folder, "save": "", "appendonly": "yes",
             "appendfsync": self.fsync, "auto-aof-rewrite-percentage": 0, "aof-load-truncated": "yes",
         }  # fmt: skip
+        if self._socket_path is not None:
+            options["unixsocket"] = self._socket_path
         command = ["redis-server", *(part for key, value in options.items() for part in (f"--{key}", str(value)))]
         with open(self.folder / "redis.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        client = redis.Redis(port=self.port, socket_timeout=30)
+        client = redis.Redis.from_url(self.url, socket_timeout=30)
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 # The process id: or another server might be the one that answers on this port.
                 if client.info("server")["process_id"] == self._process.pid:
+                    _wait_loaded(client)
                     self._client = client
                     return True
             except redis.RedisError:  # not listening yet, or still loading
@@ -263,6 +276,12 @@ def check_available() -> None:
         import redis  # noqa: F401
     except ImportError:
         raise RedisUnavailable("the package redis is not installed: pip install 'segmentlog[redis]'") from None
+
+
+def _wait_loaded(client: Any) -> None:
+    """A server that starts on a long file answers INFO long before it answers anything else."""
+    while client.info("persistence")["loading"]:
+        time.sleep(0.01)
 
 
 def _free_port() -> int:

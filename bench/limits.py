@@ -14,13 +14,15 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from bench import limits_latency, limits_throughput
+from bench import limits_latency, limits_throughput, machine
 from bench.measure import Row, RowResult
+from bench.results import save
 
 
 def rows() -> Iterator[Row]:
@@ -36,10 +38,13 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="more or less work a round (default 1.0)")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
     parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--out", type=Path, help="folder to write limits.json to (default: none is written)")
     options = parser.parse_args()
+    started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="segmentlog-limits-", dir=options.dir))
     results: list[RowResult] = []
     try:
+        about = machine.describe(folder) if options.out else None
         for row in rows():
             if options.only not in row.name:
                 continue
@@ -51,6 +56,9 @@ def main() -> int:
                 print(json.dumps(msgspec.to_builtins(result)), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if about is not None:
+        settings = {"rounds": options.rounds, "scale": options.scale}
+        save(options.out, "limits", about, time.monotonic() - started, settings, results)
     if not options.json:
         print_table(results)
     return 0

@@ -107,7 +107,7 @@ def _echo(pipe: Connection) -> None:
 def _wake(quantile: float, folder: Path, scale: float) -> tuple[Side, Side]:
     partition = _partition(folder)
     spawn = multiprocessing.get_context("spawn")
-    count = int(300 * scale)
+    count = max(1, int(300 * scale))
 
     def ours() -> float:
         here, there = spawn.Pipe()
@@ -145,7 +145,7 @@ def _wake(quantile: float, folder: Path, scale: float) -> tuple[Side, Side]:
 
 def _point_reads(folder: Path, scale: float) -> tuple[Side, Side]:
     partition = _partition(folder, segment_bytes=4 << 20)
-    work = json_records(int(1500 * scale), 128)  # about 16 KiB a batch, uncompressed
+    work = json_records(max(1, int(1500 * scale)), 128)  # about 16 KiB a batch, uncompressed
     for values, keys in zip(work.values, work.keys, strict=True):
         partition.append(values, keys)
     rng = random.Random(7)
@@ -181,14 +181,11 @@ def _point_reads(folder: Path, scale: float) -> tuple[Side, Side]:
 def _command(*arguments: str) -> float:
     started = time.perf_counter()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    subprocess.run(
-        [sys.executable, *arguments],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    return time.perf_counter() - started
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
+    return seconds
 
 
 def _start(arguments: tuple[str, ...], folder: Path, scale: float) -> tuple[Side, Side]:

@@ -144,7 +144,7 @@ def _decompression(work: Workload) -> Side:
 
 
 def _read_values(folder: Path, scale: float) -> tuple[Side, Side]:
-    work = json_records(int(400 * scale), _BATCH)
+    work = json_records(max(1, int(400 * scale)), _BATCH)
     partition = _filled(folder, work)
 
     def ours() -> float:
@@ -160,7 +160,7 @@ def _read_values(folder: Path, scale: float) -> tuple[Side, Side]:
 
 
 def _iterate_records(folder: Path, scale: float) -> tuple[Side, Side]:
-    work = json_records(int(300 * scale), _BATCH)
+    work = json_records(max(1, int(300 * scale)), _BATCH)
     partition = _filled(folder, work)
 
     def ours() -> float:
@@ -175,7 +175,7 @@ def _iterate_records(folder: Path, scale: float) -> tuple[Side, Side]:
 
 
 def _consume_records(folder: Path, scale: float) -> tuple[Side, Side]:
-    work = json_records(int(300 * scale), _BATCH)
+    work = json_records(max(1, int(300 * scale)), _BATCH)
     _filled(folder, work)
     store = segmentlog.open(folder / "store")
 

@@ -28,6 +28,8 @@ class RowResult(msgspec.Struct, frozen=True):
     target: float
     target_text: str
     reached: bool
+    judged_alone: bool = False
+    """Whether the target is a bound of the figure itself, not of its ratio."""
 
     @property
     def ours_text(self) -> str:
@@ -85,4 +87,5 @@ class Row(msgspec.Struct, frozen=True):
             target=self.target,
             target_text=f"{sign} {self.target:g}{' ' + self.unit if bare else ''}",
             reached=judged >= self.target if self.at_least else judged <= self.target,
+            judged_alone=bare,
         )

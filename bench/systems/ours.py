@@ -1,0 +1,70 @@
+"""segmentlog itself: one topic with one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import segmentlog
+from bench.systems.base import System, count_all
+from segmentlog.partition.partition import Partition
+from segmentlog.store import LogStore
+
+_POLICY = {"never": "never", "second": "1000ms", "batch": "always"}
+
+
+class Segmentlog(System):
+    """As README's first example does it, with LZ4, which is the default."""
+
+    name = "segmentlog"
+    about = "one partition, lists of bytes to `Partition.append`, LZ4"
+    compresses = True
+    compression: ClassVar[str] = "lz4"
+
+    @classmethod
+    def version(cls) -> str:
+        return segmentlog.__version__
+
+    def open(self) -> None:
+        self._store: LogStore = segmentlog.open(self.folder)
+        if "log" not in self._store.topics():
+            self._store.create_topic("log", fsync=_POLICY[self.sync], compression_type=self.compression)
+        self._log: Partition = self._store.topic("log").partition(0)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def append(self, values: Sequence[bytes], keys: Sequence[bytes] | None = None) -> None:
+        self._log.append(values, keys)
+
+    def writer(self) -> Callable[[bytes], object]:
+        append = self._log.append
+        return lambda value: append([value])
+
+    def scan_values(self) -> int:
+        return sum(len(batch.values) for batch in self._log.read(0))
+
+    def scan_records(self) -> int:
+        return sum(count_all(batch) for batch in self._log.read(0))
+
+    def read(self, offset: int) -> bytes:
+        value = next(self._log.read(offset, max_bytes=1)).values[0]
+        assert value is not None
+        return value
+
+    def end(self) -> int:
+        return self._log.log_end_offset
+
+    def compact(self) -> None:
+        self._store.alter_topic("log", cleanup_policy="compact")
+        self._log.roll()
+        self._log.compact()
+
+
+class SegmentlogUncompressed(Segmentlog):
+    """The same without LZ4: against those that do not compress."""
+
+    name = "segmentlog, uncompressed"
+    about = "the same, `compression.type = none`"
+    compresses = False
+    compression = "none"

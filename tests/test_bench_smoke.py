@@ -1,0 +1,154 @@
+"""Every bench at its smallest, so that none rots: that it runs and what it writes, and no time of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench import results
+from bench.limits import rows as limit_rows
+from bench.measure import RowResult
+from bench.peers import WORKLOADS, PeerRow, Peers, rows_of
+from bench.report import write_report
+from bench.systems.base import Unavailable
+from bench.systems.kafka_jars import jars_folder
+from bench.systems.registry import NAMES, OURS, OURS_UNCOMPRESSED, system_class
+
+pytestmark = pytest.mark.long
+ROOT = Path(__file__).parent.parent
+REDIS = "Redis pages"
+ALL_SERVERS = os.environ.get("SEGMENTLOG_BENCH_SERVERS") == "1"
+EMBEDDED = ("plain file", "SQLite", "LMDB", "RocksDB", "persist-queue", "diskcache")
+
+
+def run(bench: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one, which must end well."""
+    command = [sys.executable, "-m", f"bench.{bench}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+def test_limits(tmp_path: Path) -> None:
+    """One row for each path, with a ratio; and what is saved says the same."""
+    run("limits", "--rounds", "1", "--scale", "0.005", "--out", str(tmp_path))
+    measured = results.load(tmp_path, "limits")
+    assert measured is not None
+    found = results.load_rows(measured, RowResult)
+    assert [row.name for row in found] == [row.name for row in limit_rows()]
+    assert all(row.ours > 0 for row in found)
+    report = write_report(tmp_path).read_text()
+    missed = [row.name for row in found if not row.reached]
+    assert all(f"- **{name}**" in report for name in missed), "what is missed is told where we lose"
+    assert len(missed) == report.split("## Where we lose")[1].count("\n- **")
+
+
+@pytest.mark.parametrize(
+    ("bench", "arguments", "said"),
+    [
+        ("compaction", ("--records", "5000", "--rounds", "1", "--segments", "10"), "retention tick"),
+        ("delivery", ("--rounds", "1", "--kills", "1"), "rebalance after SIGKILL"),
+        ("table", ("--keys", "2000"), "get, p50"),
+    ],
+)
+def test_the_others(bench: str, arguments: tuple[str, ...], said: str) -> None:
+    """They come to their last figures."""
+    assert said in run(bench, *arguments).stdout
+
+
+def test_embedded_peers(tmp_path: Path) -> None:
+    """All that are Python packages, and Redis, do all that they can; the report has a table and a plot of it."""
+    peers = (*EMBEDDED, *((REDIS,) if shutil.which("redis-server") else ()))
+    workloads = [one for one in WORKLOADS if one != "singly"]
+    run("peers", *_small(tmp_path), "--systems", ",".join(peers), "--workloads", ",".join(workloads))
+    rows = _rows(tmp_path)
+    assert {row.system for row in rows} == {*peers, OURS, OURS_UNCOMPRESSED}
+    assert {row.workload for row in rows} == {
+        "append in batches", "append in batches, p99.9", "16 threads",
+        "scan values", "scan records", "read at a random offset", "disk for the same records", "memory",
+        "open after kill -9", "compaction",
+    }  # fmt: skip
+    assert all(row.figure > 0 for row in rows)
+    # Each is there, or it is said why not.
+    absent = _settings(tmp_path).absent
+    assert not [one for one in absent if "failed" in one.reason], absent
+    assert {one.system for one in absent} <= {"plain file", "persist-queue", REDIS}
+    report = write_report(tmp_path).read_text()
+    for name in peers:
+        assert f"| {name} |" in report
+    assert report.count(".png)") == len(list(tmp_path.glob("*.png"))) == 3
+    behind = [row for row in rows if row.against == OURS and row.system != OURS_UNCOMPRESSED and _is_behind(row)]
+    assert report.split("## Where we lose")[1].count("\n- **") == len(behind)
+
+
+def _is_behind(row: PeerRow) -> bool:
+    return row.ratio is not None and row.ratio < max(row.target or 0, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*EMBEDDED, REDIS, OURS, OURS_UNCOMPRESSED)])
+def test_servers(tmp_path: Path, name: str) -> None:
+    """Those that need a server, where there is one: started, killed, found as they were, and stopped."""
+    try:
+        system_class(name).version()
+    except (Unavailable, ImportError) as error:
+        pytest.skip(f"{name}: {error}")
+    if not ALL_SERVERS:
+        pytest.skip(f"{name}: a minute and more; SEGMENTLOG_BENCH_SERVERS=1 runs it")
+    if name.startswith("Kafka") and not jars_folder().is_dir():
+        pytest.skip(f"{name}: its jars are not there yet; python -m bench.systems.kafka_jars gets them")
+    workloads = [one for one in WORKLOADS if one != "singly"]
+    run("peers", *_small(tmp_path), "--systems", name, "--workloads", ",".join(workloads))
+    assert not [one for one in _settings(tmp_path).absent if "failed" in one.reason], _settings(tmp_path).absent
+    found = {row.workload for row in _rows(tmp_path) if row.system == name}
+    assert {"append in batches", "16 threads", "scan values", "scan records", "open after kill -9"} <= found
+
+
+def _small(folder: Path) -> tuple[str, ...]:
+    return ("--rounds", "1", "--seconds", "0.01", "--records", "2048", "--out", str(folder))
+
+
+def _settings(folder: Path) -> Peers:
+    return msgspec.json.decode(json.dumps(_measured(folder).settings), type=Peers)
+
+
+def _rows(folder: Path) -> list[PeerRow]:
+    return results.load_rows(_measured(folder), PeerRow)
+
+
+def _measured(folder: Path) -> results.Measured:
+    measured = results.load(folder, "peers")
+    assert measured is not None
+    return measured
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """And so that more than 1 is better for us, whatever the unit."""
+    rates = {OURS: [10.0, 20.0, 30.0], "LMDB": [5.0, 20.0, 10.0]}
+    ours, theirs = rows_of("append in batches", "never", "records/s", "more", rates, {OURS: True, "LMDB": False})
+    assert (ours.figure, ours.ratio, ours.target) == (20, None, None)
+    assert (theirs.figure, theirs.ratio, theirs.ratio_low, theirs.ratio_high) == (10, 2, 1, 3)
+    assert (theirs.target, theirs.reached) == (1.2, True)
+    times = {OURS: [2.0], "SQLite": [1.0]}
+    _, slower = rows_of("open after kill -9", "never", "ms", "less", times, {OURS: True, "SQLite": False})
+    assert (slower.ratio, slower.reached) == (0.5, False)
+
+
+def test_what_there_is_not(tmp_path: Path) -> None:
+    """Names that are not there are told with those that are; a folder without results as well."""
+    command = [sys.executable, "-m", "bench.peers", "--systems", "LMDB,Sqlite"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "there is no 'Sqlite'" in done.stderr
+    assert "SQLite" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.report", str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "holds no results" in done.stderr
