@@ -65,7 +65,7 @@ def _durable_append(folder: Path, scale: float) -> tuple[Side, Side]:
 
 def _durable_threads(folder: Path, scale: float) -> tuple[Side, Side]:
     partition = _partition(folder)
-    seconds = 0.6 * scale
+    seconds = max(0.6 * scale, 0.1)
 
     def rate(threads: int) -> float:
         counts = [0] * threads

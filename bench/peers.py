@@ -182,9 +182,9 @@ class Bench:
                 self.absent.append(Absent(name, "all", str(error)))
         self.compresses = {name: found.compresses for name, found in self.classes.items()}
 
-    def run(self, workloads: Sequence[str], say: Callable[[str], None]) -> None:
+    def run(self, workloads: Sequence[str], syncs: Sequence[Sync], say: Callable[[str], None]) -> None:
         """Everything asked for; each system that fails in the middle is told of and left out from there on."""
-        for sync in SYNCS:
+        for sync in syncs:
             if "append" in workloads:
                 say(f"appending in batches, {_SYNC_TEXT[sync]}")
                 self._append(sync)
@@ -426,12 +426,14 @@ def main() -> int:
         "--records", type=int, default=400 * BATCH_RECORDS, help="of a log that is read (default 409,600)"
     )
     parser.add_argument("--systems", default="", help="some of them, with commas between: " + ", ".join(NAMES[2:]))
+    parser.add_argument("--syncs", default="", help="of the work that appends, some of: " + ", ".join(SYNCS))
     parser.add_argument("--workloads", default="", help="some of: " + ", ".join(WORKLOADS))
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
     parser.add_argument("--dir", type=Path, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     systems = _chosen(parser, options.systems, NAMES, always=(OURS, OURS_UNCOMPRESSED))
     workloads = _chosen(parser, options.workloads, WORKLOADS)
+    syncs = [sync for sync in SYNCS if sync in _chosen(parser, options.syncs, SYNCS)]
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="segmentlog-peers-", dir=options.dir))
     try:
@@ -439,7 +441,7 @@ def main() -> int:
         bench = Bench(folder, systems, options.rounds, options.seconds, options.records)
         for absent in bench.absent:
             print(f"missing: {absent.system}: {absent.reason}", file=sys.stderr)
-        bench.run(workloads, lambda text: print(f"{time.monotonic() - started:6.0f} s  {text}", file=sys.stderr))
+        bench.run(workloads, syncs, lambda text: print(f"{time.monotonic() - started:6.0f} s  {text}", file=sys.stderr))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     settings = {"rounds": options.rounds, "seconds": options.seconds, "records": options.records}

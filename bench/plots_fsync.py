@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bench.plots import GREY, Figure, duration, pyplot, save
 
 if TYPE_CHECKING:
-    from bench.fsync import FsyncRow
+    from bench.fsync_cells import FsyncRow
     from bench.machine import Machine
 
 _COLOURS = {

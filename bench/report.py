@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bench import plots_fsync, plots_peers, plots_scaling, results
-from bench.fsync import POLICIES, FsyncRow
+from bench.fsync_cells import POLICIES, FsyncRow
 from bench.machine import Machine
 from bench.measure import RowResult, quantity
 from bench.peers import Absent, PeerRow, Peers

@@ -19,8 +19,9 @@ _LONG = {"crash", "damage", "fuzz"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marked `long`, so that they are run where nothing is measured; Spark's, one after the other, begin first."""
+    """Marked `long`, so that no coverage of them is measured; Spark's, one after the other, begin first."""
     for item in items:
-        if _LONG & set(item.path.relative_to(item.config.rootpath).parts):
+        of_bench = item.path.name.startswith("test_bench")
+        if of_bench or _LONG & set(item.path.relative_to(item.config.rootpath).parts):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: "spark" not in item.path.parts)

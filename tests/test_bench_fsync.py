@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from bench import fsync, plots, plots_fsync, results
-from bench.fsync import FsyncRow
+from bench.fsync_cells import FsyncRow
 from bench.machine import Latency, Machine, Noise
 
 
