@@ -18,7 +18,7 @@ from pathlib import Path
 import lz4.block
 
 import segmentlog
-from bench.measure import Row, Side
+from bench.measure import Row, Side, open_store
 from bench.workload import json_records
 from segmentlog.format.columns import encode_columns
 
@@ -26,7 +26,7 @@ _VALUE = [b"v" * 100]
 
 
 def _partition(folder: Path, **config: object) -> segmentlog.Partition:
-    store = segmentlog.open(folder / "store")
+    store = open_store(folder / "store")
     store.create_topic("t", config={"fsync": "never", **config})
     return store.topic("t").partition(0)
 

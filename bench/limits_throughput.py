@@ -12,7 +12,7 @@ from pathlib import Path
 import lz4.block
 
 import segmentlog
-from bench.measure import Row, Side
+from bench.measure import Row, Side, open_store
 from bench.workload import Workload, json_records
 from segmentlog.format.columns import encode_columns
 
@@ -22,7 +22,7 @@ _POOL = 16
 
 
 def _store(folder: Path, **config: object) -> segmentlog.LogStore:
-    store = segmentlog.open(folder / "store")
+    store = open_store(folder / "store")
     store.create_topic("t", config={"fsync": "never", **config})
     return store
 
@@ -177,7 +177,7 @@ def _iterate_records(folder: Path, scale: float) -> tuple[Side, Side]:
 def _consume_records(folder: Path, scale: float) -> tuple[Side, Side]:
     work = json_records(max(1, int(300 * scale)), _BATCH)
     _filled(folder, work)
-    store = segmentlog.open(folder / "store")
+    store = open_store(folder / "store")
 
     def ours() -> float:
         started = time.perf_counter()
@@ -238,7 +238,7 @@ def _consume_file(folder: Path, scale: float) -> tuple[Side, Side]:
         partition = store.topic("t").partition(0)
         for values in lists:
             partition.append(values)
-    reading = segmentlog.open(folder / "cli").topic("t").partition(0)
+    reading = open_store(folder / "cli").topic("t").partition(0)
 
     def ours() -> float:
         with open(folder / "out", "wb") as out:

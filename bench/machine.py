@@ -182,7 +182,7 @@ def _revision() -> str:
         return done.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", "../segmentlog", ".")
+        changed = git("status", "--porcelain", "--", "../segmentlog", ".", ":!results")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -10,6 +10,9 @@ from typing import Literal
 
 import msgspec
 
+import segmentlog
+from segmentlog.store import LogStore
+
 Unit = Literal["records/s", "us", "ms", "s", "MB"]
 Side = Callable[[], float]
 """Does its work once and returns a rate or a time in the row's unit."""
@@ -47,6 +50,16 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+_opened: list[LogStore] = []
+
+
+def open_store(path: Path) -> LogStore:
+    """A store for the rounds of one row: closed when they are over, before its folder is deleted."""
+    store = segmentlog.open(path)
+    _opened.append(store)
+    return store
+
+
 class Row(msgspec.Struct, frozen=True):
     """One comparison: ``prepare(folder, scale)`` gives both sides, which are then run in turn.
 
@@ -65,12 +78,16 @@ class Row(msgspec.Struct, frozen=True):
         """Run the sides in turn, ``rounds`` times after one for warming up."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        ours, limit = self.prepare(folder, scale)
         pairs: list[tuple[float, float | None]] = []
-        for number in range(rounds + 1):
-            pair = (ours(), limit() if limit is not None else None)
-            if number:
-                pairs.append(pair)
+        try:
+            ours, limit = self.prepare(folder, scale)
+            for number in range(rounds + 1):
+                pair = (ours(), limit() if limit is not None else None)
+                if number:
+                    pairs.append(pair)
+        finally:
+            while _opened:
+                _opened.pop().close()
         bare = self.absolute or limit is None
         ratios = [mine if other is None else mine / other for mine, other in pairs]
         ratio = statistics.median(ratios)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _FILES = (
 )  # fmt: skip
 
 _OURS_COLOUR, _OTHERS_COLOUR = "#0072b2", "#777777"
+_TITLE_WIDTH = 62
 _LESS_IS_BETTER = {"us", "ms", "MB", "bytes a record"}
 
 
@@ -54,7 +56,7 @@ def _plot(folder: Path, file: str, panels: list[tuple[tuple[str, str], list[Peer
     columns = 2
     lines = -(-len(panels) // columns)
     tallest = max(len(chosen) for _, chosen in panels)
-    figure, axes = plt.subplots(lines, columns, figsize=(11, lines * (0.28 * tallest + 1.1)), squeeze=False)
+    figure, axes = plt.subplots(lines, columns, figsize=(11, lines * (0.28 * tallest + 1.3)), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     for axis, (_, chosen) in zip(axes.flat, panels, strict=False):
@@ -80,7 +82,7 @@ def _panel(axis: Any, rows: list[PeerRow]) -> None:
             quantity(row.figure, row.unit), (row.high, place), xytext=(6, 0), textcoords="offset points",
             va="center", fontsize=8,
         )  # fmt: skip
-    axis.set_title(_sentence(rows), fontsize=9, loc="left")
+    axis.set_title(textwrap.fill(_sentence(rows), _TITLE_WIDTH), fontsize=9, loc="left")
     better = "less" if rows[0].unit in _LESS_IS_BETTER else "more"
     axis.set_xlabel(f"{rows[0].unit}; {better} is better; the line is the range over the rounds", fontsize=7)
     axis.tick_params(axis="x", labelsize=7)

@@ -51,12 +51,16 @@ def write_report(folder: Path) -> Path:
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """One place where we are behind, or short of what was wanted. ``factor``: by how much, above 1."""
+    """One place where we are behind, or short of what was wanted. ``factor``: by how much, above 1.
+
+    ``against`` is who is ahead, where it is one of several that are told together.
+    """
 
     what: str
     factor: float
     text: str
     reason: str
+    against: str = ""
 
 
 # ---------------------------------------------------------------- the parts
@@ -167,7 +171,7 @@ def _peers(measured: Measured, folder: Path, losses: list[Loss]) -> list[str]:
         chosen = [row for row in rows if (row.workload, row.sync) == (workload, sync)]
         lines += [f"### {_heading(workload, sync)}", "", *_peer_table(chosen)]
         for row in chosen:
-            if row.against == OURS and row.system != OURS_UNCOMPRESSED:
+            if (row.against == OURS and row.system != OURS_UNCOMPRESSED) or row.target is not None:
                 _note_loss(row, about, losses)
     lines += ["### How each is used", ""]
     lines += [
@@ -215,10 +219,11 @@ def _note_loss(row: PeerRow, about: Peers, losses: list[Loss]) -> None:
     wanted = max(row.target or 0.0, 1.0)
     if row.ratio >= wanted:
         return
-    what = f"{_heading(row.workload, row.sync)}: {row.system}"
-    text = f"{row.ratio:.2f} of theirs ({row.ratio_low:.2f}-{row.ratio_high:.2f})"
-    text += f"; {row.target:.3g} was wanted" if row.target is not None else ""
-    losses.append(Loss(what, wanted / row.ratio, text, reason_for("peers", row.workload, row.sync, row.system)))
+    text = f"{row.ratio:.2f} ({row.ratio_low:.2f}-{row.ratio_high:.2f}"
+    text += f"; {row.target:.3g} was wanted)" if row.target is not None else ")"
+    reason = reason_for("peers", row.workload, row.sync, row.system)
+    against = row.system + (" (ours uncompressed)" if row.against == OURS_UNCOMPRESSED else "")
+    losses.append(Loss(_heading(row.workload, row.sync), wanted / row.ratio, text, reason, against=against))
 
 
 def _absent(absent: Sequence[Absent]) -> list[str]:
@@ -236,8 +241,14 @@ def _where_we_lose(losses: list[Loss]) -> list[str]:
     lines = ["## Where we lose", ""]
     if not losses:
         return [*lines, "Nowhere in this run, of what was measured in it.", ""]
+    lines += ["The worst first; of peers, ours / theirs with its range over the rounds.", ""]
     losses.sort(key=lambda loss: -loss.factor)
-    lines += [f"- **{loss.what}**: {loss.text}. {loss.reason}".rstrip() for loss in losses]
+    together: dict[tuple[str, str], list[Loss]] = {}
+    for loss in losses:
+        together.setdefault((loss.what, loss.reason), []).append(loss)
+    for (what, reason), some in together.items():
+        told = ", ".join(f"{one.against} {one.text}" if one.against else one.text for one in some)
+        lines.append(f"- **{what}**: {told}. {reason}")
     return [*lines, ""]
 
 

@@ -43,6 +43,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
         "spark.default.parallelism": 2,
         "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse"),
     }
+    if delta := os.environ.get("SEGMENTLOG_DELTA_PACKAGE"):  # see test_delta.py
+        conf |= {
+            "spark.jars.packages": delta,
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        }
     try:
         started = session("segmentlog tests", "local[2]", conf=conf, fast_start=True)
     except (JavaNotFound, SparkNotInstalled) as error:

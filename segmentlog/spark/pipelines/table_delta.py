@@ -42,7 +42,7 @@ class DeltaNotInstalled(SegmentlogError):
     def __str__(self) -> str:
         return (
             "the format delta needs Delta Lake: pip install delta-spark, and start Spark with"
-            " spark.jars.packages=io.delta:delta-spark_2.13:VERSION,"
+            " spark.jars.packages=io.delta:delta-spark_SPARK_2.13:VERSION (SPARK is that of pyspark, such as 4.2),"
             " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and"
             " spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
             " (segmentlog spark --conf KEY=VALUE); or make a Parquet table"
@@ -72,7 +72,7 @@ def update_delta(
             spark, store, topic, before, target, json_values=json_values, schema=schema, buckets=None
         )
         if before is not None and not ranges:
-            return report_of(before, target, 0, Changes(), 0, 0, started)
+            return _counted(spark, report_of(before, target, 0, Changes(), 0, 0, started))
         rows = TableRows(spark, payload_of(state))
         with latest_records(spark, store, state, ranges) as latest, _note(spark, state):
             on_step("reading")
@@ -96,7 +96,11 @@ def update_delta(
         counts = [int(last["operationMetrics"].get("numOutputRows", 0)), 0, 0]
     state = msgspec.structs.replace(state, version=last["version"])
     report = report_of(state, target, sum(records.values()) + skipped, Changes(*counts), skipped, len(records), started)
-    return msgspec.structs.replace(report, rows=spark.read.format("delta").load(target).count())
+    return _counted(spark, report)
+
+
+def _counted(spark: SparkSession, report: TableReport) -> TableReport:
+    return msgspec.structs.replace(report, rows=spark.read.format("delta").load(report.path).count())
 
 
 def _delta(spark: SparkSession) -> Any:
