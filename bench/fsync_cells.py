@@ -10,6 +10,7 @@ import lz4.block
 import msgspec
 
 from bench.machine import Latency
+from segmentlog.cli.bench import make_values
 from segmentlog.config import FsyncPolicy
 
 POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")
@@ -21,8 +22,6 @@ WRITERS: tuple[tuple[int, WriterKind], ...] = ((1, "threads"), (4, "threads"), (
 """One process is the same as one thread."""
 
 ORDER_SEED = 20
-_DISTINCT_BYTES = 256 << 10
-"""So much differs before values repeat: four times as far back as LZ4 looks."""
 BATCH_LISTS = 16
 
 
@@ -106,14 +105,6 @@ def interval_ms(policy: str) -> int:
     """Of a policy that syncs by time; 0 for others."""
     parsed = FsyncPolicy.parse(policy)
     return parsed.amount if parsed.kind == "ms" else 0
-
-
-def make_values(record_bytes: int) -> list[bytes]:
-    """Distinct values of which one half compresses to nothing and the other not at all, always the same."""
-    noise = random.Random(record_bytes)
-    count = max(_DISTINCT_BYTES // record_bytes, BATCH_LISTS)
-    half = record_bytes // 2
-    return [noise.randbytes(record_bytes - half) + b"." * half for _ in range(count)]
 
 
 def compression_ratio(record_bytes: int, batch_records: int) -> float:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import segmentlog
-from bench.fsync_cells import BATCH_LISTS, Cell, Risk, Task, make_values
+from bench.fsync_cells import BATCH_LISTS, Cell, Risk, Task
+from segmentlog.cli.bench import make_values
 from segmentlog.partition.partition import Partition
 from segmentlog.store import LogStore
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import statistics
 import tempfile
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
 
 POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")
+_DISTINCT_BYTES = 256 << 10
+"""So much differs before values repeat: four times as far back as LZ4 looks."""
 _IMPLAUSIBLE_US = 20.0
 """No disk is that fast: flash takes about as long to program one page."""
 
@@ -91,17 +94,26 @@ def _raw_disk(path: Path) -> dict[str, float]:
     return {"fdatasync_us_p50": times[len(times) // 2], "fdatasync_us_p99": times[len(times) * 99 // 100]}
 
 
+def make_values(record_bytes: int) -> list[bytes]:
+    """Distinct values, 256 KiB or 16 of them, that compress about two to one as text does: half noise, half dots."""
+    noise = random.Random(record_bytes)
+    half = record_bytes // 2
+    count = max(_DISTINCT_BYTES // record_bytes, 16)
+    return [noise.randbytes(record_bytes - half) + b"." * half for _ in range(count)]
+
+
 def _measure(
     partition: Partition, policy: str, seconds: float, batch_size: int, record_size: int
 ) -> dict[str, str | float]:
-    half = os.urandom(record_size // 2 + 1).hex().encode()  # compresses about two to one, as text does
-    values = [half[:record_size].ljust(record_size, b".") for _ in range(batch_size)]
+    pool = make_values(record_size)
+    pool *= -(-2 * batch_size // len(pool))
+    batches = [pool[at : at + batch_size] for at in range(0, len(pool) - batch_size, batch_size)]
     times: list[float] = []
     risk: list[int] = []
     syncs = partition.sync_count
     started = time.perf_counter()
     while (now := time.perf_counter()) - started < seconds:
-        partition.append(values)
+        partition.append(batches[len(times) % len(batches)])
         times.append((time.perf_counter() - now) * 1e6)
         risk.append(partition.log_end_offset - partition.durable_offset)
     elapsed = time.perf_counter() - started
