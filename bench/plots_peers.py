@@ -27,7 +27,7 @@ _FILES = (
 )  # fmt: skip
 
 _OURS_COLOUR, _OTHERS_COLOUR = "#0072b2", "#777777"
-_TITLE_WIDTH = 62
+_TITLE_WIDTH = 56
 _LESS_IS_BETTER = {"us", "ms", "MB", "bytes a record"}
 
 
