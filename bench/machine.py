@@ -16,8 +16,7 @@ from pathlib import Path
 import lz4.block
 import msgspec
 
-IMPLAUSIBLE_FSYNC_US = 20.0
-"""No disk is that fast: flash takes about as long to program one page."""
+from segmentlog.cli.bench import IMPLAUSIBLE_FSYNC_US, time_fdatasync
 
 _NOISE_SAMPLES = 40
 
@@ -99,22 +98,8 @@ def machine_name() -> str:
 
 
 def raw_fdatasync(folder: Path, count: int = 400, size: int = 512) -> Latency:
-    """One ``pwrite`` of ``size`` bytes and one ``fdatasync``, on a preallocated file: the floor of a durable append."""
-    path = folder / ".raw-fdatasync"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, count * size)
-        os.fsync(fd)
-        times = []
-        for number in range(count):
-            started = time.perf_counter()
-            os.pwrite(fd, b"x" * size, number * size)
-            os.fdatasync(fd)
-            times.append((time.perf_counter() - started) * 1e6)
-    finally:
-        os.close(fd)
-        path.unlink()
-    return latency(times)
+    """One ``pwrite`` of ``size`` bytes and one ``fdatasync``, as ``segmentlog bench`` times them."""
+    return latency(time_fdatasync(folder / ".raw-fdatasync", count, size))
 
 
 def latency(times_us: list[float]) -> Latency:
@@ -194,3 +179,12 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory of a process that no file is behind (RssAnon); 0 once it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -187,10 +187,10 @@ class Bench:
         for sync in syncs:
             if "append" in workloads:
                 say(f"appending in batches, {_SYNC_TEXT[sync]}")
-                self._append(sync)
+                self._append(sync, singly=False)
             if "singly" in workloads:
                 say(f"appending singly, {_SYNC_TEXT[sync]}")
-                self._append_singly(sync)
+                self._append(sync, singly=True)
         if "threads" in workloads:
             say("appending from 16 threads, each record synced")
             self._append_from_threads()
@@ -203,36 +203,25 @@ class Bench:
 
     # ------------------------------------------------------------ the workloads
 
-    def _append(self, sync: Sync) -> None:
+    def _append(self, sync: Sync, *, singly: bool) -> None:
         rates: dict[str, list[float]] = {}
         slow: dict[str, list[float]] = {}
+        work = "append singly" if singly else "append in batches"
 
         def step(name: str, log: Hosted) -> None:
-            done = log.append(self.seconds)
+            done = log.append_singly(self.seconds) if singly else log.append(self.seconds)
             rates.setdefault(name, []).append(done.rate)
-            slow.setdefault(name, []).append(machine.latency(done.times_us).p999 / 1e3)
+            found = machine.latency(done.times_us)
+            slow.setdefault(name, []).append(found.p99 if singly else found.p999 / 1e3)
 
         with self._open(sync, keyed=False) as logs:
-            self._rounds(logs, step, f"append in batches, {sync}")
-        self._add("append in batches", sync, "records/s", "more", rates)
+            self._rounds(logs, step, f"{work}, {sync}")
+        self._add(work, sync, "records/s", "more", rates)
         # Clients that send in the background return before anything is done: their calls have no latency to compare.
-        waiting = {name: times for name, times in slow.items() if sync == "batch" or not self._is_asynchronous(name)}
-        self._add("append in batches, p99.9", sync, "ms", "less", waiting)
-
-    def _append_singly(self, sync: Sync) -> None:
-        rates: dict[str, list[float]] = {}
-        slow: dict[str, list[float]] = {}
-
-        def step(name: str, log: Hosted) -> None:
-            done = log.append_singly(self.seconds)
-            rates.setdefault(name, []).append(done.rate)
-            slow.setdefault(name, []).append(machine.latency(done.times_us).p99)
-
-        with self._open(sync, keyed=False) as logs:
-            self._rounds(logs, step, f"append singly, {sync}")
-        self._add("append singly", sync, "records/s", "more", rates)
-        waiting = {name: times for name, times in slow.items() if sync == "batch" or not self._is_asynchronous(name)}
-        self._add("append singly, p99", sync, "us", "less", waiting)
+        waiting = {
+            name: times for name, times in slow.items() if sync == "batch" or not self.classes[name].asynchronous
+        }
+        self._add(f"{work}, {'p99' if singly else 'p99.9'}", sync, "us" if singly else "ms", "less", waiting)
 
     def _append_from_threads(self) -> None:
         rates: dict[str, list[float]] = {}
@@ -344,9 +333,6 @@ class Bench:
         self._add("compaction", "never", "records/s", "more", compacted)
 
     # ------------------------------------------------------------ what they share
-
-    def _is_asynchronous(self, name: str) -> bool:
-        return self.classes[name].asynchronous
 
     def _add(
         self, workload: str, sync: Sync, unit: str, better: Literal["more", "less"], rounds: dict[str, list[float]]

@@ -17,13 +17,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 import segmentlog
-from bench.machine import latency
+from bench.machine import latency, own_bytes
 from bench.workload import json_records
 from segmentlog.partition.partition import Partition
 from segmentlog.store import LogStore
@@ -94,7 +93,7 @@ class Worker:
 
     def memory(self) -> int:
         """Bytes of its own memory (RssAnon)."""
-        return _own_bytes(os.getpid())
+        return own_bytes(os.getpid())
 
     def descriptors(self) -> int:
         """How many files it has open."""
@@ -241,7 +240,7 @@ class Crew:
             ready = wait(list(busy), timeout=_LOOK_S if watch else None)
             if watch:
                 for index in busy.values():
-                    peaks[index] = max(peaks[index], _own_bytes(self._members[index][0].pid or 0))
+                    peaks[index] = max(peaks[index], own_bytes(self._members[index][0].pid or 0))
             for done in ready:
                 index = busy.pop(done)
                 answers[index] = _received(done, str(calls[index][0]))
@@ -285,12 +284,3 @@ def _serve(pipe: Connection) -> None:
             answer = (traceback.format_exc(), None)
         with contextlib.suppress(BrokenPipeError):
             pipe.send(answer)
-
-
-def _own_bytes(pid: int) -> int:
-    """Resident memory of a process that no file is behind (RssAnon); 0 once it has ended."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon"):
-                return int(line.split()[1]) * 1024
-    return 0

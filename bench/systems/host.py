@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from bench.machine import own_bytes
 from bench.systems.base import Sync, System, TimesItself
 from bench.workload import Workload, json_records
 
@@ -150,7 +151,7 @@ class _Host:
     def __init__(self, system: System) -> None:
         self._system = system
         self._work: Workload = json_records(_POOL, BATCH_RECORDS)
-        self._before_bytes = _own_bytes(os.getpid())
+        self._before_bytes = own_bytes(os.getpid())
         self._peak_bytes = 0
 
     def ready(self) -> None:
@@ -293,16 +294,8 @@ class _Host:
         return self._work.values[batch % _POOL][index]
 
     def _look_at_memory(self) -> None:
-        own = _own_bytes(os.getpid()) - self._before_bytes
-        self._peak_bytes = max(self._peak_bytes, own + sum(map(_own_bytes, self._system.server_ids())))
-
-
-def _own_bytes(pid: int) -> int:
-    """Resident memory of a process that no file is behind (RssAnon)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    return 0
+        own = own_bytes(os.getpid()) - self._before_bytes
+        self._peak_bytes = max(self._peak_bytes, own + sum(map(own_bytes, self._system.server_ids())))
 
 
 def _serve(pipe: Connection, name: str, folder: str, sync: Sync, keyed: bool) -> None:

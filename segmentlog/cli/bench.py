@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")
 _DISTINCT_BYTES = 256 << 10
 """So much differs before values repeat: four times as far back as LZ4 looks."""
-_IMPLAUSIBLE_US = 20.0
+IMPLAUSIBLE_FSYNC_US = 20.0
 """No disk is that fast: flash takes about as long to program one page."""
 
 
@@ -65,7 +65,7 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
         )
         columns = ("fsync", "records/s", "MB/s", "append p50 us", "append p99 us", "fsyncs", "at risk", "at most")
         show_table(columns, [tuple(_shown(value) for value in row.values()) for row in rows])
-    if disk["fdatasync_us_p50"] < _IMPLAUSIBLE_US:
+    if disk["fdatasync_us_p50"] < IMPLAUSIBLE_FSYNC_US:
         say(
             f"warning: a median of {disk['fdatasync_us_p50']:.0f} us is implausibly fast for an fsync: the disk, or the"
             " machine that pretends to be one, probably answers from a cache that a power cut empties"
@@ -76,21 +76,29 @@ def _shown(value: Any) -> Any:
     return round(value) if isinstance(value, float) else value
 
 
-def _raw_disk(path: Path) -> dict[str, float]:
-    """Latency of one small write and `fdatasync` on a preallocated file, without segmentlog."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+def time_fdatasync(path: Path, count: int = 200, size: int = 512) -> list[float]:
+    """Microseconds of each of ``count`` times one small write and `fdatasync`, on a preallocated file that is deleted.
+
+    Without segmentlog: the floor of a durable append.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        os.posix_fallocate(fd, 0, 1 << 20)
+        os.posix_fallocate(fd, 0, count * size)
         os.fsync(fd)
         times = []
-        for number in range(200):
+        for number in range(count):
             started = time.perf_counter()
-            os.pwrite(fd, b"x" * 512, number * 512)
+            os.pwrite(fd, b"x" * size, number * size)
             os.fdatasync(fd)
             times.append((time.perf_counter() - started) * 1e6)
+        return times
     finally:
         os.close(fd)
-    times.sort()
+        path.unlink()
+
+
+def _raw_disk(path: Path) -> dict[str, float]:
+    times = sorted(time_fdatasync(path))
     return {"fdatasync_us_p50": times[len(times) // 2], "fdatasync_us_p99": times[len(times) * 99 // 100]}
 
 

@@ -132,8 +132,8 @@ class Handle:
         """Reopen files that were closed while idle or in another process (after a fork)."""
         if self.lock_fd < 0:
             self.check_usable()
+            self.check_in_place()  # before: opening makes files that are not there
             self.open_files()
-            self.check_in_place()
         self.used = True
 
     def close_files(self) -> None:
