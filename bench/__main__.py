@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from bench import results
+from bench.arguments import existing_folder
 from bench.plots import PlotsUnavailable
 from bench.report import write_report
 
@@ -33,7 +34,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="peers too, and logs of up to 50 GB: some hours")
     parser.add_argument("--only", default="", help="some of them, with commas between: " + ", ".join(_FULL))
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
-    parser.add_argument("--dir", type=Path, help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     plan = _FULL if options.full else _QUICK
     wanted = [name.strip() for name in options.only.split(",") if name.strip()] or list(plan)

@@ -25,6 +25,7 @@ from pathlib import Path
 import lz4.block
 
 import segmentlog
+from bench.arguments import existing_folder
 from segmentlog.format.batch import decompress
 from segmentlog.partition.partition import Partition
 
@@ -243,7 +244,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--segments", type=int, default=10_000)
     parser.add_argument("--only", default="", help="pass, memory, appends or retention")
-    parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:

@@ -31,6 +31,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from bench.arguments import existing_folder
 from bench.measure import RowResult, quantity
 
 TREE: Final = Path(__file__).resolve().parent.parent
@@ -248,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of alternation (default 5)")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--scale", type=float, default=0.3, help="more or less work a round (default 0.3)")
-    parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import segmentlog
+from bench.arguments import existing_folder
 from bench.workload import json_records
 from segmentlog.producer import Producer
 from segmentlog.records import TopicPartition
@@ -39,7 +40,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each pair (default 7)")
     parser.add_argument("--kills", type=int, default=100, help="members that are killed (default 100)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.member:

@@ -37,6 +37,7 @@ import msgspec
 
 import segmentlog
 from bench import machine, results
+from bench.arguments import existing_folder
 from bench.fsync_cells import (
     ORDER_SEED,
     POLICIES,
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-mb", type=int, default=1024, help="values that a cell writes at most (default 1024)")
     parser.add_argument("--interval-ms", type=float, default=1.0, help="between samples of the risk (default 1)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
-    parser.add_argument("--dir", type=Path, help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
     options = parser.parse_args(arguments)
     seconds = options.seconds or (0.05 if options.quick else 0.4)

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from bench import limits_latency, limits_throughput, machine
+from bench.arguments import existing_folder, one_or_more
 from bench.measure import Row, RowResult
 from bench.results import save
 
@@ -33,11 +34,11 @@ def rows() -> Iterator[Row]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of alternation (default 5)")
+    parser.add_argument("--rounds", type=one_or_more, default=5, help="rounds of alternation (default 5)")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--scale", type=float, default=1.0, help="more or less work a round (default 1.0)")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     parser.add_argument("--out", type=Path, help="folder to write limits.json to (default: none is written)")
     options = parser.parse_args()
     started = time.monotonic()

@@ -35,6 +35,7 @@ from typing import Literal
 import msgspec
 
 from bench import machine, results
+from bench.arguments import existing_folder, one_or_more
 from bench.measure import quantity
 from bench.systems.base import SYNCS, Sync, System, Unavailable, disk_bytes
 from bench.systems.host import BATCH_RECORDS, HostDied, Hosted
@@ -407,16 +408,16 @@ def _turned(names: list[str], number: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of alternation (default 5)")
+    parser.add_argument("--rounds", type=one_or_more, default=5, help="rounds of alternation (default 5)")
     parser.add_argument("--seconds", type=float, default=0.7, help="appending a round and system (default 0.7)")
     parser.add_argument(
-        "--records", type=int, default=400 * BATCH_RECORDS, help="of a log that is read (default 409,600)"
+        "--records", type=one_or_more, default=400 * BATCH_RECORDS, help="of a log that is read (default 409,600)"
     )
     parser.add_argument("--systems", default="", help="some of them, with commas between: " + ", ".join(NAMES[2:]))
     parser.add_argument("--syncs", default="", help="of the work that appends, some of: " + ", ".join(SYNCS))
     parser.add_argument("--workloads", default="", help="some of: " + ", ".join(WORKLOADS))
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
-    parser.add_argument("--dir", type=Path, help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     systems = _chosen(parser, options.systems, NAMES, always=(OURS, OURS_UNCOMPRESSED))
     workloads = _chosen(parser, options.workloads, WORKLOADS)

@@ -24,6 +24,7 @@ from types import FrameType
 import msgspec
 
 from bench import machine, results
+from bench.arguments import existing_folder
 from bench.scaling_axes import DEFAULT, FULL, MEASURE, QUICK, NoRoom, Plan
 from bench.scaling_curves import AXES, Curve, ScalingRow, bends, curves
 
@@ -37,7 +38,7 @@ def main() -> int:
     size.add_argument("--full", action="store_true", help="up to 50 GB and 10,000 partitions: an hour, 55 GB of disk")
     parser.add_argument("--only", default="", help="some axes, with commas between: " + ", ".join(AXES))
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
-    parser.add_argument("--dir", type=Path, help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="one JSON object a row, and no table")
     options = parser.parse_args()
     axes = [name.strip() for name in options.only.split(",") if name.strip()] or list(AXES)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import segmentlog
+from bench.arguments import existing_folder
 from bench.delivery import alternate
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def main() -> int:
     parser.add_argument("--stream-gb", type=float, help="only this: move so many GB as a stream, and watch memory")
     parser.add_argument("--master", default="local[2]", help="where Spark runs (default local[2])")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="segmentlog-spark-", dir=options.dir))
     from segmentlog.spark.session import session

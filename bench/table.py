@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 
 import segmentlog
+from bench.arguments import existing_folder
 from segmentlog.store import LogStore
 from segmentlog.table import Table
 
@@ -32,7 +33,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=_BATCH_RECORDS, help="records of a batch (default 10,000)")
     parser.add_argument("--partitions", type=int, default=1, help="partitions of the topic (default 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--dir", help="folder on the disk to measure (default: a temporary one)")
+    parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="segmentlog-table-", dir=options.dir)
     try:

@@ -154,3 +154,8 @@ def test_what_there_is_not(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "holds no results" in done.stderr
+    for wrong in ("--dir=/nowhere", "--rounds=0"):
+        command = [sys.executable, "-m", "bench.limits", wrong]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 2
+        assert "is not a" in done.stderr
