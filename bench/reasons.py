@@ -30,8 +30,8 @@ _ONE_RECORD = (
 )
 _BARE_FILE = "A bare file has no checksum, no compression, no index, and one writer at a time that may trust it."
 _OPENING = (
-    "Opening a store reads its settings, looks at what kind of mount it is on and starts four threads: 2 to 3 ms."
-    " With `background=False` it is 1 ms."
+    "Opening a store reads its settings and the topic's, looks at what kind of mount it is on, maps the state page and"
+    " starts a thread: some 20 system calls and 0.9 ms, most of them Python that runs for the first time."
 )
 
 # (work, synced, system) with "" for any; the first that fits is quoted.

@@ -102,11 +102,20 @@ class Worker:
     def grow(self, work: Work, size_bytes: int) -> int:
         """Append until the first partition takes so much disk, and sync it; its size."""
         log, pool = self._logs[0], self._pool(work)
-        while (size := sum(segment.size_bytes for segment in log.segments())) < size_bytes:
-            for values, keys in pool:
-                log.append(values, keys)
+        size, rounds, grown = self._size(), 1, 0
+        while size < size_bytes:
+            for _ in range(rounds):
+                for values, keys in pool:
+                    log.append(values, keys)
+            before, size = size, self._size()
+            grown = grown or size - before
+            # Seldom: each look is one at every segment.
+            rounds = max(1, int((size_bytes - size) / grown))
         log.flush()
         return size
+
+    def _size(self) -> int:
+        return sum(segment.size_bytes for segment in self._logs[0].segments())
 
     def append(self, work: Work, partition: int | None, seconds: float) -> float:
         """Records a second, appended to a partition, or in turn to all of them, once each at least."""

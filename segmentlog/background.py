@@ -141,12 +141,13 @@ class Background:
         return self._flusher is not None
 
     def ensure_running(self) -> None:
-        """Start the threads that this process is to have and has not."""
+        """Start the threads that this process is to have and has not, soon."""
         self._workers.ensure_running()
 
     def flush_soon(self) -> None:
         """A partition wants a look sooner than the flusher may have planned one."""
         if self._flusher is not None:
+            self._flusher.ensure_running()
             self._flusher.wake()
 
     def rolled(self, handle: Handle) -> None:

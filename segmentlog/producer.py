@@ -44,12 +44,16 @@ NOTE_MAX_BYTES = 4096
 _RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
 
+_SPREAD_CHUNK_MAX_BYTES = 8 << 20
+"""A chunk for a thousand partitions is no larger: what may wait in memory, twice of it while one is being sent."""
+
 
 class Producer:
     """Sends records to topics. Thread-safe: `send` takes no lock unless it fills a chunk; one lock a topic for sending.
 
     linger_ms    how long a record may wait for others to share its batch
-    batch_size   bytes of records after which a chunk is sent at once
+    batch_size   bytes of records after which a chunk is sent at once; where the last one was spread over many
+                 partitions, so many for each of them, up to 8 MiB
     partitioner  where a record goes that names no partition: by its key (murmur2, as Kafka's
                  clients do), without a key to one partition a chunk, in turn
     ack          "durable": a record counts as delivered once it is on disk
@@ -99,6 +103,7 @@ class Producer:
         self._senders: dict[str, threading.Lock] = {}
         self._topics: dict[str, Topic] = {}
         self._sticky: dict[str, int] = {}
+        self._spread: dict[str, int] = {}
         self._told = threading.Condition()
         self._waiting = 0
         self._failure: Exception | None = None
@@ -232,13 +237,20 @@ class Producer:
         self._check_topic(topic)
         chunk = self._chunks.get(topic)
         if chunk is None:
-            chunk = self._chunks[topic] = Chunk(self, topic, self._batch_size if self._linger_ns else 0)
+            chunk = self._chunks[topic] = Chunk(self, topic, self._chunk_bytes(topic))
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
                     self._lingerer_sleeps = False
                     self._lingerer.wake()
         return chunk
+
+    def _chunk_bytes(self, topic: str) -> int:
+        """How much the topic's next chunk takes: enough that each partition's share is worth an append."""
+        if not self._linger_ns:
+            return 0
+        spread_bytes = min(self._batch_size * self._spread.get(topic, 1), _SPREAD_CHUNK_MAX_BYTES)
+        return max(self._batch_size, spread_bytes)
 
     def _check_topic(self, topic: str) -> None:
         if self._closed:
@@ -290,6 +302,7 @@ class Producer:
         total = len(partitions)
         counts = np.bincount(partitions, minlength=count)
         numbers = counts.nonzero()[0].tolist()
+        self._spread[chunk.topic] = len(numbers)
         if len(numbers) <= 1:
             chunk.placed(partitions, None)
             rows_of: dict[int, list[int] | None] = dict.fromkeys(numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 logger = logging.getLogger("segmentlog")
 
 _BACKOFF_MAX_S = 30.0
+_START_AFTER_S = 0.05
 
 Tick = Callable[[], float]
 """Does what is due and returns the seconds until it should be called again."""
@@ -36,12 +38,13 @@ class Worker:
 
     def ensure_running(self) -> None:
         """Start the thread unless it runs in this process."""
-        if self._pid == os.getpid() or self._stopped:
+        if self._pid == os.getpid():
             return
         with self._mutex:
-            if self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
+            if self._stopped or self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._wake = threading.Event()
+            if self._pid:  # forked while somebody may have held its lock
+                self._wake = threading.Event()
             self._thread = threading.Thread(target=self._loop, name=f"segmentlog-{self.name}", daemon=True)
             self._thread.start()
             self._pid = os.getpid()
@@ -58,8 +61,9 @@ class Worker:
 
     def ask_to_stop(self) -> None:
         """End the thread after the tick in hand."""
-        self._stopped = True
-        self._wake.set()
+        with self._mutex:
+            self._stopped = True
+            self._wake.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""
@@ -97,10 +101,15 @@ _PAUSE_MAX_S = 0.2
 
 
 class Workers:
-    """The scheduler: every background thread of a store, by name."""
+    """The scheduler: every background thread of a store, by name. Thread-safe.
+
+    Starting a thread means waiting until it runs, 0.1 ms each and milliseconds on a busy
+    machine. So they are started a moment after a store was opened, by a thread that nobody waits for.
+    """
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._pid = 0
 
     def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:
         """Have a thread of that name call ``tick``, from `ensure_running` on."""
@@ -111,7 +120,14 @@ class Workers:
         return iter(self._workers.values())
 
     def ensure_running(self) -> None:
-        """Start those that do not run in this process."""
+        """Start those that do not run in this process, soon."""
+        if self._pid == os.getpid() or not self._workers:
+            return
+        self._pid = os.getpid()
+        _thread.start_new_thread(self._start, ())
+
+    def _start(self) -> None:
+        time.sleep(_START_AFTER_S)
         for worker in self:
             worker.ensure_running()
 

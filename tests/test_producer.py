@@ -136,6 +136,28 @@ def test_a_full_batch_does_not_linger(store: LogStore) -> None:
         assert partition.log_end_offset == 40
 
 
+def test_what_is_spread_over_partitions_is_gathered_for_each_of_them(store: LogStore) -> None:
+    """``batch_size`` counts for each partition that the last chunk went to: or a thousand of them get tiny batches."""
+    topic = store.topic("four")
+    with store.producer(linger_ms=3_600_000, batch_size=4_000) as producer:
+        sizes, before = [], 0
+        for number in range(400):
+            producer.send("four", b"x" * 76, key=b"%d" % number)  # 100 bytes each, as they are counted
+            end = sum(log.log_end_offset for log in topic.partitions())
+            if end != before:
+                sizes.append(end - before)
+                before = end
+        assert sizes == [40, 160, 160]
+        producer.flush()
+        for _ in range(160):
+            producer.send("four", b"x" * 76)  # without keys a chunk goes to one partition
+        assert sum(log.log_end_offset for log in topic.partitions()) == 400 + 160
+        for _ in range(40):
+            producer.send("four", b"x" * 76)
+        assert sum(log.log_end_offset for log in topic.partitions()) == 400 + 200
+    assert sum(len(values(log)) for log in topic.partitions()) == 600
+
+
 def test_durable_deliveries_are_on_disk(store: LogStore) -> None:
     """`Delivery.durable` and ``ack="durable"`` return behind the fsync; `result` need not."""
     store.alter_topic("one", fsync="never")

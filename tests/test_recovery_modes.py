@@ -201,3 +201,24 @@ def test_the_kind_of_a_mount_is_that_of_the_innermost(tmp_path: Path) -> None:
     """/proc is told from the disk above it."""
     assert FileSystem().kind_of_mount("/proc/self") == "proc"
     assert FileSystem().kind_of_mount(str(tmp_path)) not in ("", "proc")
+
+
+def test_the_kind_of_a_mount_whose_number_nobody_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subvolume of btrfs has a device number of its own: then the mount that the folder lies under counts."""
+    folder = tmp_path / "a disk"
+    folder.mkdir()
+    place = str(folder).replace(" ", "\\040")
+    mounts = f"1 1 0:9998 / / rw shared:1 - ext4 /dev/a rw\n2 1 0:9999 /sub {place} rw - btrfs /dev/b rw\n"
+    monkeypatch.setattr("segmentlog.storage.fs._read_proc", lambda path: mounts.encode())
+    assert FileSystem().kind_of_mount(str(folder)) == "btrfs"
+    assert FileSystem().kind_of_mount(str(tmp_path)) == "ext4"
+
+
+def test_nobody_can_tell_the_kind_of_a_mount_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems than Linux have no such list: the kind is empty, and the store is taken for local."""
+
+    def missing(path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("segmentlog.storage.fs._read_proc", missing)
+    assert FileSystem().kind_of_mount(str(tmp_path)) == ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
 
-from segmentlog.workers import Worker
+from segmentlog.workers import Worker, Workers
 
 
 def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +45,35 @@ def test_stopping_what_never_started_is_nothing(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(KeyboardInterrupt):
             worker.ensure_running()
     worker.stop()
+
+
+def test_workers_run_soon_and_a_call_before_that_is_not_lost() -> None:
+    """Nobody waits for the threads of a store to start; what one is woken for meanwhile it does at once then."""
+    ticked = {"early": threading.Event(), "late": threading.Event()}
+    workers = Workers()
+
+    def tick_of(name: str) -> Callable[[], float]:
+        def tick() -> float:
+            ticked[name].set()
+            return 60.0
+
+        return tick
+
+    early = workers.add("early", tick_of("early"), 60.0)
+    workers.add("late", tick_of("late"), 60.0)
+    workers.ensure_running()
+    early.wake()
+    assert ticked["early"].wait(10)
+    assert not ticked["late"].is_set()
+    workers.stop(10)
+    assert not {"segmentlog-early", "segmentlog-late"} & {thread.name for thread in threading.enumerate()}
+
+
+def test_workers_that_are_stopped_before_they_started_never_start() -> None:
+    """A store that is closed as soon as it was opened leaves no thread behind."""
+    workers = Workers()
+    worker = workers.add("never", lambda: 60.0)
+    workers.ensure_running()
+    workers.stop()
+    worker.ensure_running()  # as the thread that starts them does, some time later
+    assert not any(thread.name == "segmentlog-never" for thread in threading.enumerate())

@@ -27,9 +27,11 @@ class Segmentlog(System):
 
     def open(self) -> None:
         self._store: LogStore = segmentlog.open(self.folder)
-        if "log" not in self._store.topics():
-            self._store.create_topic("log", fsync=_POLICY[self.sync], compression_type=self.compression)
-        self._log: Partition = self._store.topic("log").partition(0)
+        try:
+            topic = self._store.topic("log")
+        except segmentlog.UnknownTopic:
+            topic = self._store.create_topic("log", fsync=_POLICY[self.sync], compression_type=self.compression)
+        self._log: Partition = topic.partition(0)
 
     def close(self) -> None:
         self._store.close()

@@ -17,6 +17,7 @@ from typing import Final
 
 from segmentlog.errors import DiskFull
 from segmentlog.format.names import TEMPORARY_SUFFIX
+from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
 
@@ -85,8 +86,6 @@ class FileSystem:
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
-        from segmentlog.storage.map import map_shared
-
         return map_shared(fd, size_bytes, writable=writable)
 
     def is_read_only(self, path: str) -> bool:
@@ -95,23 +94,46 @@ class FileSystem:
 
     def kind_of_mount(self, path: str) -> str:
         """The type of the file system that holds ``path`` (ext4, nfs4, ...); empty when nobody can tell."""
-        best, kind = "", ""
-        real = os.path.realpath(path)
-        with contextlib.suppress(OSError), open("/proc/self/mountinfo") as mounts:
-            for line in mounts:
-                fields, _, rest = line.partition(" - ")
-                at = fields.split()[4].encode().decode("unicode_escape")  # spaces are written as \\040
-                if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best):
-                    best, kind = at, rest.split()[0]
+        try:
+            mounts = _read_proc("/proc/self/mountinfo")
+        except OSError:  # not Linux
+            return ""
+        device = os.stat(path).st_dev
+        at = mounts.find(f" {os.major(device)}:{os.minor(device)} ".encode())
+        if at >= 0:
+            return _kind_in(mounts[at : mounts.find(b"\n", at)])
+        # A part of a file system may have a number of its own (btrfs): then the mount that it lies under.
+        best, kind = b"", ""
+        real = os.fsencode(os.path.realpath(path))
+        for line in mounts.splitlines():
+            place = line.split()[4].decode("unicode_escape").encode("latin-1")  # spaces are written as \\040
+            if (real == place or real.startswith(place.rstrip(b"/") + b"/")) and len(place) >= len(best):
+                best, kind = place, _kind_in(line)
         return kind
 
     def boot_id(self) -> str:
         """A name for the time since the machine started: page caches live as long as it does."""
         try:
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                return file.read().strip()
+            return _read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
         except OSError:  # not Linux: the start of process 1 changes with every boot, too
             return f"init-{os.stat('/').st_ctime_ns}"
+
+
+def _read_proc(path: str) -> bytes:
+    """What the kernel says there."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 12):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def _kind_in(mount: bytes) -> str:
+    """The type of the file system in a line of mountinfo."""
+    return mount.partition(b" - ")[2].split(None, 1)[0].decode()
 
 
 def read_file(fs: FileSystem, path: str) -> bytes:
@@ -119,10 +141,11 @@ def read_file(fs: FileSystem, path: str) -> bytes:
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
-        position = 0
-        while part := fs.pread(fd, 1 << 20, position):
+        position, most = 0, 1 << 12
+        while part := fs.pread(fd, most, position):
             parts.append(part)
             position += len(part)
+            most = 1 << 20
         return b"".join(parts)
     finally:
         fs.close(fd)

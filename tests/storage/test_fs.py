@@ -249,6 +249,6 @@ def test_where_there_is_no_proc_the_boot_has_a_name_too(monkeypatch):
     def missing(path: str) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr("builtins.open", missing)
+    monkeypatch.setattr("segmentlog.storage.fs._read_proc", missing)
     assert FileSystem().boot_id() == FileSystem().boot_id()
     assert FileSystem().boot_id().startswith("init-")
