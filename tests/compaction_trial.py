@@ -234,7 +234,7 @@ class CompactionTrial:
             log = self._open(disk)
             ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
             self._expect(history.check(records_of(log), ranges, log.log_start_offset), where)
-            if self.states % 4 == 0:
+            if self.states % 10 == 0:
                 self._go_on(log, history, disk, ranges, where)
         except Broken:
             raise
