@@ -239,7 +239,7 @@ WHY: dict[tuple[str, str, str], str] = {
         " 20 % mkdir and open."
     ),
     (PARTITIONS, "append rate, each in turn", "falls"): (
-        "With more partitions than a tenth of the files that the process may have, those of each partition are opened"
+        "With more partitions than two ninths of the files that the process may have, those of each partition are opened"
         " again when its turn comes."
     ),
     (PARTITIONS, "producer.send with keys", "falls"): (
@@ -253,7 +253,7 @@ WHY: dict[tuple[str, str, str], str] = {
     ): "Partitions are opened one after the other, each with its state page and newest segment.",
     (PARTITIONS, "memory after open", "rises"): "Some 25 kB of objects a partition.",
     (PARTITIONS, "file descriptors after open", "rises"): (
-        "Two a partition, for a tenth as many partitions as the process may have files; beyond that, those not used"
+        "Two a partition, for two ninths as many partitions as the process may have files; beyond that, those not used"
         " lately are closed."
     ),
     (RECORD_SIZE, "append, LZ4", "rises"): (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from segmentlog.partition.handle import Handle
 
-_FILES_PER_PARTITION = 5
+_FILES_PER_PARTITION = 3
+"""The lock, the state page, the active segment."""
 
 
 class DescriptorBudget:
@@ -21,9 +23,9 @@ class DescriptorBudget:
     def __init__(self) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
-        self._limit = max(8, (available // 2) // _FILES_PER_PARTITION)
+        self._limit = max(8, available * 2 // 3 // _FILES_PER_PARTITION)
         self._mutex = threading.Lock()
-        self._handles: dict[Handle, None] = {}
+        self._handles: OrderedDict[Handle, None] = OrderedDict()
 
     def opened(self, handle: Handle) -> None:
         with self._mutex:
@@ -39,11 +41,11 @@ class DescriptorBudget:
 
     def _in_turn(self) -> Iterator[Handle]:
         """Handles by age, those in use at the end of the line."""
-        for candidate in list(self._handles):
+        for _ in range(len(self._handles)):
+            candidate = next(iter(self._handles))
+            self._handles.move_to_end(candidate)
             if candidate.used:
                 candidate.used = False
-                del self._handles[candidate]
-                self._handles[candidate] = None
             else:
                 yield candidate
         yield from list(self._handles)

@@ -58,7 +58,8 @@ class Appender:
         self._states = ProducerStates(handle)
         self.appended = False
         """Whether this process appended since it opened the partition: it then owes a clean close."""
-        handle.closers.append(self._close_active)
+        handle.closers.append(self._let_go)
+        handle.after_fork.append(self._forget)
 
     def place(
         self, batches: Sequence[EncodedBatch], now_ms: int, stamp: ProducerStamp | None = None
@@ -283,13 +284,14 @@ class Appender:
         base = log.active_base_offset
         key = (base, log.epoch)
         index = self._index
-        if self._active is None or index is None or self._key != key:
+        if index is None or self._key != key:
             self._close_active()
-            self._active = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=False)
             stem = segment_stem(handle.folder, base)
-            index = self._index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
+            index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
             index.load(limit=log.end_position)
-            self._key = key
+            self._index, self._key = index, key
+        if self._active is None:
+            self._active = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=False)
         if index.scanned_position != log.end_position:
             mapped = self._mapped
             if mapped is None:
@@ -461,15 +463,23 @@ class Appender:
         finally:
             segment.close()
 
-    def _close_active(self, *, flush: bool = True) -> None:
+    def _let_go(self) -> None:
+        """Close the file; what is known of the segment stays for the next append, however idle the partition is."""
         if self._active is not None:
             with contextlib.suppress(OSError):
                 self._active.close()
+        self._active, self._mapped, self._seen = None, None, None
+
+    def _forget(self) -> None:
+        """In a forked child: another thread of the parent may have been at the index."""
+        self._index, self._key = None, (-1, -1)
+
+    def _close_active(self, *, flush: bool = True) -> None:
+        self._let_go()
         # After a truncation or a recovery its entries may be of batches that are gone.
         if self._index is not None and flush and self._key[1] == self._handle.page.log.read().epoch:
             self._index.flush()
-        self._active, self._index, self._mapped, self._seen = None, None, None, None
-        self._key = (-1, -1)
+        self._index, self._key = None, (-1, -1)
 
     def leave_cleanly(self, log: LogState) -> None:
         """Give back the space ahead of the end, and leave what is known, at a clean close. Under the append lock."""

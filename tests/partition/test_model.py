@@ -92,6 +92,23 @@ class LogMachine(RuleBasedStateMachine):
             assert self.log.durable_offset == self.end
 
     @rule()
+    def be_idle(self) -> None:
+        """The budget for descriptors takes those of a partition that nobody used lately."""
+        assert self.log.handle.release()
+        assert self.log.handle.lock_fd < 0
+
+    @rule(drawn=RECORDS, idle=st.booleans(), rolls=st.booleans())
+    def another_process_appends(self, drawn: list[tuple[Any, ...]], idle: bool, rolls: bool) -> None:
+        """And this one finds where the log goes on, with its files open or not."""
+        if idle:
+            self.be_idle()
+        other = open_log(self.folder, clock=self.clock, **self.config)
+        self.note_appended(other.append(**self.columns(drawn)), drawn)
+        if rolls:
+            other.roll()
+        other.abandon()
+
+    @rule()
     def flush(self) -> None:
         assert self.log.flush() == self.end
 
