@@ -72,6 +72,8 @@ class Trial:
         with (
             mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 24),
             mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 1500),
+            mock.patch("segmentlog.storage.segment._WINDOW", 4000),
+            mock.patch("segmentlog.storage.segment._WINDOW_SYNCS", 1),
         ):
             for number in range(rounds):
                 self._live(operations)

@@ -291,7 +291,7 @@ class Appender:
             index.load(limit=log.end_position)
             self._index, self._key = index, key
         if self._active is None:
-            self._active = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=False)
+            self._active = self._open_segment(base, create=False)
         if index.scanned_position != log.end_position:
             mapped = self._mapped
             if mapped is None:
@@ -422,10 +422,21 @@ class Appender:
             index.close(next_offset, size_bytes)
         self._handle.rolled()
 
+    def _open_segment(self, base: int, *, create: bool) -> ActiveSegment:
+        handle = self._handle
+        return ActiveSegment(
+            handle.fs,
+            handle.folder,
+            base,
+            handle.config.segment_bytes,
+            create=create,
+            count_syncs=lambda: handle.page.sync.read().sync_count,
+        )
+
     def _begin_segment(self, base: int, epoch: int) -> None:
         handle = self._handle
         try:
-            segment = ActiveSegment(handle.fs, handle.folder, base, handle.config.segment_bytes, create=True)
+            segment = self._open_segment(base, create=True)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DiskFull(segment_stem(handle.folder, base) + LOG_SUFFIX, 0) from error

@@ -72,6 +72,44 @@ def test_writing_where_space_is_allocated_asks_for_nothing(tmp_path):
     assert [name for name, _ in fs.calls] == ["pwritev"]
 
 
+def writes_of(fs: FaultyFileSystem) -> int:
+    """How often was written since the last look."""
+    count = sum(name == "pwritev" for name, _ in fs.calls)
+    fs.calls.clear()
+    return count
+
+
+@pytest.mark.parametrize(("every", "writes"), [(1, 122), (10, 122), (60, 120), (None, 120)])
+def test_zeros_are_written_ahead_where_it_is_synced_often(tmp_path, every, writes):
+    """From the second 128 KiB on, when the first had four fsyncs or more: what is there then is what was appended."""
+    fs, syncs = FaultyFileSystem(), [0]
+    segment = ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0])
+    segment.write([b"x" * 128 * KIB], 128 * KIB, 0)  # so that much more is allocated
+    position = 128 * KIB
+    fs.calls.clear()
+    for number in range(120):
+        segment.write([b"%03d" % number * KIB], 3 * KIB, position)
+        position += 3 * KIB
+        if every is not None and number % every == 0:
+            syncs[0] += 1
+    assert writes_of(fs) == writes
+    expected = b"x" * 128 * KIB + b"".join(b"%03d" % number * KIB for number in range(120))
+    data = Path(segment.path).read_bytes()
+    assert data.rstrip(b"\0") == expected
+    assert len(data) == size_of(segment) == 512 * KIB
+
+
+def test_zeros_that_cannot_be_written_keep_no_append_out(tmp_path):
+    """They are for speed alone: a disk without room for them, or that fails, may have some for the records."""
+    fs, syncs = FaultyFileSystem(), [0]
+    segment = ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0])
+    segment.write([b"x" * 128 * KIB], 128 * KIB, 0)
+    syncs[0] = 10
+    fs.fail("pwritev", errno.ENOSPC)
+    segment.write([b"y" * KIB], KIB, 128 * KIB)
+    assert Path(segment.path).read_bytes().rstrip(b"\0") == b"x" * 128 * KIB + b"y" * KIB
+
+
 def test_no_more_is_allocated_than_a_segment_may_hold(tmp_path):
     """Allocation stops at the segment's limit; a batch larger than that gets what it needs and no more."""
     segment = active_in(tmp_path, FileSystem(), limit=10_000)
