@@ -239,8 +239,8 @@ WHY: dict[tuple[str, str, str], str] = {
         " 20 % mkdir and open."
     ),
     (PARTITIONS, "append rate, each in turn", "falls"): (
-        "With more partitions than two ninths of the files that the process may have, those of each partition are opened"
-        " again when its turn comes."
+        "With more partitions than two ninths of the files that the process may have, those of each partition are"
+        " opened again when its turn comes."
     ),
     (PARTITIONS, "producer.send with keys", "falls"): (
         "What the producer collects is divided among all partitions; it collects 256 KiB for each of them, but no more"
