@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 import signal
 
 import pytest
@@ -9,6 +10,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that has no job control: processes that tests start and
     # interrupt would inherit this, and not hear the interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Of the hundreds of processes that tests start, each would spend 0.1 s on numpy's threads for linear algebra.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No deadline: a busy machine is not a slow function.
 settings.register_profile("segmentlog", deadline=None)
