@@ -123,13 +123,18 @@ class Workers:
         """Start those that do not run in this process, soon."""
         if self._pid == os.getpid() or not self._workers:
             return
-        self._pid = os.getpid()
         _thread.start_new_thread(self._start, ())
+        self._pid = os.getpid()
 
     def _start(self) -> None:
         time.sleep(_START_AFTER_S)
         for worker in self:
-            worker.ensure_running()
+            try:
+                worker.ensure_running()
+            except RuntimeError as error:  # too many threads; `errors` tells, and the next one to ask tries again
+                self._pid = 0
+                worker.error = error
+                logger.warning("%s: %s", worker.name, error)
 
     def errors(self) -> dict[str, str]:
         """What keeps failing, by the worker's name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -77,3 +78,31 @@ def test_workers_that_are_stopped_before_they_started_never_start() -> None:
     workers.stop()
     worker.ensure_running()  # as the thread that starts them does, some time later
     assert not any(thread.name == "segmentlog-never" for thread in threading.enumerate())
+
+
+def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no thread shows in the store's health, and gets one when there are some again."""
+    refused, ticked = threading.Event(), threading.Event()
+
+    def no_more(thread: threading.Thread) -> NoReturn:
+        refused.set()
+        raise RuntimeError("can't start new thread")
+
+    def tick() -> float:
+        ticked.set()
+        return 60.0
+
+    workers = Workers()
+    workers.add("test", tick)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        workers.ensure_running()
+        assert refused.wait(10)
+        while not workers.errors():
+            time.sleep(0.001)
+    assert workers.errors() == {"test": "can't start new thread"}
+    workers.ensure_running()
+    assert ticked.wait(10)
+    while workers.errors():
+        time.sleep(0.001)
+    workers.stop(10)
