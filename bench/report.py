@@ -72,7 +72,7 @@ def _machine(measured: Iterable[Measured], machine: Machine) -> list[str]:
     syncs = machine.fdatasync_us
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB; {machine.system}; {machine.file_system};"
-        f" {machine.python}; {versions}; revision `{machine.revision or 'unknown'}`.",
+        f" {machine.python}; {versions}.",
         "",
         f"One write and `fdatasync` of this disk: median {syncs.p50:.0f} us, 99 % within {syncs.p99:.0f} us, at most"
         f" {syncs.max:.0f} us.",
@@ -161,11 +161,12 @@ def _peers(measured: Measured, folder: Path, losses: list[Loss]) -> list[str]:
     about = msgspec.convert(measured.settings, Peers)
     lines = ["## Against what you would pick instead", ""]
     lines += [
-        f"The same records of about 100 bytes, batches of 1,024, {measured.settings['rounds']} rounds in turn; medians,"
-        " and the range of the ratio over the rounds. **More than 1 is better for segmentlog**, and more than that in"
-        " the columns on the right: against our log with LZ4, and against the one without.",
+        f"The same records of about 100 bytes, batches of 1,024, {measured.settings['rounds']} rounds in turn; medians."
+        " First our log with LZ4 and how it compares with each: **more than 1 is better for segmentlog**. Below it each"
+        " piece of work, with the range of the ratio over the rounds, and on the right that of our log without LZ4.",
         "",
     ]
+    lines += _overview(rows)
     lines += _figures(plots_peers.plot_peers(rows, folder))
     for workload, sync in dict.fromkeys((row.workload, row.sync) for row in rows):
         chosen = [row for row in rows if (row.workload, row.sync) == (workload, sync)]
@@ -181,6 +182,27 @@ def _peers(measured: Measured, folder: Path, losses: list[Loss]) -> list[str]:
     lines += [""]
     lines += _absent(about.absent)
     return lines
+
+
+def _overview(rows: Sequence[PeerRow]) -> list[str]:
+    """A line for each piece of work: our figure with LZ4, and the ratios to the others."""
+    compared = [row for row in rows if row.system == OURS or (row.against == OURS and row.system != OURS_UNCOMPRESSED)]
+    systems = [name for name in dict.fromkeys(row.system for row in compared) if name != OURS]
+    work: dict[tuple[str, str], dict[str, PeerRow]] = {}
+    for row in compared:
+        work.setdefault((row.workload, row.sync), {})[row.system] = row
+    body = []
+    for (workload, sync), found in work.items():
+        if OURS in found:
+            ours = quantity(found[OURS].figure, found[OURS].unit)
+            body.append((_heading(workload, sync), ours, *(_short_ratio(found.get(name)) for name in systems)))
+    return table(("", OURS, *systems), body)
+
+
+def _short_ratio(row: PeerRow | None) -> str:
+    if row is None or row.ratio is None:
+        return ""
+    return f"{row.ratio:,.0f}" if row.ratio >= 9.95 else f"{row.ratio:.1f}" if row.ratio >= 0.95 else f"{row.ratio:.2f}"
 
 
 def _heading(workload: str, sync: str) -> str:
@@ -254,7 +276,10 @@ def _where_we_lose(losses: list[Loss]) -> list[str]:
 
 def _repeat(found: dict[str, Measured]) -> list[str]:
     lines = ["## To repeat it", ""]
-    lines += [f"- `{one.command}` ({one.seconds / 60:.0f} min, {one.date})" for one in found.values()]
+    lines += [
+        f"- `{one.command}` ({one.seconds / 60:.0f} min, {one.date}, revision `{one.machine.revision or 'unknown'}`)"
+        for one in found.values()
+    ]
     return lines
 
 

@@ -482,8 +482,9 @@ class Appender:
         self._active, self._mapped, self._seen = None, None, None
 
     def _forget(self) -> None:
-        """In a forked child: another thread of the parent may have been at the index."""
+        """In a forked child: another thread of the parent may have been at the index, or in the middle of a roll."""
         self._index, self._key = None, (-1, -1)
+        self._sealing, self._begun = [], []
 
     def _close_active(self, *, flush: bool = True) -> None:
         self._let_go()
