@@ -98,7 +98,7 @@ class FileSystem:
             mounts = _read_proc("/proc/self/mountinfo")
         except OSError:  # not Linux
             return ""
-        device = os.stat(path).st_dev
+        device = self.stat(path).st_dev
         at = mounts.find(f" {os.major(device)}:{os.minor(device)} ".encode())
         if at >= 0:
             return _kind_in(mounts[at : mounts.find(b"\n", at)])

@@ -79,6 +79,9 @@ class SimulatedProcess(FileSystem):
     def boot_id(self) -> str:
         return f"boot-{self.disk.boot}"
 
+    def kind_of_mount(self, path: str) -> str:
+        return "simulated"
+
     # ------------------------------------------------------------ files
 
     def _node(self, fd: int) -> Node:
