@@ -7,6 +7,7 @@ Each runs in a process of its own, so that none finds the memory or the caches o
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,16 +41,17 @@ def main() -> int:
     wanted = [name.strip() for name in options.only.split(",") if name.strip()] or list(plan)
     if unknown := [name for name in wanted if name not in _FULL]:
         parser.error(f"there is no {unknown[0]!r}; there are: {', '.join(_FULL)}")
-    out = options.out or results.default_folder()
+    # As one would type it: what is saved quotes it, and no folder of this machine's.
+    out = os.path.relpath(options.out or results.default_folder())
     failed = []
     for name in wanted:
-        command = [sys.executable, "-m", f"bench.{name}", *plan.get(name, ()), "--out", str(out)]
+        command = [sys.executable, "-m", f"bench.{name}", *plan.get(name, ()), "--out", out]
         command += ["--dir", str(options.dir)] if options.dir else []
         print(f"== {' '.join(command[1:])}", file=sys.stderr, flush=True)
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
         try:
-            report = write_report(out)
+            report = write_report(Path(out))
         except (FileNotFoundError, PlotsUnavailable) as error:
             print(f"no report: {error}", file=sys.stderr)
         else:

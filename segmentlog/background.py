@@ -1,6 +1,6 @@
 """What a store does by itself: flush, retain, compact, scrub. Each a public tick, and with ``threads`` a worker.
 
-flush      fsyncs what the topics' policies want fsynced by now
+flush      fsyncs what the topics' policies want fsynced by now; lets go of files that others deleted
 retention  deletes old segments, of every topic of the store, one process at a time; and groups' old positions
 cleaner    compacts the dirtiest partition that is due, one after the other
 transactions  ends those of processes that are gone; see `segmentlog.transactions`
@@ -171,6 +171,7 @@ class Background:
                 # Four looks an interval, so that nothing stays un-fsynced for longer than one.
                 pause_s = min(pause_s, max(policy.amount / 4000, _FLUSH_TICK_MIN_S))
         for partition in opened:
+            partition.let_go_of_deleted()
             if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
                 with contextlib.suppress(StoreClosed, UnknownTopic):
                     partition.flush()

@@ -59,8 +59,12 @@ class Segmentlog(System):
 
     def compact(self) -> None:
         self._store.alter_topic("log", cleanup_policy="compact")
+        end = self._log.log_end_offset
         self._log.roll()
-        self._log.compact()
+        # A thread of the store may have begun as soon as a segment was sealed: then it is waited for.
+        self._log.compact(wait_s=600)
+        if self._log.cleaned_offset < end:
+            raise RuntimeError(f"compacted up to {self._log.cleaned_offset:,}, not to the end at {end:,}")
 
 
 class SegmentlogUncompressed(Segmentlog):

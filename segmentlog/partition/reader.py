@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ SkipListener = Callable[[int, int, CorruptBatch], None]
 """Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
 
 _KEPT_SEGMENTS = 64
+_KEPT_IN_PROCESS = 1024
+"""Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
 _REWRITE_WAIT_S = 0.05
 
 
@@ -50,6 +53,9 @@ class _Outdated(Exception):
     """The segments are not any more what the state said that was read before: look again."""
 
 
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
 class Reader:
     """Reads one partition through memory maps. Thread-safe.
 
@@ -63,6 +69,7 @@ class Reader:
         self._generation = -1
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
         self.aborted = AbortedTransactions(handle)
+        _readers.add(self)
 
     # ------------------------------------------------------------ by offset
 
@@ -305,7 +312,8 @@ class Reader:
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:
                     self._open[base] = segment
-                while len(self._open) > _KEPT_SEGMENTS:
+                # A reader that is alone keeps 64 GB of default segments: where it jumps to again needs no opening.
+                while len(self._open) > max(_KEPT_SEGMENTS, _KEPT_IN_PROCESS // len(_readers)):
                     self._open.popitem(last=False)
         index, mapped = segment.index, segment.mapped
         if sealed:
@@ -316,6 +324,14 @@ class Reader:
             with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
                 index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)
         return segment
+
+    def let_go_of_deleted(self) -> None:
+        """Unmap everything once segments were deleted or replaced: the disk gets its space back though nobody reads."""
+        generation = self._handle.page.log.read().generation
+        if self._generation != generation:
+            with self._mutex:
+                self._open.clear()
+                self._generation = generation
 
     def max_timestamp(self, base: int, log: LogState) -> int:
         """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""

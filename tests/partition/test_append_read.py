@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from logs import NOW_MS, FakeClock, Kept, contents, log_files, open_log, values
 
+import segmentlog
 from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -22,6 +24,7 @@ from segmentlog.errors import (
 from segmentlog.format.batch import HEADER_SIZE
 from segmentlog.partition.encoding import MAX_BATCH_RECORDS
 from segmentlog.partition.partition import Partition
+from segmentlog.storage.fs import FileSystem
 
 # ---------------------------------------------------------------- what comes out
 
@@ -518,3 +521,61 @@ def test_the_smallest_batch_is_a_header_and_a_few_bytes(tmp_path: Path) -> None:
     partition = open_log(tmp_path)
     partition.append([b"x"])
     assert partition.segments()[0].size_bytes == HEADER_SIZE + len(b"\x91\xc4\x01x")
+
+
+class CountingMaps(FileSystem):
+    """Counts the files that are mapped."""
+
+    count = 0
+
+    def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
+        self.count += 1
+        return super().map_file(fd, size_bytes, writable=writable)
+
+
+def test_segments_that_a_reader_jumps_to_again_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as this process has no more than a thousand of them; with many readers each keeps sixty-four."""
+    monkeypatch.setattr("segmentlog.partition.reader._readers", weakref.WeakSet())
+    fs = CountingMaps()
+    partition = open_log(tmp_path, fs=fs, segment_records=1)
+    for number in range(200):
+        partition.append([b"%d" % number])
+    for turn in range(2):
+        before = fs.count
+        for number in range(200):
+            batch = next(partition.read(number * 77 % 200, max_bytes=1))
+            assert batch.values == [b"%d" % (number * 77 % 200)]
+        assert (fs.count == before) == (turn == 1)
+    others = [open_log(tmp_path / str(number), segment_records=1) for number in range(30)]
+    assert next(partition.read(3, max_bytes=1)).values == [b"3"]
+    partition.append([b"and one more"])
+    assert partition.read(200)
+    assert next(partition.read(200, max_bytes=1)).values == [b"and one more"]
+    assert len(partition._reader._open) == 64
+    assert len(others) == 30
+
+
+def deleted_maps(folder: Path) -> list[str]:
+    """Files below the folder that this process has mapped though they are gone."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if str(folder) in line and line.endswith("(deleted)")]
+
+
+def test_what_others_deleted_is_let_go_of(tmp_path: Path) -> None:
+    """A reader that is idle keeps no disk space of segments that retention deleted."""
+    config = {"segment.records": 1, "file.delete.delay.ms": 0}
+    with (
+        segmentlog.open(tmp_path / "store", background=False) as store,
+        segmentlog.open(tmp_path / "store", background=False) as other,
+    ):
+        log = store.create_topic("t", config=config).partition(0)
+        log.append([b"%d" % number for number in range(9)])
+        for number in (5, 3, 7):
+            assert next(log.read(number, max_bytes=1)).values == [b"%d" % number]
+        elsewhere = other.topic("t").partition(0)
+        elsewhere.trim(8)
+        elsewhere.retain()
+        assert deleted_maps(tmp_path)
+        store.flush_tick()
+        assert not deleted_maps(tmp_path)
+        assert values(log) == [b"8"]
