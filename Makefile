@@ -51,7 +51,7 @@ types: $(VENV)/.installed-test  ## mypy, strict
 bench: $(VENV)/.installed-bench  ## fsync trade-offs, limits, scaling: some ten minutes, and a report below bench/results
 	$(PY) -m bench
 
-bench-full: $(VENV)/.installed-bench  ## the same for hours, with peers: SQLite, LMDB, Redis, NATS, Kafka...
+bench-full: $(VENV)/.installed-bench  ## the same for an hour, with peers: SQLite, LMDB, Redis, NATS, Kafka...
 	$(PY) -m bench --full
 
 BASE ?= HEAD

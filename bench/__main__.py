@@ -32,7 +32,7 @@ _FULL = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="peers too, and logs of up to 50 GB: some hours")
+    parser.add_argument("--full", action="store_true", help="peers too, and logs of up to 50 GB: an hour, 65 GB free")
     parser.add_argument("--only", default="", help="some of them, with commas between: " + ", ".join(_FULL))
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
     parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")

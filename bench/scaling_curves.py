@@ -222,6 +222,11 @@ _RANDOM_READS = (
     " index read first. Where the log is larger than the memory, the disk is waited for."
 )
 
+_TURNS = (
+    "Appends to a partition take turns. With more writers than cores, the one whose turn comes first waits for a"
+    " core: with 8 writers they wait for two thirds of their time, and the lock is held for less than half of it."
+)
+
 WHY: dict[tuple[str, str, str], str] = {
     (LOG_SIZE, "append rate", "falls"): (
         "An append does not look at what is there already: what differs is how the disk and its cache are doing."
@@ -241,8 +246,8 @@ WHY: dict[tuple[str, str, str], str] = {
         " 20 % mkdir and open."
     ),
     (PARTITIONS, "append rate, each in turn", "falls"): (
-        "With more partitions than two ninths of the files that the process may have, those of each partition are"
-        " opened again when its turn comes."
+        "What belongs to a partition has left the processor's caches when its turn comes again; with more partitions"
+        " than two ninths of the files that the process may have, its files are opened again, too."
     ),
     (PARTITIONS, "producer.send with keys", "falls"): (
         "What the producer collects is divided among all partitions; it collects 256 KiB for each of them, but no more"
@@ -253,7 +258,7 @@ WHY: dict[tuple[str, str, str], str] = {
         "open",
         "rises",
     ): "Partitions are opened one after the other, each with its state page and newest segment.",
-    (PARTITIONS, "memory after open", "rises"): "Some 25 kB of objects a partition.",
+    (PARTITIONS, "memory after open", "rises"): "13 to 25 kB of objects a partition.",
     (PARTITIONS, "file descriptors after open", "rises"): (
         "Two a partition, for two ninths as many partitions as the process may have files; beyond that, those not used"
         " lately are closed."
@@ -275,10 +280,8 @@ WHY: dict[tuple[str, str, str], str] = {
     (RECORD_SIZE, ONE_A_CALL, "falls"): (
         "A call costs some 20 us of Python, a lock and a pwritev, whatever it appends; then copying and LZ4 take over."
     ),
-    (PROCESSES, "writers, one partition", "falls"): (
-        "Appends to a partition take turns. With more writers than cores, the one whose turn comes first waits for a"
-        " core: with 8 writers they wait for two thirds of their time, and the lock is held for less than half of it."
-    ),
+    (PROCESSES, "writers, one partition", "rises"): _TURNS,
+    (PROCESSES, "writers, one partition", "falls"): _TURNS,
     (PROCESSES, "writers, a partition each", "rises"): "Nothing is shared but cores, memory and the disk.",
     (PROCESSES, "readers, one partition", "rises"): "Readers take no lock: they share cores and memory alone.",
     (
