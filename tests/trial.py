@@ -46,6 +46,8 @@ class Trial:
     ``states`` counts the crash states that were recovered and checked, all different.
     """
 
+    crash_name = "a power cut"
+
     def __init__(self, seed: int, policy: str, writers: int) -> None:
         self.seed, self.policy, self.writer_count = seed, policy, writers
         self.rng = random.Random(f"{seed}/{policy}/{writers}")
@@ -66,6 +68,7 @@ class Trial:
         self._number = 0
         self._gone_before: set[int] = set()
         self._moments: list[Moment] = []
+        self._opened_at = 0
 
     def run(self, rounds: int, operations: int, variants: int) -> int:
         """``rounds`` times: operations, then a crash at each call of them, then on from one of those crashes."""
@@ -81,16 +84,19 @@ class Trial:
                     events = self.events[: moment.event_count]
                     if self.rng.random() < 0.2:
                         self._check(moment.point.process_death(), events, f"round {number}, a process's death", moment)
-                    for disk in moment.point.crashes(self.rng, variants):
-                        self._check(disk, events, f"round {number}, a power cut", moment)
+                    for disk in self._crashes(moment.point, variants):
+                        self._check(disk, events, f"round {number}, {self.crash_name}", moment)
                 self._go_on()
         return self.states
+
+    def _crashes(self, point: CrashPoint, count: int) -> Iterator[SimulatedDisk]:
+        return point.crashes(self.rng, count)
 
     def _go_on(self) -> None:
         """The machine dies at one of the moments, and the next round lives with what is left."""
         moment = self.rng.choice(self._moments)
         self.events = self.events[: moment.event_count]
-        self.disk = self.rng.choice(list(moment.point.crashes(self.rng, 8)))
+        self.disk = self.rng.choice(list(self._crashes(moment.point, 8)))
         self._moments = []
 
     # ------------------------------------------------------------ living
@@ -102,6 +108,7 @@ class Trial:
         disk = self.disk
         disk.on_effect = lambda: self._moments.append(Moment(disk.point(), len(self.events)))
         writers = [self._open(disk) for _ in range(self.writer_count)]
+        self._opened_at = disk.effects
         history = History()
         for event in self.events:
             event(history)
@@ -184,8 +191,10 @@ class Trial:
         try:
             log = self._open(disk)
             disk.on_effect = None
+            if disk.mount == moment.point.mount and moment.point.effects >= self._opened_at:
+                self._expect_all_there(log, history, where)
             first = self._verify(log, history, disk, where, thorough=thorough)
-            if disk.boot == moment.point.boot:
+            if disk.mount == moment.point.mount:
                 recovery = []  # a mere process death: a power cut after it is another story, not the same one again
             for point in self.rng.sample(recovery, min(len(recovery), 3)):
                 for again in point.crashes(self.rng, 3):
@@ -239,6 +248,20 @@ class Trial:
                 f"two recoveries differ: ends {first[1]} and {end_offset}, records {sorted(first[0])[-5:]} and "
                 f"{sorted(contents)[-5:]}\n  {where}"
             )
+
+    def _expect_all_there(self, log: Partition, history: History, where: str) -> None:
+        """A process that dies takes nothing along: what anybody was told is still there."""
+        contents = dict(_records(log))
+        gone = [
+            offset
+            for offset in history.named()
+            if offset >= log.log_start_offset
+            and offset not in contents
+            and not history.was_withdrawn(offset)
+            and offset not in self._gone_before
+        ]
+        if gone:
+            raise Broken(f"offsets {gone[:5]} went with a process\n  {where}")
 
     def _expect_told(self, log: Partition, offset: int, where: str) -> None:
         """Who had read up to a record that is gone is told so when it goes on."""

@@ -308,6 +308,7 @@ def _nested(key: str, values: tuple[Any, ...]) -> list[str]:
 def _state_lines(path: str, data: bytes) -> Iterator[tuple[Document, str]]:
     import msgspec
 
+    from segmentlog.storage.belief import why_doubted
     from segmentlog.storage.fs import FileSystem
     from segmentlog.storage.state import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, StateDamaged, StatePage
 
@@ -316,9 +317,14 @@ def _state_lines(path: str, data: bytes) -> Iterator[tuple[Document, str]]:
         return
     page = StatePage(bytearray(data[:PAGE_SIZE]))
     fs = FileSystem()
-    live = page.describes(fs.boot_id(), fs.stat(os.path.dirname(os.path.abspath(path))))
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        doubt = why_doubted(fs, os.path.dirname(os.path.abspath(path)), page, fd)
+    finally:
+        fs.close(fd)
     flags = {
-        "live": live, "header_is_sound": page.header_is_sound, "writing": page.writing, "failed": page.failed,
+        "live": doubt is None, "doubt": doubt or "none", "mount_id": page.mount_id,
+        "header_is_sound": page.header_is_sound, "writing": page.writing, "failed": page.failed,
         "config_version": page.config_version, "moved": page.moved, "waiting_until_ms": page.waiting_until_ms,
         "has_producers": bool(page.words[PRODUCERS_WORD]), "aborts": page.words[ABORTS_WORD],
     }  # fmt: skip

@@ -391,15 +391,8 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
 
     That the payload lies within ``view`` is checked too: a batch cut short raises.
     """
+    header = decode_header_alone(view, position, path)
     available = len(view) - position
-    if available < HEADER_SIZE:
-        raise CorruptBatch(path, position, f"a batch header of {HEADER_SIZE} bytes", f"{max(available, 0)} bytes")
-    header = BatchHeader(*_HEADER.unpack_from(view, position))
-    if header.magic != MAGIC:
-        raise CorruptBatch(path, position, f"magic {MAGIC!r}", repr(header.magic))
-    digest = _hash(view[position : position + CHECKED_SIZE])
-    if digest != header.header_checksum:
-        raise CorruptBatch(path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}")
     if header.payload_size > available - HEADER_SIZE:
         raise CorruptBatch(
             path,
@@ -410,6 +403,20 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
         )
     if flaw := _flaw_of(header):
         raise CorruptBatch(path, position, "a header that agrees with itself", flaw, header.base_offset)
+    return header
+
+
+def decode_header_alone(view: memoryview, position: int, path: str = "") -> BatchHeader:
+    """The header at ``position``, whatever became of its payload: its checksum is checked alone. Raises `CorruptBatch`."""
+    available = len(view) - position
+    if available < HEADER_SIZE:
+        raise CorruptBatch(path, position, f"a batch header of {HEADER_SIZE} bytes", f"{max(available, 0)} bytes")
+    header = BatchHeader(*_HEADER.unpack_from(view, position))
+    if header.magic != MAGIC:
+        raise CorruptBatch(path, position, f"magic {MAGIC!r}", repr(header.magic))
+    digest = _hash(view[position : position + CHECKED_SIZE])
+    if digest != header.header_checksum:
+        raise CorruptBatch(path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}")
     return header
 
 

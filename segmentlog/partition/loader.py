@@ -6,12 +6,15 @@ import contextlib
 import fcntl
 import os
 
+from msgspec.structs import replace
+
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import STATE_FILE
 from segmentlog.partition.files import quarantine_tail, remove_segment, truncate_file
 from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.recovery import recover
 from segmentlog.records import RecoveryReport
+from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import NO_ROOM
 from segmentlog.storage.inspect_partition import inspect_partition
@@ -30,8 +33,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
         return _open_read_only(handle)
     handle.open_files()
     page = _map_page(handle)
-    boot_id = handle.fs.boot_id()
-    if _is_sound(handle, page, boot_id):
+    if _is_sound(handle, page):
         handle.adopt(page)
         if not page.writing or not _lock_now(handle):
             return _live_report(page)
@@ -41,11 +43,14 @@ def open_partition(handle: Handle) -> RecoveryReport:
             handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
     handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
     try:
-        if _is_sound(handle, page, boot_id):  # somebody else recovered it while this one waited
+        if _is_sound(handle, page):  # somebody else recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
+        doubt = why_doubted(handle.fs, handle.folder, page, handle.state_fd)
         with handle.sync_locked():
-            return recover(handle, page)
+            report = recover(handle, page)
+        # What the page is doubted for matters where that costs something.
+        return replace(report, why=f"{report.why}; {doubt}") if doubt and report.lost is not None else report
     finally:
         handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
 
@@ -76,8 +81,10 @@ def _map_page(handle: Handle) -> StatePage:
     return page
 
 
-def _is_sound(handle: Handle, page: StatePage, boot_id: str) -> bool:
-    return page.describes(boot_id, handle.fs.stat(handle.folder)) and not page.failed and page.writing != REWRITING
+def _is_sound(handle: Handle, page: StatePage) -> bool:
+    if page.failed or page.writing == REWRITING:
+        return False
+    return why_doubted(handle.fs, handle.folder, page, handle.state_fd) is None
 
 
 def _lock_now(handle: Handle) -> bool:
@@ -160,8 +167,8 @@ def find_live_page(handle: Handle) -> StatePage | None:
         fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             page = StatePage.map(handle.fs, fd, writable=False)
+            if page is not None and why_doubted(handle.fs, handle.folder, page, fd) is None:
+                return page
         finally:
             handle.fs.close(fd)
-        if page is not None and page.describes(handle.fs.boot_id(), handle.fs.stat(handle.folder)):
-            return page
     return None

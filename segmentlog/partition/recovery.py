@@ -29,9 +29,13 @@ from segmentlog.partition.producers import stable_offset_of
 from segmentlog.partition.swap import finish_swaps
 from segmentlog.policy.recovery import RecoveryVerdict, decide
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
+from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.fs import read_file, replace_file
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
-from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage, SyncState
+from segmentlog.storage.state import PRODUCERS_WORD, LogState, StateDamaged, StatePage, SyncState
+
+_GENERATION_MASK = (1 << 63) - 1
+# A page of ones is read as well as any other.
 
 
 class _Tail(msgspec.Struct):
@@ -107,7 +111,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
         _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
-        log = _log_state(handle, report, active_base, position, before)
+        log = _log_state(handle, page, report, active_base, position)
         log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
@@ -133,7 +137,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     else:
         report = msgspec.structs.replace(report, log_end_offset=tail.end_offset)
-        log = _log_state(handle, report, active_base, position, before)
+        log = _log_state(handle, page, report, active_base, position)
         log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
     _initialise_page(handle, page, log, has_producers=has_producers)
     handle.adopt(page)
@@ -143,14 +147,20 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
 def _state_before(handle: Handle, page: StatePage) -> LogState | None:
     """The state in which this boot's processes left the log, when it is they who call for a recovery."""
     called_for = page.failed or page.writing == REWRITING
-    if called_for and page.describes(handle.fs.boot_id(), handle.fs.stat(handle.folder)):
+    if called_for and why_doubted(handle.fs, handle.folder, page, handle.state_fd) is None:
         return page.log.read()
     return None
 
 
-def _log_state(
-    handle: Handle, report: RecoveryReport, active_base: int, position: int, before: LogState | None
-) -> LogState:
+def _generation_after(page: StatePage) -> int:
+    """One that nobody has seen: where the kernel vouches for no page, others may use this one all the while."""
+    try:
+        return page.log.read().generation + 1 & _GENERATION_MASK
+    except StateDamaged:
+        return 1
+
+
+def _log_state(handle: Handle, page: StatePage, report: RecoveryReport, active_base: int, position: int) -> LogState:
     end_offset = report.log_end_offset
     return LogState(
         log_start_offset=report.log_start_offset,
@@ -159,7 +169,7 @@ def _log_state(
         active_base_offset=active_base,
         end_position=position,
         epoch=report.epoch,
-        generation=before.generation + 1 if before else 1,
+        generation=_generation_after(page),
         appended_bytes=0,
         first_append_ms=handle.clock.now_ms() if position else 0,
         offset_ceiling=end_offset,
@@ -189,7 +199,12 @@ def _initialise_page(handle: Handle, page: StatePage, log: LogState, *, has_prod
     page.words[PRODUCERS_WORD] = int(has_producers)
     if has_producers:
         page.count_abort()  # readers look which ones there are now
-    page.initialise(handle.fs.boot_id(), handle.fs.stat(handle.folder), log, sync)
+    if handle.state_fd < 0:  # a private page
+        page.initialise(handle.fs.boot_id(), handle.fs.stat(handle.folder), log, sync)
+        return
+    mount_id = handle.fs.mount_id(handle.state_fd)
+    page.initialise(handle.fs.boot_id(), handle.fs.stat(handle.folder), log, sync, mount_id)
+    handle.fs.mark(handle.state_fd)  # last: it vouches for what stands there
 
 
 def _verdict_name(checkpoint: Checkpoint | None, verdict: RecoveryVerdict, *, new: bool, failed_fsync: bool) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 
 from segmentlog.errors import DiskFull
 from segmentlog.format.names import TEMPORARY_SUFFIX
+from segmentlog.storage import witness
 from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
@@ -87,6 +88,18 @@ class FileSystem:
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
         return map_shared(fd, size_bytes, writable=writable)
+
+    def mount_id(self, fd: int) -> int:
+        """See `storage.witness`."""
+        return witness.mount_id(fd)
+
+    def mark(self, fd: int) -> None:
+        """See `storage.witness`."""
+        witness.mark(fd)
+
+    def is_marked(self, fd: int) -> bool:
+        """See `storage.witness`."""
+        return witness.is_marked(fd)
 
     def is_read_only(self, path: str) -> bool:
         """Whether the file system is mounted so that nothing can be changed."""

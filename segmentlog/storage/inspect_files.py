@@ -14,6 +14,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode_slot, slot_size
 from segmentlog.format.names import FORMAT_VERSION, MAX_PARTITIONS, STATE_FILE, STORE_FILE, TOPIC_FILE
+from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Finding, Severity
 from segmentlog.storage.fs import FileSystem, read_file
 from segmentlog.storage.state import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, LogState, StatePage, SyncState
@@ -121,19 +122,22 @@ class StateReader:
             return StateFound()
         try:
             page = StatePage.map(self._fs, fd, writable=False)
+            if page is None:
+                size = self._fs.fstat(fd).st_size
+                return StateFound(why=f"{size} bytes long, not {PAGE_SIZE}; the next open makes it anew")
+            try:
+                return self._judge(page, fd)
+            finally:
+                page.close()
         finally:
             self._fs.close(fd)
-        if page is None:
-            size = self._fs.stat(self.path).st_size
-            return StateFound(why=f"{size} bytes long, not {PAGE_SIZE}; the next open makes it anew")
-        try:
-            return self._judge(page)
-        finally:
-            page.close()
 
-    def _judge(self, page: StatePage) -> StateFound:
+    def _judge(self, page: StatePage, fd: int) -> StateFound:
         boot_id, folder = self._fs.boot_id(), self._fs.stat(self._folder)
         if page.describes(boot_id, folder):
+            doubt = why_doubted(self._fs, self._folder, page, fd)
+            if doubt is not None:
+                return StateFound(why=f"not believed: {doubt}; the next open recovers the log without it")
             words = page.words
             return StateFound(
                 page.log.read(),

@@ -5,7 +5,8 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
     word 0    magic and version
          1-2  boot id (128 bits)
          3-4  device and inode of the partition's folder
-         5    XXH3-64 of words 0-4
+         5    XXH3-64 of words 0-4 and 6
+         6    the mount that the page was made under, 0 where the kernel does not tell them apart
          8    writing     an append is in progress: bytes beyond the end may be torn
          9    failed      an fsync failed: no appends until the partition is reopened
          10   config      counts changes of the topic's configuration
@@ -22,7 +23,9 @@ number, one aligned word that goes up by a large odd step: a reader never waits,
 killed at any instruction leaves the old copy current, and a block that was damaged does not pass for one.
 
 The page is no more than a cache of the page cache's state: it says nothing once the machine
-has restarted, and nothing about a folder that was copied. Both show in words 1-4.
+has restarted, and nothing about a folder that was copied. Both show in words 1-4. Nor does it once
+the disk went away and came back, with any older version of the page on it: no content of the page
+can show that, and so `is_of_this_memory` asks the kernel. See docs/durability.md, "Who is believed".
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from msgspec.structs import astuple
 from segmentlog.storage.fs import FileSystem, write_all
 
 PAGE_SIZE: Final = 4096
+MOUNT_WORD: Final = 6
+_HEADER_WORDS: Final = 7
 WRITING_WORD: Final = 8
 FAILED_WORD: Final = 9
 CONFIG_WORD: Final = 10
@@ -53,10 +58,12 @@ REWRITING: Final = 2
 _MAGIC: Final = int.from_bytes(b"SLSTATE\x01", "little")
 _WORD: Final = 8
 _READ_ATTEMPTS: Final = 10_000
+_MISMATCHES: Final = 100
 _STEP: Final = 0x9E3779B97F4A7C15
 # Odd, so that the copies alternate; far from one, so that no damaged byte makes the number of the other copy of it.
 _WORD_MASK: Final = (1 << 64) - 1  # counters wrap: a page full of ones is damaged, and made anew like any other
 
+_PACKED: Final = struct.Struct("=6Q")
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -121,6 +128,7 @@ class Block(Generic[Fields]):
     def read(self) -> Fields:
         """The fields as one of the writers left them. Raises `StateDamaged`."""
         size = self._packer.size
+        mismatches = 0
         for _ in range(_READ_ATTEMPTS):
             sequence = self._words[self._word]
             cached = self._cached
@@ -132,7 +140,11 @@ class Block(Generic[Fields]):
             if self._words[self._word] != sequence:
                 continue  # a writer went on meanwhile: what was read may be half of its next copy
             if _hash(data, sequence) != check:
-                break
+                # On a processor that reorders stores the number may arrive before the fields, for a moment.
+                mismatches += 1
+                if mismatches > _MISMATCHES:
+                    break
+                continue
             fields: Fields = self._kind(*self._packer.unpack(data))
             self._cached = (sequence, fields)
             return fields
@@ -207,21 +219,35 @@ class StatePage:
 
     def is_about(self, boot_id: str, folder: os.stat_result) -> bool:
         """Whether the header names this boot and this folder."""
-        return list(self.words[:6]) == _header_words(boot_id, folder)
+        return list(self.words[:_HEADER_WORDS]) == _header_words(boot_id, folder, self.mount_id)
+
+    @property
+    def mount_id(self) -> int:
+        """The mount under which the page was made, unique in its boot; 0 for one that the kernel did not tell."""
+        return self.words[MOUNT_WORD]
 
     @property
     def header_is_sound(self) -> bool:
         """Whether the header was written so, whatever boot and folder it names."""
-        words = list(self.words[:6])
-        return words[0] == _MAGIC and _hash(struct.pack("=5Q", *words[:5])) == words[5]
+        words = list(self.words[:_HEADER_WORDS])
+        return words[0] == _MAGIC and _hash(_PACKED.pack(*words[:5], words[MOUNT_WORD])) == words[5]
 
-    def initialise(self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState) -> None:
+    def is_of_this_memory(self, fs: FileSystem, fd: int) -> bool:
+        """Whether the kernel has had the file, open as ``fd``, in memory ever since the page was made.
+
+        If not, what is mapped may be any version of the page that was ever written.
+        """
+        return (self.mount_id != 0 and fs.mount_id(fd) == self.mount_id) or fs.is_marked(fd)
+
+    def initialise(
+        self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState, mount_id: int = 0
+    ) -> None:
         """Make the page valid; the header last. The caller holds both locks."""
         self.words[0] = 0
         self.log.write(log)
         self.sync.write(sync)
         self.writing = self.failed = 0
-        for index, word in reversed(list(enumerate(_header_words(boot_id, folder)))):
+        for index, word in reversed(list(enumerate(_header_words(boot_id, folder, mount_id)))):
             self.words[index] = word
 
     @property
@@ -269,11 +295,10 @@ class StatePage:
         self.words[WAITING_WORD] = value
 
 
-def _header_words(boot_id: str, folder: os.stat_result) -> list[int]:
+def _header_words(boot_id: str, folder: os.stat_result, mount_id: int) -> list[int]:
     try:
         boot = uuid.UUID(boot_id).int
     except ValueError:
         boot = xxhash.xxh3_128_intdigest(boot_id.encode())
     words = [_MAGIC, boot & _WORD_MASK, boot >> 64, folder.st_dev, folder.st_ino]
-    packed = struct.pack("=5Q", *words)
-    return [*words, _hash(packed)]
+    return [*words, _hash(_PACKED.pack(*words, mount_id)), mount_id]

@@ -13,6 +13,10 @@ the new size without the data or the data without the size; until a folder is fs
 of its new, renamed and deleted names. That is more than most file systems lose, and no less
 than POSIX lets them lose.
 
+A disk may also go and come back without the machine being started anew (`CrashPoint.remounts`):
+the kernel has written back a page that processes map at whatever moment it liked, so each of its
+versions may be found there, beside any state of the other files.
+
 Nothing here reaches the real file system, so that a crash state is made, recovered and
 checked in about a millisecond: this is where the large numbers come from. That real files
 behave no worse is checked through `CrashFS`.
@@ -23,7 +27,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from segmentlog.testing.node import Effect, Node, do_effect
@@ -36,8 +40,15 @@ PAGE = 4096
 class SimulatedDisk:
     """Disk and page cache of one machine. Not thread-safe: processes take turns."""
 
-    def __init__(self, boot: int = 1) -> None:
+    def __init__(self, boot: int = 1, mount: int = 1) -> None:
         self.boot = boot
+        self.mount = mount
+        self.tells_mounts = self.keeps_marks = True
+        """What the kernel has to say of its memory: `FileSystem.mount_id`, `FileSystem.is_marked`."""
+        self.pages: list[Node] = []
+        """Files that are mapped to be stored to."""
+        self.page_versions: dict[int, list[bytes]] = {}
+        """By file number: each content that `note_pages` ever met in it, over crashes too."""
         self.next_number = 2
         self.root = Node(1, is_folder=True)
         self.effects = 0
@@ -64,8 +75,17 @@ class SimulatedDisk:
         self.next_number += 1
         return Node(self.next_number, is_folder=is_folder)
 
+    def note_pages(self) -> None:
+        """Remember what mapped files hold now: any of it may be on the disk when that comes back."""
+        for node in self.pages:
+            versions = self.page_versions.setdefault(node.number, [])
+            content = node.content()
+            if not versions or versions[-1] != content:
+                versions.append(content)
+
     def changed(self) -> None:
         self.effects += 1
+        self.note_pages()
         if self.on_effect is not None:
             self.on_effect()
 
@@ -88,10 +108,16 @@ class _Image(NamedTuple):
 
     number: int
     is_folder: bool
+    marked: bool
     durable: bytes
     pending: tuple[Effect, ...]
     durable_names: dict[str, int]
     pending_names: tuple[dict[str, int | None], ...]
+    versions: Sequence[bytes]
+
+
+Surviving = Callable[[_Image, int, random.Random], bytes]
+"""What of a file is found in the n-th state of a moment."""
 
 
 class CrashPoint:
@@ -100,6 +126,10 @@ class CrashPoint:
     def __init__(self, disk: SimulatedDisk) -> None:
         self.effects = disk.effects
         self.boot = disk.boot
+        self.mount = disk.mount
+        disk.note_pages()
+        self._page_versions = {number: versions[:] for number, versions in disk.page_versions.items()}
+        self._kernel = (disk.tells_mounts, disk.keeps_marks)
         self._next_number = disk.next_number
         self._images: dict[int, _Image] = {}
         self._collect(disk.root)
@@ -114,6 +144,7 @@ class CrashPoint:
         self._images[node.number] = _Image(
             node.number,
             node.is_folder,
+            node.marked,
             node.durable,
             tuple(pending),
             {name: child.number for name, child in node.durable_names.items()},
@@ -121,6 +152,7 @@ class CrashPoint:
                 {name: None if child is None else child.number for name, child in change.items()}
                 for change in node.pending_names
             ),
+            self._page_versions.get(node.number, ()),
         )
         children: list[Node | None] = [*node.names.values(), *node.durable_names.values()]
         for change in node.pending_names:
@@ -138,22 +170,37 @@ class CrashPoint:
 
         A state that was already there is left out, so there may be fewer than ``count``.
         """
+        return self._found(rng, count, self.boot + 1, _surviving_data)
+
+    def remounts(self, rng: random.Random, count: int) -> Iterator[SimulatedDisk]:
+        """Disks as they may be found when this one went away and came back to the same running machine.
+
+        As after a power cut, but for the files that processes map: each of them as it was at any
+        moment ever, or its sectors at several.
+        """
+        return self._found(rng, count, self.boot, _remounted_data)
+
+    def _found(self, rng: random.Random, count: int, boot: int, surviving: Surviving) -> Iterator[SimulatedDisk]:
         seen = set()
         for number in range(count):
             survivors: dict[int, tuple[bytes, dict[str, int]]] = {}
             for image in self._images.values():
-                survivors[image.number] = (
-                    _surviving_data(image, number, rng),
-                    _surviving_names(image, number, rng),
-                )
-            disk, key = self._build(survivors)
+                survivors[image.number] = (surviving(image, number, rng), _surviving_names(image, number, rng))
+            disk, key = self._build(survivors, self._new_disk(boot, self.mount + 1))
             if key not in seen:
                 seen.add(key)
                 yield disk
 
-    def _build(self, survivors: dict[int, tuple[bytes, dict[str, int]]]) -> tuple[SimulatedDisk, int]:
-        disk = SimulatedDisk(self.boot + 1)
+    def _new_disk(self, boot: int, mount: int) -> SimulatedDisk:
+        disk = SimulatedDisk(boot, mount)
         disk.next_number = self._next_number
+        disk.tells_mounts, disk.keeps_marks = self._kernel
+        disk.page_versions = {number: versions[:] for number, versions in self._page_versions.items()}
+        return disk
+
+    def _build(
+        self, survivors: dict[int, tuple[bytes, dict[str, int]]], disk: SimulatedDisk
+    ) -> tuple[SimulatedDisk, int]:
         made: dict[int, Node] = {1: disk.root}
         key: list[object] = []
 
@@ -176,12 +223,12 @@ class CrashPoint:
 
     def process_death(self) -> SimulatedDisk:
         """The same machine goes on without its processes: nothing is lost, nothing is more durable than before."""
-        disk = SimulatedDisk(self.boot)
-        disk.next_number = self._next_number
+        disk = self._new_disk(self.boot, self.mount)
         made = {image.number: Node(image.number, is_folder=image.is_folder) for image in self._images.values()}
         disk.root = made[1]
         for image in self._images.values():
             node = made[image.number]
+            node.marked = image.marked
             if image.durable:
                 node.resize(len(image.durable))
                 node.buffer[: len(image.durable)] = image.durable
@@ -233,6 +280,18 @@ def _surviving_data(image: _Image, number: int, rng: random.Random) -> bytes:
         part = rng.choice(versions)[start : start + unit]
         parts.append(part.ljust(min(unit, size - start), b"\0"))
     return b"".join(parts)
+
+
+def _remounted_data(image: _Image, number: int, rng: random.Random) -> bytes:
+    """`_surviving_data`; of a file that was mapped, what it held at some moment: the first state has the newest."""
+    if not image.versions:
+        return _surviving_data(image, number, rng)
+    if number == 0:
+        return image.versions[-1]
+    if rng.random() < 0.8:
+        return rng.choice(image.versions)
+    size = len(rng.choice(image.versions))
+    return b"".join(rng.choice(image.versions)[at : at + SECTOR].ljust(SECTOR, b"\0") for at in range(0, size, SECTOR))
 
 
 _WAYS = ("nothing", "all", "some", "zeros", "prefix", "pages", "sectors", "sectors")

@@ -83,6 +83,10 @@ class History:
         """Whether the append of the record that was first named there returned, and nobody cut it off since."""
         return offset in self._acknowledged and offset not in self._withdrawn
 
+    def was_withdrawn(self, offset: int) -> bool:
+        """Whether somebody cut off what stood there, or was about to."""
+        return offset in self._withdrawn
+
     def durable_below(self, end_offset: int) -> None:
         """The log said that everything below is on disk: what `check` found still there is promised from now on."""
         for offset, claim in self._first.items():

@@ -22,7 +22,7 @@ class Node:
     """A file or a folder, as the page cache shows it, with what the disk knows of it."""
 
     __slots__ = (
-        "buffer", "durable", "durable_names", "is_folder", "lock", "mapped", "names", "number", "pending",
+        "buffer", "durable", "durable_names", "is_folder", "lock", "mapped", "marked", "names", "number", "pending",
         "pending_names", "size",
     )  # fmt: skip
 
@@ -34,6 +34,8 @@ class Node:
         self.size = 0
         self.mapped = False
         """Whether stores through a map may change it unseen."""
+        self.marked = False
+        """`FileSystem.mark`: known for as long as the kernel has the file in memory."""
         self.durable = b""
         self.pending: list[Effect] = []
         self.names: dict[str, Node] = {}

@@ -82,6 +82,15 @@ class SimulatedProcess(FileSystem):
     def kind_of_mount(self, path: str) -> str:
         return "simulated"
 
+    def mount_id(self, fd: int) -> int:
+        return self.disk.mount if self.disk.tells_mounts else 0
+
+    def mark(self, fd: int) -> None:
+        self._node(fd).marked = self.disk.keeps_marks
+
+    def is_marked(self, fd: int) -> bool:
+        return self._node(fd).marked
+
     # ------------------------------------------------------------ files
 
     def _node(self, fd: int) -> Node:
@@ -155,7 +164,9 @@ class SimulatedProcess(FileSystem):
 
     def _map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         node = self._node(fd)
-        node.mapped |= writable
+        if writable and not node.mapped:
+            node.mapped = True
+            self.disk.pages.append(node)
         view = memoryview(node.buffer)[:size_bytes]
         return view if writable else view.toreadonly()
 

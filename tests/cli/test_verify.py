@@ -102,7 +102,7 @@ def test_flipped_bytes_of_the_state_page(tmp_path: Path) -> None:
     store = tmp_path / "store"
     path = make_store(store) / "state"
     page = StatePage(bytearray(path.read_bytes()))
-    checked = set(range(6 * 8))
+    checked = set(range(7 * 8))
     for block, word, fields in ((page.log, 16, 10), (page.sync, 64, 6)):
         copy = block._positions[page.words[word] & 1]
         checked |= set(range(word * 8, word * 8 + 8)) | set(range(copy, copy + (fields + 1) * 8))

@@ -1,0 +1,175 @@
+"""A real file system that goes away and comes back within one boot: ext4 on a loop device, shut down and mounted again.
+
+Each writer is a process of its own, since a file system that is in use cannot be unmounted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import segmentlog
+from segmentlog.errors import LogTruncated
+
+_EXT4_IOC_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = struct.pack("I", 2)
+# As after a disk was pulled: what the journal has not written is gone, too.
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root"),
+    pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="mkfs.ext4 is not installed (e2fsprogs)"),
+]
+
+_APPEND = """
+import os, sys, segmentlog
+first, count, after = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+store = segmentlog.open(sys.argv[1], background=False)
+log = store.topic("t").partition(0)
+for number in range(first, first + count):
+    print(log.append([b"%d" % number], ack="durable"), flush=True)
+fd = os.open(log.folder + "/state", os.O_RDWR)
+if after == "write back the page":
+    os.fsync(fd)
+if after == "close":
+    store.close()
+os._exit(0)
+"""
+
+
+class Volume:
+    """A small ext4 in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.image, self.mount_point = folder / "image", folder / "mounted"
+        self.mount_point.mkdir()
+        with self.image.open("wb") as image:
+            image.truncate(48 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", self.image], check=True, stdin=subprocess.DEVNULL)
+
+    @property
+    def store(self) -> Path:
+        return self.mount_point / "data"
+
+    def mount(self) -> None:
+        done = subprocess.run(["mount", "-o", "loop", self.image, self.mount_point], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"a loop device cannot be mounted here: {done.stderr.strip()}")
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", self.mount_point], check=True)
+
+    def shut_down(self) -> None:
+        """Cut it off from its device."""
+        fd = os.open(self.mount_point, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH)
+        finally:
+            os.close(fd)
+
+    def append(self, first: int, count: int, after: str = "die") -> list[int]:
+        """Durable appends of a process that then leaves without a word; their offsets."""
+        command = [sys.executable, "-c", _APPEND, self.store, str(first), str(count), after]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return [int(line) for line in done.stdout.split()]
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Volume]:
+    """A mounted file system with a store on it, whose topic is synced only when asked."""
+    made = Volume(tmp_path)
+    made.mount()
+    try:
+        with segmentlog.open(made.store, background=False) as store:
+            store.create_topic("t", fsync="never")
+        yield made
+    finally:
+        subprocess.run(["umount", "--lazy", made.mount_point], check=False, capture_output=True)
+
+
+def _read(store: segmentlog.LogStore) -> dict[int, bytes | None]:
+    log = store.topic("t").partition(0)
+    return {
+        offset: value
+        for batch in log.read(log.log_start_offset)
+        for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
+    }
+
+
+def test_an_old_page_that_comes_back_is_not_believed(volume: Volume) -> None:
+    """Twenty durable appends, the page written back half way, the disk gone and back: all are there, none twice."""
+    first = volume.append(0, 10, "write back the page")
+    second = volume.append(10, 10)
+    assert [*first, *second] == list(range(20))
+    volume.shut_down()
+    volume.unmount()
+    volume.mount()
+    with segmentlog.open(volume.store, background=False) as store:
+        assert _read(store) == {number: b"%d" % number for number in range(20)}
+        log = store.topic("t").partition(0)
+        assert log.recovery_report.verdict == "machine death"
+        assert "the disk may have gone" in log.recovery_report.why
+        assert log.append([b"next"]) >= 20
+        with pytest.raises(LogTruncated):
+            log.read(21)
+
+
+def test_what_was_not_synced_is_told(volume: Volume) -> None:
+    """Records of a process that only wrote go with the disk: in a lost range, and under numbers not used again."""
+    assert volume.append(0, 1) == [0]
+    script = _APPEND.replace(', ack="durable"', "")
+    command = [sys.executable, "-c", script, volume.store, "1", "50", "write back the page"]
+    subprocess.run(command, check=True, capture_output=True)
+    volume.shut_down()
+    volume.unmount()
+    volume.mount()
+    with segmentlog.open(volume.store, background=False) as store:
+        log = store.topic("t").partition(0)
+        found = _read(store)
+        assert found[0] == b"0"
+        (lost,) = log.lost_ranges()
+        assert lost.base_offset == len(found) <= 51 <= lost.end_offset == log.log_end_offset
+        assert log.append([b"next"]) == lost.end_offset
+
+
+def test_the_death_of_every_process_costs_no_number(volume: Volume) -> None:
+    """While the file system stays mounted the page is believed: nothing is lost, and no gap is left."""
+    assert volume.append(0, 10) == list(range(10))
+    assert volume.append(10, 10) == list(range(10, 20))
+    with segmentlog.open(volume.store, background=False) as store:
+        log = store.topic("t").partition(0)
+        assert log.recovery_report.verdict == "live"
+        assert log.append([b"next"]) == 20
+        assert log.lost_ranges() == []
+
+
+def test_the_mark_stands_in_for_the_mount(volume: Volume) -> None:
+    """Seen through another mount of the same file system, as from another container, the page is believed too."""
+    assert volume.append(0, 10) == list(range(10))
+    other = volume.mount_point.parent / "other"
+    other.mkdir()
+    subprocess.run(["mount", "--bind", volume.mount_point, other], check=True)
+    try:
+        with segmentlog.open(other / "data", background=False) as store:
+            log = store.topic("t").partition(0)
+            assert log.recovery_report.verdict == "live"
+            assert log.append([b"next"]) == 10
+    finally:
+        subprocess.run(["umount", "--lazy", other], check=True)
+
+
+def test_a_clean_close_needs_no_witness(volume: Volume) -> None:
+    """Closed, unmounted and mounted again, the log goes on where it ended."""
+    assert volume.append(0, 10, "close") == list(range(10))
+    volume.unmount()
+    volume.mount()
+    assert volume.append(10, 5, "close") == list(range(10, 15))
+    with segmentlog.open(volume.store, background=False) as store:
+        assert store.topic("t").partition(0).lost_ranges() == []

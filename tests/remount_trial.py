@@ -1,0 +1,58 @@
+"""The trial of power cuts, on a disk that goes away and comes back while the machine runs."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from trial import Broken, Event, Moment, Trial
+
+from segmentlog.partition.partition import Partition
+from segmentlog.storage.state import Block
+from segmentlog.testing import History
+from segmentlog.testing.disk import CrashPoint, SimulatedDisk
+
+KERNELS = ((True, True), (True, False), (False, True), (False, False))
+"""Whether the kernel tells mounts apart, and whether it keeps marks."""
+
+
+class RemountTrial(Trial):
+    """Every state is of the boot in which it was written, with any version of the state page that there ever was."""
+
+    crash_name = "a remount"
+
+    def __init__(self, seed: int, policy: str, writers: int, kernel: tuple[bool, bool] = (True, True)) -> None:
+        super().__init__(seed, policy, writers)
+        self.rng = random.Random(f"remount/{seed}/{policy}/{writers}/{kernel}")
+        self.kernel = kernel
+        self.disk.tells_mounts, self.disk.keeps_marks = kernel
+
+    def run(self, rounds: int, operations: int, variants: int) -> int:
+        write = Block.write
+
+        def write_and_note(block: Block[Any], fields: Any) -> None:
+            write(block, fields)
+            self.disk.note_pages()
+
+        with mock.patch.object(Block, "write", write_and_note):
+            return super().run(rounds, operations, variants)
+
+    def _crashes(self, point: CrashPoint, count: int) -> Iterator[SimulatedDisk]:
+        return point.remounts(self.rng, count)
+
+    def _check(self, disk: SimulatedDisk, events: list[Event], what: str, moment: Moment) -> None:
+        super()._check(disk, events, f"{what}, kernel {self.kernel}", moment)
+
+    def _expect_all_there(self, log: Partition, history: History, where: str) -> None:
+        super()._expect_all_there(log, history, where)
+        if any(self.kernel) and log.recovery_report.verdict == "machine death":
+            raise Broken(f"the death of a process was taken for that of its disk: {log.recovery_report}\n  {where}")
+
+
+def run_remounts(seed: int, policy: str, writers: int, kernel: tuple[bool, bool]) -> int:
+    """The number of states that were checked. Raises `Broken`."""
+    logging.disable(logging.WARNING)
+    return RemountTrial(seed, policy, writers, kernel).run(rounds=2, operations=25, variants=8)
