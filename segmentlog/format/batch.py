@@ -407,7 +407,7 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
 
 
 def decode_header_alone(view: memoryview, position: int, path: str = "") -> BatchHeader:
-    """The header at ``position``, whatever became of its payload: its checksum is checked alone. Raises `CorruptBatch`."""
+    """The header at ``position``, its payload unseen: its checksum is checked. Raises `CorruptBatch`."""
     available = len(view) - position
     if available < HEADER_SIZE:
         raise CorruptBatch(path, position, f"a batch header of {HEADER_SIZE} bytes", f"{max(available, 0)} bytes")
