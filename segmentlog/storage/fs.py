@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -25,6 +26,11 @@ Buffer = bytes | bytearray | memoryview
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUFFERS_MAX: Final = 1024  # of one pwritev; with more it fails with EINVAL
 _NO_LINK: Final = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
+# ioctl_iflags(2)
+_GET_FLAGS: Final = 0x80086601
+_SET_FLAGS: Final = 0x40086602
+_NO_COPY_ON_WRITE: Final = 0x00800000
+_FLAGS: Final = struct.Struct("=Ixxxx")
 _NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV))
 
 
@@ -100,6 +106,15 @@ class FileSystem:
     def is_marked(self, fd: int) -> bool:
         """See `storage.witness`."""
         return witness.is_marked(fd)
+
+    def keep_in_place(self, fd: int) -> None:
+        """Have an empty file written over where it lies, on a file system that would put each change elsewhere (btrfs).
+
+        There a store to a mapped page takes room on the disk, and kills the process when there is none.
+        """
+        with contextlib.suppress(OSError):  # other file systems write in place anyway
+            flags = _FLAGS.unpack(fcntl.ioctl(fd, _GET_FLAGS, _FLAGS.pack(0)))[0]
+            fcntl.ioctl(fd, _SET_FLAGS, _FLAGS.pack(flags | _NO_COPY_ON_WRITE))
 
     def is_read_only(self, path: str) -> bool:
         """Whether the file system is mounted so that nothing can be changed."""

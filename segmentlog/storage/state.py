@@ -194,6 +194,8 @@ class StatePage:
             fs.flock(fd, fcntl.LOCK_EX)
             try:
                 size = fs.fstat(fd).st_size
+                if size == 0:
+                    fs.keep_in_place(fd)
                 if size < PAGE_SIZE:
                     write_all(fs, fd, [bytes(PAGE_SIZE - size)], size)
             finally:

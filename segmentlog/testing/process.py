@@ -82,6 +82,9 @@ class SimulatedProcess(FileSystem):
     def kind_of_mount(self, path: str) -> str:
         return "simulated"
 
+    def keep_in_place(self, fd: int) -> None:
+        self._node(fd)
+
     def mount_id(self, fd: int) -> int:
         return self.disk.mount if self.disk.tells_mounts else 0
 

@@ -1,10 +1,11 @@
-"""A real file system that goes away and comes back within one boot: ext4 on a loop device, shut down and mounted again.
+"""Real file systems on loop devices: ext4 that goes away and comes back within one boot, btrfs that is full.
 
 Each writer is a process of its own, since a file system that is in use cannot be unmounted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -45,14 +46,14 @@ os._exit(0)
 
 
 class Volume:
-    """A small ext4 in a file."""
+    """A small file system in a file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make: str, size_bytes: int) -> None:
         self.image, self.mount_point = folder / "image", folder / "mounted"
         self.mount_point.mkdir()
         with self.image.open("wb") as image:
-            image.truncate(48 << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", self.image], check=True, stdin=subprocess.DEVNULL)
+            image.truncate(size_bytes)
+        subprocess.run([*make.split(), self.image], check=True, capture_output=True, stdin=subprocess.DEVNULL)
 
     @property
     def store(self) -> Path:
@@ -84,14 +85,19 @@ class Volume:
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[Volume]:
     """A mounted file system with a store on it, whose topic is synced only when asked."""
-    made = Volume(tmp_path)
-    made.mount()
-    try:
+    with _mounted(Volume(tmp_path, "mkfs.ext4 -q -F", 48 << 20)) as made:
         with segmentlog.open(made.store, background=False) as store:
             store.create_topic("t", fsync="never")
         yield made
+
+
+@contextlib.contextmanager
+def _mounted(volume: Volume) -> Iterator[Volume]:
+    volume.mount()
+    try:
+        yield volume
     finally:
-        subprocess.run(["umount", "--lazy", made.mount_point], check=False, capture_output=True)
+        subprocess.run(["umount", "--lazy", volume.mount_point], check=False, capture_output=True)
 
 
 def _read(store: segmentlog.LogStore) -> dict[int, bytes | None]:
@@ -173,3 +179,38 @@ def test_a_clean_close_needs_no_witness(volume: Volume) -> None:
     assert volume.append(10, 5, "close") == list(range(10, 15))
     with segmentlog.open(volume.store, background=False) as store:
         assert store.topic("t").partition(0).lost_ranges() == []
+
+
+_FILL = """
+import os, sys, segmentlog
+from segmentlog.errors import DiskFull
+store = segmentlog.open(sys.argv[1], background=False)
+log = store.create_topic("t", fsync="never").partition(0)
+log.append([b"first"], ack="durable")
+rest = os.open(sys.argv[1] + "/../rest", os.O_RDWR | os.O_CREAT)
+for size in (1 << 16, 512, 512, 512):
+    try:
+        while os.write(rest, os.urandom(size)):
+            pass
+    except OSError:
+        os.sync()
+page = os.open(log.folder + "/state", os.O_RDWR)
+refused = 0
+for number in range(300):
+    os.fsync(page)  # clean: the next store to it is one that the file system hears of
+    try:
+        log.append([os.urandom(100)])
+    except DiskFull:
+        refused += 1
+assert refused, "the disk was not full"
+print("values", sum(len(batch) for batch in log.read(0)) + refused)
+"""
+
+
+@pytest.mark.skipif(shutil.which("mkfs.btrfs") is None, reason="mkfs.btrfs is not installed (btrfs-progs)")
+def test_a_full_disk_that_copies_on_write_kills_nobody(tmp_path: Path) -> None:
+    """On btrfs a store to the mapped state page would take room, and without any be a SIGBUS."""
+    with _mounted(Volume(tmp_path, "mkfs.btrfs -q -f", 300 << 20)) as volume:
+        command = [sys.executable, "-c", _FILL, volume.store]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "values 301\n"), done.stderr
