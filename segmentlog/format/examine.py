@@ -83,6 +83,8 @@ def examine(
             broken = _extent(window, position, expected_offset, error, around())
             yield broken
             position = broken.end_position
+            if broken.following_offset is not None:
+                expected_offset = broken.following_offset
             if broken.following_offset is None and position < end_position:
                 yield Broken(position, end_position, expected_offset, None, error, blank=True)
                 return

@@ -114,12 +114,14 @@ def walk_over_damage(
     """
     window = view[:end_position]
     while position < end_position:
+        header: BatchHeader | None = None
         try:
             for at, header in walk(window, position, end_position, expected_offset=expected_offset):
-                # Before it is handed out: whoever raises in between goes on behind it.
-                position, expected_offset = at + header.size_bytes, header.next_offset
                 yield at, header
+            return
         except CorruptBatch:
+            if header is not None:
+                position, expected_offset = at + header.size_bytes, header.next_offset
             position, offset = step_over(window, position, expected_offset, around())
             expected_offset = expected_offset if offset is None else offset
 

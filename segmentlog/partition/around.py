@@ -12,7 +12,7 @@ from segmentlog.storage.index import batches_known
 from segmentlog.storage.segment import segment_stem
 
 
-def around_segment(handle: Handle, base: int, end_offset: int, known: KnownBatches | None = None) -> Around:
+def around_segment(handle: Handle, base: int, end_offset: int | None, known: KnownBatches | None = None) -> Around:
     """Of the segment ``base``, whose batches end at ``end_offset`` at the latest; without ``known`` its index files."""
     batch_limit = MAX_RAW_SIZE
     with contextlib.suppress(OSError, SegmentlogError):

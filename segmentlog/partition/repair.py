@@ -459,7 +459,7 @@ def _keep_aborts(handle: Handle, base: int, cut_out: list[AbortedTransaction]) -
         return
     mapped = MappedSegment(handle.fs, handle.folder, base)
     size = len(mapped.view)
-    left = read_aborted(mapped, 0, size, lambda: around_segment(handle, base, handle.page.log.read().log_end_offset))
+    left = read_aborted(mapped, 0, size, lambda: around_segment(handle, base, None))
     aborted = sorted([*cut_out, *left], key=lambda one: one.last_offset)
     replace_file(handle.fs, path, encode_aborted(size, aborted))
 
