@@ -28,6 +28,7 @@ from segmentlog.format.control import encode_marker
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.producers import ProducerStamp
 from segmentlog.partition.repair import repair_partition
+from segmentlog.partition.scrubber import Scrubber, ScrubTarget
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.inspect_partition import inspect_partition
 
@@ -252,6 +253,21 @@ def check_dump(log: Log) -> None:
                 assert document["producer_id"] != FORGER, document
 
 
+def check_scrubber(log: Log, hits: list[Placed]) -> None:
+    """The scrubber tells the damage of sealed segments, from where a batch begins, and nothing in a value."""
+    scrubber = Scrubber(NoSyncFileSystem(), lambda: [ScrubTarget("t", 0, str(log.folder))], 1 << 40)
+    for now_ms in (0, 1000, 2000):
+        scrubber.tick(now_ms)
+    findings = scrubber.report().findings
+    scrubber.close()
+    begins = {(str(one.path), one.position): one.base_offset for one in log.placed}
+    for one in findings:
+        assert begins.get((one.path, one.position)) == one.base_offset, one
+    for hit in hits:
+        told = [(one.base_offset, one.end_offset) for one in findings if one.path == str(hit.path)]
+        assert is_inside(hit.base_offset, told) or hit.path == log_files(log.folder)[-1]
+
+
 def check_verify_and_repair(log: Log, hits: list[Placed]) -> None:
     """`verify` tells the damage where it is; behind `repair` all is well, and every record there was appended."""
     found = inspect_partition(NoSyncFileSystem(), str(log.folder), "t", 0, log.config(), Tally())
@@ -280,6 +296,7 @@ def check_everything(log: Log, hits: list[Placed], *, indexes: bool) -> None:
     if not indexes:
         delete_indexes(log.folder)
     check_dump(log)
+    check_scrubber(log, hits)
     check_reads(log, hits)
     check_verify_and_repair(log, hits)
 
