@@ -19,6 +19,7 @@ from segmentlog.descriptors import DescriptorBudget
 from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
+    InvalidTopicName,
     ReadOnlyStore,
     SegmentlogError,
     StoreClosed,
@@ -352,6 +353,10 @@ class LogStore:
 
     def read_topic_file(self, name: str) -> TopicFile:
         """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`."""
+        try:
+            check_topic_name(name, internal=True)  # it may come from a file, a checkpoint of Spark's, say
+        except InvalidTopicName:
+            raise UnknownTopic(name) from None
         path = f"{self.path}/{name}/{TOPIC_FILE}"
         try:
             found = self._fs.stat(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from segmentlog.format.examine import Broken, Whole
     from segmentlog.format.producers import ProducerEntry
     from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.format.scan import Around
 
 Document = dict[str, Any]
 
@@ -70,11 +72,16 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
 
 def _segment_lines(path: str, data: bytes, start: int, records: bool) -> Iterator[tuple[Document, str]]:
     from segmentlog.format.examine import Whole, examine
+    from segmentlog.format.names import parse_segment_name
+    from segmentlog.storage.fs import FileSystem
+    from segmentlog.storage.inspect_segment import around as around_file
 
     view = memoryview(data)
-    start = _first_batch(view, start)
+    name = os.path.basename(path)
+    around = partial(around_file, FileSystem(), path, parse_segment_name(name) or 0)
+    start = _first_batch(view, start, around)
     batches = count = 0
-    for item in examine(view, start, len(data), path, expected_offset=0):
+    for item in examine(view, start, len(data), path, expected_offset=0, around=around):
         if not isinstance(item, Whole):
             yield _broken_line(item)
             continue
@@ -85,14 +92,20 @@ def _segment_lines(path: str, data: bytes, start: int, records: bool) -> Iterato
     say(f"{batches:,} batches, {count:,} records, {len(data) - start:,} bytes")
 
 
-def _first_batch(view: memoryview, start: int) -> int:
-    """The first whole batch at or after ``start``, which may lie inside one; else ``start``."""
-    from segmentlog.format.scan import find_batch
+def _first_batch(view: memoryview, start: int, around: Callable[[], Around]) -> int:
+    """The first batch at or after ``start``, which may lie inside one; else what looks like one, or ``start``."""
+    from segmentlog.format.scan import looks_like_batch, walk_over_damage
 
     if not start:
         return 0
-    found = find_batch(view, start, len(view), 0)
-    return start if found is None else found
+    for position, _ in walk_over_damage(view, 0, len(view), 0, around):
+        if position >= start:
+            return position
+    found = looks_like_batch(view, start, len(view))
+    if found is None:
+        return start
+    say(f"what begins at {found} looks like a batch; whether it is one, or stands in a record's value, cannot be told")
+    return found
 
 
 def _batch_line(item: Whole) -> tuple[Document, str]:

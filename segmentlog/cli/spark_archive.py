@@ -156,7 +156,11 @@ def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str,
     from segmentlog.spark.pipelines.restore import RestoredWrong
     from segmentlog.spark.pipelines.restore import restore as restore_topic
 
-    ArchiveFolder(folder).existing()
+    try:
+        ArchiveFolder(folder).existing()
+    except ArchiveDamaged as error:  # told before Spark is started
+        say(f"error: {error}")
+        return EXIT_DAMAGE
     with spark_session(ctx) as spark:
         work = partial(restore_topic, spark, ctx.obj, folder, topic, config=dict(pairs))
         try:

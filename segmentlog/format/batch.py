@@ -82,6 +82,9 @@ _ATTRIBUTES_AND_EPOCH = struct.Struct("<Hh")
 _ATTRIBUTES_POSITION = 4
 _PRODUCER_AND_SEQUENCE = struct.Struct("<qi")
 _PRODUCER_POSITION = 40
+_PAYLOAD_SIZE = struct.Struct("<I")
+_PAYLOAD_SIZE_POSITION = 56
+_PAYLOAD_CHECKSUM_POSITION = 80
 _CHECKSUM = struct.Struct("<Q")
 assert _HEADER.size == HEADER_SIZE == 96
 
@@ -391,23 +394,6 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
 
     That the payload lies within ``view`` is checked too: a batch cut short raises.
     """
-    header = decode_header_alone(view, position, path)
-    available = len(view) - position
-    if header.payload_size > available - HEADER_SIZE:
-        raise CorruptBatch(
-            path,
-            position,
-            f"a payload of {header.payload_size} bytes",
-            f"{available - HEADER_SIZE} bytes before the end",
-            header.base_offset,
-        )
-    if flaw := _flaw_of(header):
-        raise CorruptBatch(path, position, "a header that agrees with itself", flaw, header.base_offset)
-    return header
-
-
-def decode_header_alone(view: memoryview, position: int, path: str = "") -> BatchHeader:
-    """The header at ``position``, its payload unseen: its checksum is checked. Raises `CorruptBatch`."""
     available = len(view) - position
     if available < HEADER_SIZE:
         raise CorruptBatch(path, position, f"a batch header of {HEADER_SIZE} bytes", f"{max(available, 0)} bytes")
@@ -417,17 +403,47 @@ def decode_header_alone(view: memoryview, position: int, path: str = "") -> Batc
     digest = _hash(view[position : position + CHECKED_SIZE])
     if digest != header.header_checksum:
         raise CorruptBatch(path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}")
+    if header.payload_size > available - HEADER_SIZE:
+        raise CorruptBatch(
+            path,
+            position,
+            f"a payload of {header.payload_size} bytes",
+            f"{available - HEADER_SIZE} bytes before the end",
+            header.base_offset,
+        )
+    if flaw := flaw_of(header):
+        raise CorruptBatch(path, position, "a header that agrees with itself", flaw, header.base_offset)
     return header
 
 
-def claimed_size(view: memoryview, position: int) -> int | None:
-    """Bytes of the batch at ``position`` as its header says, right or wrong; None when there is no whole header."""
+def claimed_header(view: memoryview, position: int) -> BatchHeader | None:
+    """What the bytes at ``position`` say as a header, right or wrong; None where there are too few."""
     if len(view) - position < HEADER_SIZE:
         return None
-    return BatchHeader(*_HEADER.unpack_from(view, position)).size_bytes
+    return BatchHeader(*_HEADER.unpack_from(view, position))
 
 
-def _flaw_of(header: BatchHeader) -> str | None:
+def header_holds(header: BatchHeader) -> bool:
+    """Whether the header's own checksum is right: it is what was written, wherever its payload ends."""
+    packed = _HEADER.pack(*msgspec.structs.astuple(header))
+    return header.magic == MAGIC and _hash(packed[:CHECKED_SIZE]) == header.header_checksum
+
+
+def header_with_payload(view: memoryview, position: int, size_bytes: int, checksum: int) -> BatchHeader | None:
+    """The damaged header at ``position`` as it was, if but its magic and what it says of its payload was damaged.
+
+    That is: if its checksum holds with a payload of ``size_bytes`` that has this ``checksum``.
+    """
+    head = bytearray(view[position : position + HEADER_SIZE])
+    head[: len(MAGIC)] = MAGIC
+    _PAYLOAD_SIZE.pack_into(head, _PAYLOAD_SIZE_POSITION, size_bytes)
+    _CHECKSUM.pack_into(head, _PAYLOAD_CHECKSUM_POSITION, checksum)
+    if _hash(head[:CHECKED_SIZE]) != _CHECKSUM.unpack_from(head, CHECKED_SIZE)[0]:
+        return None
+    return BatchHeader(*_HEADER.unpack(head))
+
+
+def flaw_of(header: BatchHeader) -> str | None:
     """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
     raw, stored, count = header.raw_size, header.payload_size, header.record_count
     base, last, codec = header.base_offset, header.last_offset_delta, header.attributes & CODEC_MASK

@@ -7,7 +7,7 @@ passes here can be read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -18,12 +18,11 @@ from segmentlog.format.batch import (
     LOG_APPEND_TIME,
     BatchHeader,
     check_payload,
-    claimed_size,
     decode_header,
 )
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import find_batch
+from segmentlog.format.scan import Around, step_over
 
 _STEP = 1 << 20
 
@@ -63,9 +62,13 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 def examine(
-    view: memoryview, position: int, end_position: int, path: str, *, expected_offset: int, epoch: int = 0
-) -> Iterator[Whole | Broken]:
-    """Everything in ``[position, end_position)``, in order and without a gap."""
+    view: memoryview, position: int, end_position: int, path: str, *, expected_offset: int, epoch: int = 0,
+    around: Callable[[], Around] = Around,
+) -> Iterator[Whole | Broken]:  # fmt: skip
+    """Everything in ``[position, end_position)``, in order and without a gap.
+
+    ``around`` is asked once there is damage.
+    """
     window = view[:end_position]
     while position < end_position:
         try:
@@ -77,9 +80,11 @@ def examine(
             batch = RecordBatch(header, payload, path=path, position=position)
             flaw = _check_columns(batch, path, position)
         except CorruptBatch as error:
-            broken = _extent(window, position, expected_offset, error)
+            broken = _extent(window, position, expected_offset, error, around())
             yield broken
             position = broken.end_position
+            if broken.following_offset is not None:
+                expected_offset = broken.following_offset
             if broken.following_offset is None and position < end_position:
                 yield Broken(position, end_position, expected_offset, None, error, blank=True)
                 return
@@ -110,11 +115,10 @@ def _check_marker(header: BatchHeader, payload: memoryview) -> tuple[Marker | No
     return marker, ""
 
 
-def _extent(window: memoryview, position: int, expected_offset: int, error: CorruptBatch) -> Broken:
+def _extent(window: memoryview, position: int, expected_offset: int, error: CorruptBatch, around: Around) -> Broken:
     """How far the damage at ``position`` reaches."""
-    found = next_batch(window, position, expected_offset)
-    if found is not None:
-        following = decode_header(window, found).base_offset
+    found, following = step_over(window, position, expected_offset, around)
+    if following is not None:
         return Broken(position, found, expected_offset, following, error)
     written = position + written_size(window[position:])
     if written == position:
@@ -122,24 +126,6 @@ def _extent(window: memoryview, position: int, expected_offset: int, error: Corr
     with contextlib.suppress(CorruptBatch):  # where only the payload is damaged, which may end in zeros
         written = max(written, position + decode_header(window, position).size_bytes)
     return Broken(position, written, expected_offset, None, error)
-
-
-def next_batch(window: memoryview, position: int, expected_offset: int) -> int | None:
-    """Position of the whole batch behind the damaged one at ``position``; None without one.
-
-    First where the damaged header says that its batch ends, if there is one: the value of a
-    record may itself hold batches, and a search would take the first of them.
-    """
-    size = claimed_size(window, position)
-    if size is not None and position + size < len(window):
-        try:
-            header = decode_header(window, position + size)
-            if header.base_offset >= expected_offset:
-                check_payload(window, position + size, header)
-                return position + size
-        except CorruptBatch:
-            pass
-    return find_batch(window, position + 1, len(window), expected_offset)
 
 
 def written_size(view: memoryview) -> int:

@@ -44,6 +44,8 @@ MAX_NAME_LENGTH: Final = 249
 MAX_PARTITIONS: Final = 100_000
 """Of a topic. A file that claims more is damaged: nobody should go through that many folders."""
 
+_FILE_NAME_MAX: Final = 255
+_PATH_PARTS_MAX: Final = 16
 _LEGAL: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _OFFSET_DIGITS: Final = 20
 _OFFSET_END: Final = 2**63
@@ -105,6 +107,30 @@ def check_topic_name(name: object, *, internal: bool = False) -> str:
     if name.startswith("__") and not internal:
         raise InvalidTopicName(name, "names that start with '__' are internal to the store")
     return name
+
+
+def check_relative_path(name: str) -> str:
+    """Why ``name`` is not to be taken from a file as the path of another one below a folder; empty when it is.
+
+    One or more plain names with ``/`` between them. None begins with ``.`` or ``_``: those are ours, or hidden.
+    """
+    if not name:
+        return "it is empty"
+    if name.startswith("/"):
+        return "it leads out of the folder"
+    if not name.isprintable():
+        return "it holds characters that no such name has"
+    try:
+        parts = name.encode().split(b"/")
+    except UnicodeEncodeError:
+        return "it holds characters that no such name has"
+    if len(parts) > _PATH_PARTS_MAX or any(len(part) > _FILE_NAME_MAX for part in parts):
+        return "it is longer than any such name"
+    if b".." in parts:
+        return "it leads out of the folder"
+    if any(not part or part.startswith((b".", b"_")) for part in parts):
+        return "it is no plain name of a file"
+    return ""
 
 
 def segment_name(base_offset: int) -> str:

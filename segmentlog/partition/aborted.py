@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,7 +20,8 @@ from segmentlog.format.batch import BatchHeader, check_payload
 from segmentlog.format.control import decode_marker
 from segmentlog.format.names import ABORTED_SUFFIX
 from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
-from segmentlog.format.scan import find_batch, walk
+from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.partition.around import around_segment
 from segmentlog.partition.handle import Handle
 from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
@@ -43,10 +45,15 @@ class _Known(msgspec.Struct):
 
 
 class AbortedTransactions:
-    """The aborted transactions of one partition. Thread-safe."""
+    """The aborted transactions of one partition. Thread-safe.
 
-    def __init__(self, handle: Handle) -> None:
+    ``known`` gives what a reader's index says of a segment, or None: of what that reader can step to behind
+    damage the aborts must be found.
+    """
+
+    def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
         self._handle = handle
+        self._known = known
         self._mutex = threading.Lock()
         self._seen: tuple[int, int, int, int] | None = None
         self._segments: dict[int, _Known] = {}
@@ -102,7 +109,11 @@ class AbortedTransactions:
                 if size == end:
                     self._segments[base] = _Known(end, aborted, sealed=True)
                     return
-        aborted = [*known.aborted, *read_aborted(mapped, known.position, end)]
+
+        def around() -> Around:
+            return around_segment(handle, base, log.log_end_offset, self._known(base))
+
+        aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
         self._segments[base] = _Known(end, aborted, sealed)
         if sealed and not handle.read_only:
             with contextlib.suppress(OSError):  # a cache: the next one reads the segment again
@@ -120,20 +131,16 @@ class AbortedTransactions:
         fs.replace(temporary, path)
 
 
-def read_aborted(mapped: MappedSegment, position: int, end: int) -> list[AbortedTransaction]:
+def read_aborted(
+    mapped: MappedSegment, position: int, end: int, around: Callable[[], Around]
+) -> list[AbortedTransaction]:
     """The aborts that are told in a segment's bytes ``[position, end)``; what is damaged is stepped over."""
     aborted = []
     view = mapped.view[:end]
-    while position < end:
-        try:
-            for at, header in walk(view, position, end, mapped.path):
-                position = at
-                if header.is_control:
-                    marker = decode_marker(header, check_payload(view, position, header, mapped.path))
-                    if marker is not None and not marker.committed:
-                        aborted.append(AbortedTransaction(marker.producer_id, marker.first_offset, marker.offset))
-            break
-        except (CorruptBatch, ValueError):
-            found = find_batch(view, position + 1, end, 0)
-            position = end if found is None else found
+    for at, header in walk_over_damage(view, position, end, mapped.base_offset, around):
+        if header.is_control:
+            with contextlib.suppress(CorruptBatch, ValueError):
+                marker = decode_marker(header, check_payload(view, at, header, mapped.path))
+                if marker is not None and not marker.committed:
+                    aborted.append(AbortedTransaction(marker.producer_id, marker.first_offset, marker.offset))
     return aborted

@@ -296,7 +296,7 @@ class Appender:
             mapped = self._mapped
             if mapped is None:
                 mapped = self._mapped = MappedSegment(handle.fs, handle.folder, base)
-            index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)
+            index.catch_up(mapped.upto(log.end_position), log.end_position)
 
     def _raise_ceiling(self, log: LogState, next_offset: int) -> LogState:
         """Reserve offsets durably before any of them is handed out: one fsync for a million records."""

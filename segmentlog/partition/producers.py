@@ -33,7 +33,8 @@ from segmentlog.format.producers import (
     encode_end,
     encode_snapshot,
 )
-from segmentlog.format.scan import find_batch, walk
+from segmentlog.format.scan import walk_over_damage
+from segmentlog.partition.around import around_segment
 from segmentlog.partition.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
@@ -85,7 +86,7 @@ class ProducerStates:
         if seen.end_position < log.end_position:
             if self._mapped is None:
                 self._mapped = MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
-            self._walk(self._mapped, seen.end_position, log.end_position, self._handle.clock.now_ms())
+            self._walk(self._mapped, seen.end_position, log.end_position, log, self._handle.clock.now_ms())
         self.seen = log
 
     def load(self, log: LogState, bases: list[int]) -> None:
@@ -111,7 +112,7 @@ class ProducerStates:
                 continue
             end = min(log.end_position if active else len(mapped.view), len(mapped.view))
             # Not the time of the append, but not before it: nobody is forgotten too soon.
-            self._walk(mapped, 0, end, mapped.written_ns // 1_000_000)
+            self._walk(mapped, 0, end, log, mapped.written_ns // 1_000_000)
             if active:
                 self._mapped = mapped
         self.seen = log
@@ -133,7 +134,7 @@ class ProducerStates:
         if left.position > log.end_position:
             return False
         self._begin_with(left.entries)
-        self._walk(mapped, left.position, log.end_position, mapped.written_ns // 1_000_000)
+        self._walk(mapped, left.position, log.end_position, log, mapped.written_ns // 1_000_000)
         self._mapped, self.seen = mapped, log
         return True
 
@@ -162,19 +163,16 @@ class ProducerStates:
             return decode_snapshot(read_file(self._handle.fs, self._snapshot_path(base)))
         return None
 
-    def _walk(self, mapped: MappedSegment, position: int, end: int, now_ms: int) -> None:
-        view = mapped.upto(end)
-        while position < end:
-            try:
-                for at, header in walk(view, position, end, mapped.path):
-                    position = at
-                    self._behind += 1
-                    if header.producer_id >= 0:
-                        self._take_in(header, now_ms)
-                return
-            except CorruptBatch as damage:  # readers tell of it; what is behind it counts all the same
-                found = find_batch(view, max(damage.position, position) + 1, end, 0)
-                position = end if found is None else found
+    def _walk(self, mapped: MappedSegment, position: int, end: int, log: LogState, now_ms: int) -> None:
+        """Take in the headers of ``[position, end)``; what lies behind a damaged one counts all the same."""
+        base = mapped.base_offset
+        walk = walk_over_damage(
+            mapped.upto(end), position, end, base, lambda: around_segment(self._handle, base, log.log_end_offset)
+        )
+        for _, header in walk:
+            self._behind += 1
+            if header.producer_id >= 0:
+                self._take_in(header, now_ms)
 
     def _take_in(self, header: BatchHeader, now_ms: int) -> None:
         if header.is_control:

@@ -14,8 +14,9 @@ from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import find_batch
+from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.partition.aborted import AbortedTransactions, is_aborted
+from segmentlog.partition.around import around_segment
 from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.loader import settle
 from segmentlog.partition.recovery import is_lost
@@ -49,6 +50,11 @@ class _Segment:
         self.sealed = sealed
 
 
+def _no_batches(position: int) -> Iterator[tuple[int, int]]:
+    """For an index that is being made: it says nothing yet of what lies behind."""
+    return iter(())
+
+
 class _Outdated(Exception):
     """The segments are not any more what the state said that was read before: look again."""
 
@@ -68,7 +74,7 @@ class Reader:
         self._open: OrderedDict[int, _Segment] = OrderedDict()
         self._generation = -1
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
-        self.aborted = AbortedTransactions(handle)
+        self.aborted = AbortedTransactions(handle, self._known_batches)
         _readers.add(self)
 
     # ------------------------------------------------------------ by offset
@@ -178,9 +184,8 @@ class Reader:
                 if not landed:  # it is the index that lies: walk from the start of the segment
                     position, expected, landed = 0, mapped.base_offset, True
                     continue
-                found = None if on_skip is None else find_batch(view, position + 1, end, expected)
-                position = end if found is None else found
-                following = next_base if found is None else decode_header(view, found).base_offset
+                position, found = step_over(view, position, expected, self._around(segment, next_base))
+                following = next_base if found is None else found
                 if following > offset:
                     self._tell(max(expected, offset), following, damage, log, on_skip)
                 expected = following
@@ -318,12 +323,23 @@ class Reader:
         index, mapped = segment.index, segment.mapped
         if sealed:
             if not index.is_complete(len(mapped.view)):
-                index.catch_up(mapped.view, len(mapped.view), mapped.path)
+                index.catch_up(mapped.view, len(mapped.view), lambda: self._around(segment, bases[at + 1], _no_batches))
                 index.complete(len(mapped.view))
         elif index.scanned_position < log.end_position:
             with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
-                index.catch_up(mapped.upto(log.end_position), log.end_position, mapped.path)
+                view, end = mapped.upto(log.end_position), log.end_position
+                index.catch_up(view, end, lambda: self._around(segment, log.log_end_offset, _no_batches))
         return segment
+
+    def _around(self, segment: _Segment, end_offset: int, known: KnownBatches | None = None) -> Around:
+        base = segment.mapped.base_offset
+        return around_segment(self._handle, base, end_offset, known or segment.index.batches_behind)
+
+    def _known_batches(self, base: int) -> KnownBatches | None:
+        """What the index in memory says of a segment, if it is there: more than its file, perhaps."""
+        with self._mutex:
+            segment = self._open.get(base)
+        return None if segment is None else segment.index.batches_behind
 
     def let_go_of_deleted(self) -> None:
         """Unmap everything once segments were deleted or replaced: the disk gets its space back though nobody reads."""

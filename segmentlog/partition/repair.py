@@ -49,6 +49,7 @@ from segmentlog.format.producers import (
     encode_snapshot,
 )
 from segmentlog.partition.aborted import read_aborted
+from segmentlog.partition.around import around_segment
 from segmentlog.partition.files import remove_segment
 from segmentlog.partition.handle import WRITING, Clock, Handle
 from segmentlog.partition.producers import ProducerStates
@@ -458,7 +459,8 @@ def _keep_aborts(handle: Handle, base: int, cut_out: list[AbortedTransaction]) -
         return
     mapped = MappedSegment(handle.fs, handle.folder, base)
     size = len(mapped.view)
-    aborted = sorted([*cut_out, *read_aborted(mapped, 0, size)], key=lambda one: one.last_offset)
+    left = read_aborted(mapped, 0, size, lambda: around_segment(handle, base, None))
+    aborted = sorted([*cut_out, *left], key=lambda one: one.last_offset)
     replace_file(handle.fs, path, encode_aborted(size, aborted))
 
 
@@ -484,7 +486,7 @@ def _rebuild_index(handle: Handle, base: int) -> None:
         index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
         active = base == log.active_base_offset
         end = log.end_position if active else len(mapped.view)
-        index.catch_up(mapped.upto(end), end, mapped.path)
+        index.catch_up(mapped.upto(end), end)
         if not active:
             following = [one for one in list_segments(handle.fs, handle.folder) if base < one <= log.active_base_offset]
             index.close(min(following, default=log.log_end_offset), end)

@@ -6,7 +6,8 @@ One pass goes through every sealed segment of the store and checks every checksu
 next begins. Straight from the files, with `pread`: nothing is opened as a partition, mapped
 or locked, and what was read is given back to the kernel, so that a pass over a large store
 does not push out of memory what others are reading. (Pages that some process has mapped
-stay; those are checked as they are in memory.)
+stay; those are checked as they are in memory.) Of a segment with a damaged header the rest is read into memory
+first, at the same pace: where that batch ends is told by what follows, see `segmentlog.format.scan`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import msgspec
-import xxhash
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import CHECKED_SIZE, HEADER_SIZE, MAGIC, check_payload, claimed_size, decode_header
+from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, header_holds
 from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.scan import Around, step_over
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.inspect_segment import around
 from segmentlog.storage.segment import list_segments, segment_stem
 
 logger = logging.getLogger("segmentlog")
@@ -240,11 +242,7 @@ class _Pass:
         self._buffer_position = 0
         self._wanted = 0
         """Bytes of the batch at the front of the buffer; there is nothing to check before they are there."""
-        self._expected = base
-        self._damage: tuple[int, str] | None = None
-        """Where the search for the next whole batch began, and why."""
-        self._blank = True
-        """Whether all bytes since then were zero: space that a roll has not given back yet."""
+        self._base = self._expected = base
         self.findings: list[ScrubFinding] = []
         self.is_done = not self._size
 
@@ -286,28 +284,21 @@ class _Pass:
         """Check every batch that is whole in the buffer; how many bytes are done with."""
         at = 0
         while at < len(view):
-            if self._damage is not None:
-                found = self._search(view, at, at_end)
-                if found is None:
-                    return at + self._pass_over(view[at:], at_end)
-                at = found
-            available, wanted = len(view) - at, claimed_size(view, at)
-            sound = _header_is_sound(view, at)
-            rest = self._size - self._buffer_position - at
-            if not at_end and (wanted is None or (sound and available < wanted <= rest)):
-                self._wanted = wanted or HEADER_SIZE
+            available, rest = len(view) - at, self._size - self._buffer_position - at
+            claimed = claimed_header(view, at)
+            if not at_end and (claimed is None or (header_holds(claimed) and available < claimed.size_bytes <= rest)):
+                self._wanted = HEADER_SIZE if claimed is None else claimed.size_bytes
                 return at
             try:
                 header = decode_header(view, at, self.path)
                 if header.base_offset < self._expected:
                     raise CorruptBatch(self.path, at, f"an offset of {self._expected} or more", str(header.base_offset))
             except CorruptBatch as error:
-                if self._damage is None:
-                    why = f"expected {error.expected}, found {error.found}"
-                    self._damage, self._blank = (self._buffer_position + at, why), not view[at]
-                at += 1
+                if not at_end:  # where it ends is told by what follows: all of it, once
+                    self._wanted = rest
+                    return at
+                at = self._step_over(view, at, error)
                 continue
-            self._settle(header.base_offset)
             try:
                 check_payload(view, at, header, self.path)
             except CorruptBatch as error:
@@ -317,36 +308,25 @@ class _Pass:
             at += header.size_bytes
         return at
 
-    def _search(self, view: memoryview, at: int, at_end: bool) -> int | None:
-        """Where the next header that is sound and fits stands at or behind ``at``; None without one so far."""
-        data = view.obj
-        assert isinstance(data, bytes)
-        found = data.find(MAGIC, at)
-        while found >= 0:
-            if len(view) - found < HEADER_SIZE and not at_end:
-                return None
-            if _header_is_sound(view, found):
-                return found
-            found = data.find(MAGIC, found + 1)
-        return None
+    def _step_over(self, view: memoryview, at: int, error: CorruptBatch) -> int:
+        """Note what is damaged at ``at``, unless it is nothing; where the batches go on."""
+        if not any(view[at:]):
+            return len(view)  # space that a roll has not given back yet
+        begins = self._buffer_position
+        beside = around(self._fs, self.path, self._base)
 
-    def _pass_over(self, view: memoryview, at_end: bool) -> int:
-        """Nothing begins in these bytes, unless in the last few: how many are done with."""
-        done = len(view) if at_end else max(len(view) - HEADER_SIZE + 1, 0)
-        self._blank = self._blank and not any(view[:done])
-        return done
+        def known(position: int) -> Iterator[tuple[int, int]]:
+            return ((position - begins, offset) for position, offset in beside.known(position + begins))
 
-    def _settle(self, following: int) -> None:
-        """The search is over: what was passed over is a finding, unless it was nothing."""
-        if self._damage is not None:
-            position, why = self._damage
-            self._damage = None
-            self._note(position, following, why)
+        at_position = begins + at
+        at, offset = step_over(view, at, self._expected, Around(self._following, beside.batch_limit, known))
+        following = self._following if offset is None else offset
+        self._note(at_position, following, f"expected {error.expected}, found {error.found}")
+        self._expected = following
+        return at
 
     def _end(self) -> None:
-        if self._damage is not None and not self._blank:
-            self._settle(self._following)
-        elif self._damage is None and self._expected > self._following:
+        if self._expected > self._following:
             what = f"its last batch ends at {self._expected}, and the next segment begins at {self._following}"
             self._note(self._size, self._following, what)
         self.is_done = True
@@ -356,14 +336,6 @@ class _Pass:
         self.findings.append(
             ScrubFinding(self._target.topic, self._target.partition, self.path, position, base_offset, end_offset, what)
         )
-
-
-def _header_is_sound(view: memoryview, position: int) -> bool:
-    """Whether a header with the right checksum stands there, wherever its payload ends."""
-    header = bytes(view[position : position + HEADER_SIZE])
-    if len(header) < HEADER_SIZE or not header.startswith(MAGIC):
-        return False
-    return xxhash.xxh3_64_intdigest(header[:CHECKED_SIZE]) == int.from_bytes(header[CHECKED_SIZE:], "little")
 
 
 _live: weakref.WeakSet[Scrubber] = weakref.WeakSet()

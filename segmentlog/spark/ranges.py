@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
+from segmentlog.format.names import check_topic_name
 from segmentlog.partition.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import EARLIEST, LATEST, Bound, ReadOptions
@@ -246,9 +247,21 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The offsets of such a document."""
-    return {
-        TopicPartition(topic, int(number)): offset
-        for topic, some in document.items()
-        for number, offset in some.items()
-    }
+    """The offsets of such a document. Raises `SegmentlogError` for what is none: it comes from a checkpoint's files."""
+    try:
+        return {
+            TopicPartition(check_topic_name(topic, internal=True), _parse(number)): _parse(str(offset))
+            for topic, some in document.items()
+            for number, offset in some.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        why = "bring it back from a backup, or begin with a new one"
+        raise SegmentlogError(
+            f"the query's checkpoint says where it was, and that cannot be ({error}); {why}"
+        ) from None
+
+
+def _parse(number: str) -> int:
+    if not (number.isascii() and number.isdecimal()):
+        raise ValueError(f"{number!r} is no partition or offset")
+    return int(number)

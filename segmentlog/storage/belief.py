@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, decode_header_alone
+from segmentlog.format.batch import HEADER_SIZE, claimed_header, header_holds
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX
 from segmentlog.policy.belief import Evidence, doubt
 from segmentlog.storage.checkpoint import CheckpointFile
@@ -75,7 +74,5 @@ def _look_behind(fs: FileSystem, path: str, position: int) -> tuple[int, bytes]:
 
 
 def _begins_with_batch(data: bytes, base_offset: int) -> bool:
-    try:
-        return decode_header_alone(memoryview(data), 0).base_offset == base_offset
-    except CorruptBatch:
-        return False
+    header = claimed_header(memoryview(data), 0)
+    return header is not None and header.base_offset == base_offset and header_holds(header)

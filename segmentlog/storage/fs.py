@@ -253,7 +253,7 @@ def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
-        fd = fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(fs.fstat(fd), fs.stat(name)):

@@ -11,10 +11,10 @@ import contextlib
 import os
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from segmentlog.errors import CorruptBatch
 from segmentlog.format.index import (
     MAX_RELATIVE,
     OFFSET_ENTRY,
@@ -25,7 +25,7 @@ from segmentlog.format.index import (
     entry_due,
 )
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
-from segmentlog.format.scan import find_batch, walk
+from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.storage.fs import FileSystem, write_all
 
 _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
@@ -164,19 +164,13 @@ class SegmentIndex:
         self.count = count + 1
         self._last_indexed_position = position
 
-    def catch_up(self, view: memoryview, end_position: int, path: str) -> None:
+    def catch_up(self, view: memoryview, end_position: int, around: Callable[[], Around] = Around) -> None:
         """Observe the batches up to ``end_position`` that were not yet; damaged ones are stepped over."""
         with self._lock:
-            while self.scanned_position < end_position:
-                try:
-                    for position, header in walk(view, self.scanned_position, end_position, path):
-                        self.observe(
-                            position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes
-                        )
-                except CorruptBatch as damage:
-                    start = max(damage.position, self.scanned_position) + 1
-                    found = find_batch(view, start, end_position, self._next_offset)
-                    self.scanned_position = end_position if found is None else found
+            walk = walk_over_damage(view, self.scanned_position, end_position, self._next_offset, around)
+            for position, header in walk:
+                self.observe(position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes)
+            self.scanned_position = max(self.scanned_position, end_position)
 
     def close(self, next_offset: int, size_bytes: int) -> None:
         """Add the closing entry of a sealed segment, and write everything."""
@@ -216,6 +210,13 @@ class SegmentIndex:
             return 0, self.base_offset
         return self._positions[index], self.base_offset + self._relative[index]
 
+    def batches_behind(self, position: int) -> Iterator[tuple[int, int]]:
+        """(position, base offset) of each indexed batch that begins behind ``position``, and the closing entry's."""
+        with self._lock:
+            count, positions, relative = self.count, self._positions, self._relative
+        for at in range(bisect_right(positions, position, 0, count), count):
+            yield positions[at], self.base_offset + relative[at]
+
     def entries(self) -> tuple[Entries, Entries]:
         """Copies of the entries, their checks filled in; for `verify` and for tests."""
         with self._lock:
@@ -225,3 +226,18 @@ class SegmentIndex:
                 self._times["max_timestamp"][: self.count],
             )
         return np.frombuffer(encoded[0], OFFSET_ENTRY), np.frombuffer(encoded[1], TIME_ENTRY)
+
+
+def batches_known(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:
+    """What the index files of a segment say of its batches; they are read once somebody asks. None is no failure."""
+    index: SegmentIndex | None = None
+
+    def batches_behind(position: int) -> Iterator[tuple[int, int]]:
+        nonlocal index
+        if index is None:
+            index = SegmentIndex(fs, stem, base_offset, 1, writable=False)
+            with contextlib.suppress(OSError):
+                index.load()
+        return index.batches_behind(position)
+
+    return batches_behind

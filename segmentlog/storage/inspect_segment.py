@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from array import array
 from bisect import bisect_left, bisect_right
@@ -13,13 +14,15 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from segmentlog.format.batch import TRANSACTIONAL
+from segmentlog.format.batch import MAX_RAW_SIZE, TRANSACTIONAL
 from segmentlog.format.control import Marker
 from segmentlog.format.examine import Broken, Whole, examine
 from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_entries
-from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TOPIC_FILE
+from segmentlog.format.scan import Around
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.index import batches_known
 
 _CHUNK = 1 << 20
 _SECTOR = 4096
@@ -140,7 +143,8 @@ def inspect_segment(
     found = SegmentFound(base, path, size, end, base, unreadable=unreadable)
     tally.segments += 1
     counted = 0
-    for item in examine(memoryview(data), 0, end, path, expected_offset=base, epoch=epoch):
+    view = memoryview(data)
+    for item in examine(view, 0, end, path, expected_offset=base, epoch=epoch, around=lambda: around(fs, path, base)):
         if isinstance(item, Whole):
             _note_whole(found, item)
             tally.batches += 1
@@ -152,6 +156,17 @@ def inspect_segment(
             counted = item.end_position
     tally.add_bytes(end - counted)
     return found
+
+
+def around(fs: FileSystem, path: str, base: int) -> Around:
+    """What the files beside a segment file, and that of its topic, say of its batches; missing ones say nothing."""
+    batch_limit = MAX_RAW_SIZE
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        batch_limit = min(int(json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["largest_batch_bytes"]), batch_limit)
+    if not path.endswith(LOG_SUFFIX):
+        return Around(batch_limit=batch_limit)
+    return Around(batch_limit=batch_limit, known=batches_known(fs, path.removesuffix(LOG_SUFFIX), base))
 
 
 def _note_whole(found: SegmentFound, item: Whole) -> None:

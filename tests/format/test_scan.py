@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from batches import batch_bytes, columns, forge
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, MAGIC
-from segmentlog.format.scan import find_batch, walk
+from segmentlog.format.scan import Around, Resumed, looks_like_batch, step_over, walk
 
 
 def segment(*batches: bytes) -> tuple[memoryview, list[int]]:
@@ -104,62 +105,154 @@ def test_payloads_are_checked_when_asked_for():
     assert caught.value.position == positions[1] + HEADER_SIZE
 
 
-@given(
-    before=st.binary(max_size=300),
-    after=st.binary(max_size=100),
-    given=columns(max_size=3),
-    base_offset=st.integers(0, 2**40),
-)
-def test_the_next_batch_is_found_behind_any_bytes(before, after, given, base_offset):
-    """Whatever bytes lie in front of a batch, it is found, at its first byte."""
-    view = memoryview(before + batch_bytes(given, base_offset) + after)
-    assert find_batch(view, 0, len(view), base_offset) == len(before)
-    assert find_batch(view, len(before), len(view), 0) == len(before)
-    assert find_batch(view, len(before) + 1, len(view), 0) is None
-    assert find_batch(view, 0, len(view), base_offset + 1) is None
-    assert find_batch(view, 0, len(view) - len(after) - 1, 0) is None, "cut short by the end"
+# ---------------------------------------------------------------- over damage
+
+
+def resumed(view: bytes | bytearray | memoryview, position: int, expected_offset: int = 0, **around: Any) -> Resumed:
+    """Where the batches go on behind the damaged one at ``position``."""
+    if isinstance(known := around.pop("known", ()), list):
+        around["known"] = lambda behind: [one for one in known if one[0] > behind]
+    return step_over(memoryview(view), position, expected_offset, Around(**around))
+
+
+def three(*values: bytes, codec: int = 0) -> tuple[bytearray, list[int]]:
+    """Three batches, the second of which has these values, and their positions and the end."""
+    middle = list(values) or [b"one", b"two"]
+    view, positions = segment(
+        batch_bytes([b"a"], 9), batch_bytes(middle, 10, codec=codec), batch_bytes([b"c"], 10 + len(middle))
+    )
+    return bytearray(view), [*positions, len(view)]
+
+
+def test_what_is_wrong_in_a_payload_or_in_a_header_costs_one_batch():
+    """Whatever byte of a batch changes to whatever it may, the next batch is found behind it; no index is needed."""
+    inner = batch_bytes([b"forged"], 11)
+    data, (_, position, following, _) = three(b"one", b"holds " + inner)
+    for at in range(position, following):
+        for bits in (1, 0x80, 0xFF):
+            data[at] ^= bits
+            assert resumed(data, position, 10) == (following, 12), at - position
+            data[at] ^= bits
+
+
+@given(given=st.binary(max_size=400), start=st.integers(0, 95), size=st.integers(1, 95))
+def test_an_intact_payload_tells_where_a_damaged_header_ended(given, start, size):
+    """Any stretch of the header may be wrong, but for its magic and the payload's checksum."""
+    inner = batch_bytes([b"forged"], 11)
+    data, (_, position, following, _) = three(b"one", given + inner)
+    head = bytearray(data[position : position + HEADER_SIZE])
+    for at in range(start, min(start + size, HEADER_SIZE)):
+        if at >= 4 and not 80 <= at < 88:
+            head[at] ^= 0x5A
+    data[position : position + HEADER_SIZE] = head
+    assert resumed(data, position, 10) == (following, 12)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 46, 60, 2**31, 2**32 - 96, 2**32 - 1])
+def test_a_size_that_leads_elsewhere_is_not_followed(size):
+    """Back to the start, into a value, beyond the end: the checksums tell the true one, with a damaged payload too."""
+    inner = batch_bytes([b"forged"], 12)
+    data, (_, position, following, _) = three(b"one", b"holds " + inner + b" and more")
+    for lead in (size, data.find(inner) - position - HEADER_SIZE):
+        for spoil in (position + HEADER_SIZE, following - 1):
+            broken = bytearray(data)
+            broken[position + 56 : position + 60] = lead.to_bytes(4, "little")
+            assert resumed(broken, position, 10) == (following, 12)
+            broken[spoil] ^= 1
+            assert resumed(broken, position, 10) == (following, 12)
+
+
+def gone(*values: bytes) -> tuple[bytearray, int, int]:
+    """(segment whose second batch has no header any more, its position, that of the third)."""
+    data, (_, position, following, _) = three(*values)
+    data[position : position + HEADER_SIZE] = bytes(HEADER_SIZE)
+    return data, position, following
+
+
+def test_without_a_header_what_follows_is_not_believed():
+    """Nobody can tell a batch behind the damage from one in its values: all of it is given up, up to the end."""
+    for inner in (b"", batch_bytes([b"forged"], 11)):
+        data, position, _ = gone(b"one", inner)
+        assert resumed(data, position, 10) == (len(data), None)
+
+
+def test_an_index_tells_where_batches_begin():
+    """The first entry behind the damage counts, if a batch with its offset stands there; one that lies does not."""
+    inner = batch_bytes([b"forged"], 11)
+    data, position, following = gone(b"one", inner)
+    lie = data.find(inner)
+    assert resumed(data, position, 10, known=[(0, 9), (following, 12), (len(data), 13)]) == (following, 12)
+    assert resumed(data, position, 10, known=[(position + 5, 11), (following, 12)]) == (following, 12)
+    for entry in ((lie, 12), (following, 11), (following + 1, 12), (len(data), 13), (len(data) + 5, 13)):
+        assert resumed(data, position, 10, known=[entry]) == (len(data), None)
+    assert resumed(data, position, 10, known=[(following, 12)], end_offset=12) == (len(data), None)
+
+
+def test_a_run_longer_than_any_batch_is_believed():
+    """Behind it nothing can stand in a value any more; the run itself is given up."""
+    inner = b"".join(batch_bytes([b"forged"], 11 + at) for at in range(3))
+    many = [batch_bytes([b"%d" % at], 12 + at) for at in range(30)]
+    data, position, following = gone(b"one", inner)
+    data = data[:following] + b"".join(many)
+    size = len(many[0])
+    found = resumed(data, position, 10, batch_limit=5 * size)
+    assert found.offset is not None
+    assert found.position == following + (found.offset - 12) * size
+    assert following < found.position <= following + 7 * size
+    assert resumed(data, position, 10, batch_limit=40 * size) == (len(data), None)
+
+
+def test_a_claim_counts_when_it_leads_on_without_a_hole():
+    """A damaged header whose payload is damaged too is believed, if batches lead from its end to what is known."""
+    inner = batch_bytes([b"forged"], 12)
+    data, (_, position, following, _) = three(b"one", b"holds " + inner)
+    data[position + 80] ^= 1  # the payload's checksum
+    data[position + 8 + HEADER_SIZE] ^= 1
+    data[position + 32] ^= 1
+    assert resumed(data, position, 10, end_offset=13) == (following, 12)
+    assert resumed(data, position, 10, end_offset=14) == (len(data), None), "offsets are missing at the end"
+    lead = data.find(inner) - position - HEADER_SIZE
+    data[position + 56 : position + 64] = lead.to_bytes(4, "little") * 2
+    assert resumed(data, position, 10, end_offset=13) == (len(data), None)
+
+
+def test_several_damaged_batches():
+    """One behind the other: each that tells where it ends is stepped over, and the offsets of all of them."""
+    data, (_, position, following, _) = three(b"one", b"two")
+    data[position] ^= 1
+    data[following] ^= 1
+    assert resumed(data, position, 10) == (following, 12), "its own header is known by then"
+    assert resumed(data, following, 12) == (len(data), None)
+    data[position + 1] ^= 1
+    data[position + 24] ^= 1
+    assert resumed(data, position, 10) == (len(data), None)
+
+
+def test_a_record_full_of_magics_does_not_stall_the_search():
+    """Half a megabyte of nothing but magics is passed in time that grows with its length, not its square."""
+    data, (_, position, following, _) = three(b"one", MAGIC * (128 << 10))
+    for spoiled, found in ((56, (following, 12)), (80, (following, 12)), (32, (len(data), None))):
+        data[position + spoiled] ^= 1
+        started = time.process_time()
+        assert resumed(data, position, 10) == found
+        assert time.process_time() - started < 4
+
+
+@given(before=st.binary(max_size=300), after=st.binary(max_size=100), given=columns(max_size=3))
+def test_what_looks_like_a_batch_is_found_for_a_person(before, after, given):
+    """Whatever bytes lie around a batch, it is found, at its first byte; one cut short is none."""
+    batch = batch_bytes(given, 5)
+    view = memoryview(before + batch + after)
+    assert looks_like_batch(view, 0, len(view)) == len(before)
+    assert looks_like_batch(view, len(before) + 1, len(view)) is None
+    assert looks_like_batch(view, 0, len(view) - len(after) - 1) is None
+    for fake in (MAGIC * 100, batch[:-1], batch[:-1] + bytes([batch[-1] ^ 1]), forge(batch, payload_checksum=1)):
+        fakes = memoryview(fake + b"x" + batch)
+        assert looks_like_batch(fakes, 0, len(fakes)) == len(fake) + 1
 
 
 @pytest.mark.parametrize("gap", [0, 1, (1 << 20) - 3, (1 << 20) - 2, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
 def test_a_batch_is_found_across_the_steps_of_the_search(gap):
     """The search goes megabyte by megabyte; a batch that begins on a border is found like any other."""
     view = memoryview(bytes(gap) + batch_bytes([b"x"], 3))
-    assert find_batch(view, 0, len(view), 3) == gap
-
-
-def test_bytes_of_a_record_do_not_pass_for_a_batch():
-    """A record that holds an older batch, whole and valid, is not mistaken for one behind a damaged header."""
-    inner = batch_bytes([b"a copy of an old batch"], 5)
-    outer, following = bytearray(batch_bytes([inner], 10)), batch_bytes([b"next"], 11)
-    outer[0] ^= 1
-    view = memoryview(bytes(outer) + following)
-    assert inner in bytes(view)
-    assert find_batch(view, 1, len(view), 10) == len(outer)
-
-
-@pytest.mark.parametrize(
-    "fake",
-    [
-        MAGIC * 100,
-        batch_bytes([b"x"], 20)[:-1],
-        batch_bytes([b"x"], 20)[:-1] + b"?",
-        forge(batch_bytes([b"x"], 20), payload_checksum=1),
-        forge(batch_bytes([b"x"], 20), record_count=0),
-    ],
-    ids=["magic", "cut", "flipped", "wrong checksum", "absurd"],
-)
-def test_what_looks_like_a_batch_is_passed_over(fake):
-    """The magic alone, torn, damaged and absurd batches are no place to go on at."""
-    real = batch_bytes([b"real"], 30)
-    view = memoryview(fake + real)
-    assert find_batch(view, 0, len(view), 10) == len(fake)
-
-
-def test_a_record_full_of_magics_does_not_stall_the_search():
-    """Half a megabyte of nothing but magics is passed in time that grows with its length, not its square."""
-    real = batch_bytes([b"real"], 30)
-    fake = MAGIC * (128 << 10)
-    view = memoryview(fake + bytes(1 << 20) + real)
-    started = time.process_time()
-    assert find_batch(view, 0, len(view), 0) == len(view) - len(real)
-    assert time.process_time() - started < 4  # copying a megabyte a magic took 10
+    assert looks_like_batch(view, 0, len(view)) == gap

@@ -42,7 +42,7 @@ from segmentlog.format.producers import (
     decode_snapshot,
 )
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import find_batch, walk
+from segmentlog.format.scan import Around, step_over, walk
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.inspect_files import check_store_file, read_topic_file
 from segmentlog.storage.inspect_partition import inspect_partition
@@ -94,8 +94,10 @@ def walks(data: bytes) -> None:
         with contextlib.suppress(CorruptBatch):
             for position, header in walk(view, 0, len(view), "path", expected_offset=0, payloads=payloads):
                 assert position + header.size_bytes <= len(view)
-    found = find_batch(view, 0, len(view), 0)
-    assert found is None or data[found : found + 4] == b"SLB\x01"
+    for limit in (1, 100, 1 << 20):
+        found, offset = step_over(view, 0, 0, Around(batch_limit=limit))
+        assert 0 < found <= len(view) or not data
+        assert offset is None or found < len(view)
     position = 0
     for item in examine(view, 0, len(view), "path", expected_offset=0):
         assert item.position == position < item.end_position

@@ -79,7 +79,7 @@ def observe(index: SegmentIndex, batches: list[Batch]) -> None:
 
 def catch_up(index: SegmentIndex, segment: Segment, end: int | None = None) -> None:
     """Let the index read in the log what it has not seen, as everybody else does."""
-    index.catch_up(segment.view, len(segment.view) if end is None else end, "segment.log")
+    index.catch_up(segment.view, len(segment.view) if end is None else end)
 
 
 def as_bytes(index: SegmentIndex) -> tuple[bytes, bytes]:
@@ -330,7 +330,7 @@ def test_a_damaged_batch_is_stepped_over(tmp_path):
     data = bytearray(EXAMPLE.view)
     data[victim.position + 10] ^= 1
     index = new_index(tmp_path, EXAMPLE, interval=1)
-    index.catch_up(memoryview(data), len(data), "segment.log")
+    index.catch_up(memoryview(data), len(data))
     positions = index.entries()[0]["position"].tolist()
     assert positions == [one.position for one in EXAMPLE.batches if one.position and one is not victim]
     assert index.scanned_position == len(data)
@@ -340,7 +340,7 @@ def test_a_log_of_noise_is_scanned_to_its_end(tmp_path):
     """Bytes in which there is no batch give no entry and do not keep the scan from ending."""
     index = new_index(tmp_path, EXAMPLE)
     noise = memoryview(np.random.default_rng(1).bytes(100_000))
-    index.catch_up(noise, len(noise), "segment.log")
+    index.catch_up(noise, len(noise))
     assert (index.count, index.scanned_position) == (0, len(noise))
 
 

@@ -8,18 +8,23 @@
 A run comes into the archive in three durable steps: its intent is noted in the manifest (which files go where), the
 files are renamed, the manifest is finished. Who finds an intent finishes it; files without an intent are an orphan's.
 Spark and pyarrow pass over names that begin with ``_``.
+
+An archive may come from anywhere. Its manifest is checked before anything of it is used: no name in it leads out of
+the folder, or to what is ours in there; no link is followed; what is opened is a regular file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.format.names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
 from segmentlog.spark.pipelines.digests import Digest, joined
 from segmentlog.spark.pipelines.folders import (
     data_files,
@@ -30,12 +35,18 @@ from segmentlog.spark.pipelines.folders import (
     sync_folders,
 )
 from segmentlog.spark.pipelines.history import Mark
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, path_below, read_plain
+from segmentlog.storage.fs import FileSystem, replace_file
 
 FORMAT: Final = 1
 _OWN: Final = "_segmentlog"
 _MANIFEST: Final = "manifest.json"
 _RUN: Final = "run-"
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_CHECKSUM: Final = re.compile(r"[0-9a-f]{32}")
+_MANIFEST_MAX_BYTES: Final = 1 << 30
+_OFFSET_MAX: Final = 1 << 53
+# No log gets there: a million crashes that each cost the largest gap.
 
 OnStep = Callable[[str], None]
 """Told before each step what it is: for a person to see, and for tests to fail at."""
@@ -137,24 +148,34 @@ class ArchiveFolder:
         """Make the folder, and keep other archivers out of it. Raises `SegmentlogError`."""
         if os.path.isdir(self.path) and not os.path.isdir(self._own) and os.listdir(self.path):
             raise SegmentlogError(f"{self.path}: the folder is not empty and holds no archive; choose another one")
+        check_folder(self._own)
         os.makedirs(self._own, exist_ok=True)
         sync_folders(self._fs, (self.path, os.path.dirname(self.path)))
         with locked(f"{self._own}/lock", "another archiver"):
+            for name in os.listdir(self._own):
+                if name.endswith(TEMPORARY_SUFFIX):  # of a writer that was killed; or another name of who knows what
+                    os.unlink(f"{self._own}/{name}")
             yield
 
     def read(self) -> Manifest | None:
         """The manifest; None before the first run. Raises `SegmentlogError` for one that cannot be read."""
         path = f"{self._own}/{_MANIFEST}"
         try:
-            manifest = msgspec.json.decode(read_file(self._fs, path), type=Manifest)
+            check_folder(self._own)
+            manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=Manifest)
         except FileNotFoundError:
             return None
+        except NotAllowed as error:
+            raise ArchiveDamaged(error.path, error.why) from None
         except NotADirectoryError:
             raise SegmentlogError(f"{self.path}: it is not a folder; an archive is one") from None
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise ArchiveDamaged(path, f"it is no manifest ({error}); bring it back from a backup") from None
         if manifest.format != FORMAT:
             raise SegmentlogError(f"{path}: format {manifest.format}, and this version of segmentlog reads {FORMAT}")
+        if flaw := flaw_of(manifest):
+            advice = "it was not written by segmentlog, or was changed since; nothing of it was used: bring it back"
+            raise ArchiveDamaged(path, f"{flaw}; {advice} from a backup")
         return manifest
 
     def existing(self) -> Manifest:
@@ -179,7 +200,11 @@ class ArchiveFolder:
         """Remove what runs without an intent have left."""
         for name in os.listdir(self._own):
             if name.startswith(_RUN):
-                self._fs.remove_tree(f"{self._own}/{name}")
+                path = f"{self._own}/{name}"
+                if os.path.isdir(path) and not os.path.islink(path):
+                    self._fs.remove_tree(path)
+                else:
+                    os.unlink(path)
 
     def take_stock(self, run: str) -> tuple[list[str], list[ArchivedFile]]:
         """(where they lie in the run's folder, files as they will be) of what Spark has written; all fsynced."""
@@ -197,20 +222,29 @@ class ArchiveFolder:
     def finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
         """Move the files of the manifest's intent, as far as they are not yet, and make it a run like the others.
 
-        Raises `ArchiveDamaged` when a file of it is neither here nor there.
+        Raises `ArchiveDamaged` when a file of it is neither here nor there, or is none.
         """
+        try:
+            return self._finish(manifest, on_step)
+        except NotAllowed as error:
+            raise ArchiveDamaged(error.path, error.why) from None
+
+    def _finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
         intent = manifest.intent
         if intent is None:
             return manifest
         folder = self.run_folder(intent.run.id)
+        check_folder(folder)
         made = {self.path}
-        for source, file in zip(intent.sources, intent.run.files, strict=True):
-            target = f"{self.path}/{file.path}"
+        for name, file in zip(intent.sources, intent.run.files, strict=True):
+            source, target = path_below(folder, name), path_below(self.path, file.path)
             on_step("moving a file")
-            if os.path.exists(f"{folder}/{source}"):
+            if is_plain_file(source):
+                if is_plain_file(target):
+                    raise ArchiveDamaged(target, f"run {intent.run.id} would put another file in its place")
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                self._fs.rename(f"{folder}/{source}", target)
-            elif not os.path.exists(target):
+                self._fs.rename(source, target)
+            elif not is_plain_file(target):
                 raise ArchiveDamaged(target, f"run {intent.run.id} of the archive has lost this file")
             made.add(os.path.dirname(target))
         sync_folders(self._fs, made)
@@ -231,12 +265,93 @@ class ArchiveFolder:
         """Raise `ArchiveDamaged` unless every file of these runs is there, byte for byte."""
         for run in runs:
             for file in run.files:
-                path = f"{self.path}/{file.path}"
                 try:
-                    size_bytes = os.path.getsize(path)
-                except FileNotFoundError:
-                    raise ArchiveDamaged(path, f"the file is missing; run {run.id} has put it there") from None
+                    path = path_below(self.path, file.path)
+                    is_there = is_plain_file(path)
+                except NotAllowed as error:
+                    raise ArchiveDamaged(error.path, f"{error.why}; run {run.id} has put {file.path} there") from None
+                if not is_there:
+                    raise ArchiveDamaged(path, f"the file is missing; run {run.id} has put it there")
+                size_bytes = os.path.getsize(path)
                 if size_bytes != file.size_bytes:
                     raise ArchiveDamaged(path, f"the file has {size_bytes} bytes and had {file.size_bytes}")
                 if file_checksum(path) != file.checksum:
                     raise ArchiveDamaged(path, "the file was changed since it was archived: its checksum differs")
+
+
+# ---------------------------------------------------------------- what a manifest may say
+
+
+def flaw_of(manifest: Manifest) -> str:
+    """What a manifest says that none may, whoever wrote it; empty when there is nothing.
+
+    Names lead to files of the archive and nowhere else, offsets and partitions are some that a log can have.
+    """
+    try:
+        check_topic_name(manifest.topic, internal=True)
+    except SegmentlogError as error:
+        return str(error)
+    count = manifest.partition_count
+    if not 1 <= count <= MAX_PARTITIONS:
+        return f"it is of {count} partitions"
+    partitions = manifest.partitions + ([] if manifest.intent is None else manifest.intent.partitions)
+    for one in partitions:
+        flaw = _flaw_of_partition(one, count)
+        if flaw:
+            return f"partition {one.partition}: {flaw}"
+    intent = manifest.intent
+    if len({one.partition for one in manifest.partitions}) < len(manifest.partitions):
+        return "it names a partition twice"
+    if intent is not None and len({one.partition for one in intent.partitions}) < len(intent.partitions):
+        return "its intent names a partition twice"
+    known = {one.partition for one in partitions}
+    names: set[str] = set()
+    for run in [*manifest.runs, *([] if intent is None else [intent.run])]:
+        flaw = _flaw_of_run(run, known)
+        if flaw:
+            return f"run {run.id!r}: {flaw}"
+        if twice := [file.path for file in run.files if file.path in names] or _repeated(
+            [one.path for one in run.files]
+        ):
+            return f"run {run.id!r}: it names the file {twice[0]!r} once more"
+        names.update(file.path for file in run.files)
+    if intent is not None:
+        if len(intent.sources) != len(intent.run.files):
+            return f"its intent names {len(intent.sources)} sources for {len(intent.run.files)} files"
+        for name in intent.sources:
+            if why := check_relative_path(name):
+                return f"its intent names the source {name!r}: {why}"
+        if twice := _repeated(intent.sources):
+            return f"its intent names the source {twice[0]!r} twice"
+    return ""
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [] if len(set(names)) == len(names) else sorted(name for name in set(names) if names.count(name) > 1)
+
+
+def _flaw_of_partition(one: ArchivedPartition, count: int) -> str:
+    if not 0 <= one.partition < count:
+        return f"there are {count}"
+    for start, end in ((one.start, one.end), *one.gaps):
+        if not one.start <= start <= end <= one.end or not 0 <= start <= end <= _OFFSET_MAX:
+            return f"no log has offsets {start} to {end}"
+    return ""
+
+
+def _flaw_of_run(run: ArchivedRun, known: set[int]) -> str:
+    if not _RUN_ID.fullmatch(run.id):
+        return "that is no name of a run"
+    for file in run.files:
+        if why := check_relative_path(file.path):
+            return f"it names the file {file.path!r}: {why}"
+        if file.size_bytes < 0 or not _CHECKSUM.fullmatch(file.checksum):
+            return f"it names the file {file.path!r}, with a size or a checksum that is none"
+    for one in run.ranges:
+        if one.partition not in known:
+            return f"it has records of partition {one.partition}, and the archive has no such partition"
+        if not 0 <= one.start <= one.end <= _OFFSET_MAX:
+            return f"no log has offsets {one.start} to {one.end}"
+        if one.digest.records < 0 or not _CHECKSUM.fullmatch(one.digest.checksum):
+            return f"the digest of partition {one.partition} is none"
+    return ""

@@ -12,6 +12,7 @@ from typing import Final
 import xxhash
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.storage.foreign import is_plain_file, open_plain
 from segmentlog.storage.fs import FileSystem
 
 _PART_BYTES: Final = 1 << 20
@@ -42,8 +43,9 @@ def locked(path: str, who: str) -> Iterator[None]:
 
     Raises `SegmentlogError` at once when another process holds it: ``who`` is at work there.
     """
+    is_plain_file(path)
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,9 +89,9 @@ def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
 
 
 def file_checksum(path: str) -> str:
-    """XXH3-128 of a file's bytes, as 32 hexadecimal digits."""
+    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `NotAllowed` for what is no regular file."""
     digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
+    with open(open_plain(FileSystem(), path), "rb") as file:
         while part := file.read(_PART_BYTES):
             digest.update(part)
     return digest.hexdigest()

@@ -25,11 +25,14 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.folders import data_files, locked, mounted_folder, sync_file, sync_folders
 from segmentlog.spark.pipelines.history import Mark
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, read_plain
+from segmentlog.storage.fs import FileSystem, replace_file
 
 FORMAT: Final = 1
 _STATE: Final = "_segmentlog.json"
 _VERSION: Final = re.compile(r"v(\d{6,})")
+_FILE: Final = re.compile(r"(bucket-\d{5,}-\d{5,}|empty)-v\d{6,}\.parquet", re.ASCII)
+_STATE_MAX_BYTES: Final = 1 << 28
 _BUCKET: Final = re.compile(r"segmentlog_bucket=(\d+)/")
 
 
@@ -78,6 +81,7 @@ class TableFolder:
         """Keep others out. Raises `SegmentlogError` where there is something else, or somebody is at it."""
         if os.path.lexists(self.path) and not os.path.islink(self.path):
             raise SegmentlogError(f"{self.path}: there is something else already; choose another path")
+        check_folder(self._versions)
         os.makedirs(self._versions, exist_ok=True)
         with locked(f"{self._versions}/lock", "another update of the table"):
             yield
@@ -89,11 +93,20 @@ class TableFolder:
             return None
         path = f"{self.folder(version)}/{_STATE}"
         try:
-            state = msgspec.json.decode(read_file(self._fs, path), type=TableState)
-        except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            check_folder(self._versions)
+            check_folder(self.folder(version))
+            state = msgspec.json.decode(read_plain(self._fs, path, _STATE_MAX_BYTES), type=TableState)
+        except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise SegmentlogError(f"{path}: cannot be read ({error}); --rebuild makes the table anew") from None
         if state.format != FORMAT:
             raise SegmentlogError(f"{path}: format {state.format}, and this version of segmentlog reads {FORMAT}")
+        if state.version != version or state.buckets < 1:
+            why = f"it is of version {state.version}, with {state.buckets} buckets"
+            raise SegmentlogError(f"{path}: {why}; --rebuild makes the table anew")
+        for one in state.files:
+            if not _FILE.fullmatch(one.name):
+                why = f"it names the file {one.name!r}, which is none of a table: it was not written by segmentlog"
+                raise SegmentlogError(f"{path}: {why}, or was changed since; --rebuild makes the table anew")
         return state
 
     def _current(self) -> int | None:
@@ -120,8 +133,14 @@ class TableFolder:
         return f"{self._versions}/work"
 
     def paths(self, state: TableState, buckets: set[int]) -> list[str]:
-        """Of the files with the rows of some buckets."""
-        return [f"{self.folder(state.version)}/{one.name}" for one in state.files if one.bucket in buckets]
+        """Of the files with the rows of some buckets. Raises `NotAllowed` where one is no regular file."""
+        return [self._file(state, one) for one in state.files if one.bucket in buckets]
+
+    def _file(self, state: TableState, one: TableFile) -> str:
+        path = f"{self.folder(state.version)}/{one.name}"
+        if not is_plain_file(path):
+            raise NotAllowed(path, "the file is missing; --rebuild makes the table anew")
+        return path
 
     def sweep(self) -> None:
         """Remove what updates have left that did not come to an end, and versions before the last but one."""
@@ -161,7 +180,7 @@ class TableFolder:
             if one.bucket >= 0 and one.bucket not in touched:
                 assert before is not None
                 name = re.sub(r"v\d+\.parquet$", f"{suffix}.parquet", one.name)
-                _link(f"{self.folder(before.version)}/{one.name}", f"{folder}/{name}")
+                _link(self._file(before, one), f"{folder}/{name}")
                 files.append(TableFile(name, one.bucket, one.rows))
         shutil.rmtree(self.work_folder(), ignore_errors=True)
         state = msgspec.structs.replace(state, files=files)
