@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, open_store, say, status_of, stoppable, stopped_by
+from segmentlog.cli.common import (
+    EXIT_DAMAGE,
+    EXIT_DONE,
+    Progress,
+    ReaderGone,
+    open_store,
+    say,
+    status_of,
+    stoppable,
+    stopped_by,
+)
 from segmentlog.cli.options import (
     PLACE,
     SELECTOR,
@@ -21,6 +31,7 @@ from segmentlog.cli.options import (
     resolve,
     selected_partitions,
 )
+from segmentlog.cli.taken import Stdout, end_with_stdout
 
 if TYPE_CHECKING:
     from segmentlog.cli.membership import Membership
@@ -30,6 +41,8 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 Render = Callable[["RecordBatch"], bytes]
+Pieces = Callable[["RecordBatch"], list[bytes]]
+"""What is printed of each record."""
 
 
 @click.command()
@@ -75,7 +88,9 @@ def consume(
 
     With --group NAME the position of each partition is committed once its records are printed, so
     that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
-    --from says where the group begins in a partition that it has no position in.
+    What a pipe holds counts as printed while somebody may read it, and no longer when its reader is
+    gone; what a reader took and threw away is consumed, `head -3` takes three. --from says where
+    the group begins in a partition that it has no position in.
     """
     if sum((template is not None, bare, as_json)) > 1:
         raise click.UsageError("--format, --values and --json exclude each other")
@@ -83,7 +98,7 @@ def consume(
         _check_for_group(topic, partition, stop)
     if partition is not None:
         topic = Selector(topic.topic, str(partition))
-    render = _renderer(template, bare, as_json)
+    pieces = _pieces(template, bare, as_json)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
         ends: dict[TopicPartition, int] = {}
@@ -98,7 +113,9 @@ def consume(
             consumer = _consumer(store, topic, start, stop, ends, settings)
         with stoppable(consumer.wakeup) as stopped, consumer:
             total = sum(consumer.lag().values()) if not follow and group is None else None
-            printer = _Printer(render, fetch_size, max_records, ends, flush=follow, total=total, membership=membership)
+            if follow:
+                end_with_stdout(consumer)
+            printer = _Printer(pieces, fetch_size, max_records, ends, flush=follow, total=total, membership=membership)
             printer.run(consumer, stopped)
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
@@ -143,7 +160,7 @@ class _Printer:
 
     def __init__(
         self,
-        render: Render,
+        pieces: Pieces,
         fetch_size: int | None,
         max_records: int | None,
         ends: dict[TopicPartition, int],
@@ -152,7 +169,8 @@ class _Printer:
         total: int | None,
         membership: Membership | None = None,
     ) -> None:
-        self._render = render
+        self._pieces = pieces
+        self._render: Render = render_values if pieces is _bare_pieces else lambda batch: b"".join(pieces(batch))
         self._fetch_size = fetch_size
         self._left = max_records
         self._ends = ends
@@ -179,10 +197,12 @@ class _Printer:
                 if stopped or self._left == 0:
                     break
             out.flush()
+            if self._flush and Stdout().is_abandoned():
+                raise ReaderGone
 
     def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
-        """As `run`, with every record's way to stdout followed to the byte: what came through is committed."""
-        with membership.committing(self._render, self._progress):
+        """As `run`, with every record's way to stdout followed to the byte: what its reader took is committed."""
+        with membership.committing(self._pieces, self._progress, stopped):
             for batch in membership.consumer.batches():
                 for part in self._parts(batch, membership.consumer):
                     self._count(part, membership.print(part))
@@ -220,14 +240,14 @@ class _Printer:
 # ---------------------------------------------------------------- what a record looks like
 
 
-def _renderer(template: str | None, bare: bool, as_json: bool) -> Render:
+def _pieces(template: str | None, bare: bool, as_json: bool) -> Pieces:
     if as_json:
-        return render_json
+        return _json_pieces
     if bare:
-        return render_values
+        return _bare_pieces
     if template is not None:
         return _as_template(template)
-    return _as_lines
+    return _line_pieces
 
 
 def render_values(batch: RecordBatch) -> bytes:
@@ -238,28 +258,35 @@ def render_values(batch: RecordBatch) -> bytes:
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
-def _as_lines(batch: RecordBatch) -> bytes:
-    lines = [
+def render_json(batch: RecordBatch) -> bytes:
+    return b"".join(_json_pieces(batch))
+
+
+def _bare_pieces(batch: RecordBatch) -> list[bytes]:
+    return [(value or b"") + b"\n" for value in batch.values]
+
+
+def _line_pieces(batch: RecordBatch) -> list[bytes]:
+    return [
         b"%d %b\n" % (offset, value or b"") for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
     ]
-    return b"".join(lines)
 
 
-def render_json(batch: RecordBatch) -> bytes:
+def _json_pieces(batch: RecordBatch) -> list[bytes]:
     import msgspec
 
     from segmentlog.transfer import record_document
 
-    return b"".join(msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records())
+    return [msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records()]
 
 
-def _as_template(template: str) -> Render:
-    pieces = _parse(template)
+def _as_template(template: str) -> Pieces:
+    parts = _parse(template)
 
-    def render(batch: RecordBatch) -> bytes:
-        return b"".join(piece if isinstance(piece, bytes) else piece(record) for record in batch for piece in pieces)
+    def pieces(batch: RecordBatch) -> list[bytes]:
+        return [b"".join([part if isinstance(part, bytes) else part(record) for part in parts]) for record in batch]
 
-    return render
+    return pieces
 
 
 _TOKENS: dict[str, Callable[[Any], bytes]] = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import select
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import click
 
 from segmentlog.cli.common import open_store, say, stoppable, stopped_by
 from segmentlog.cli.options import SELECTOR, Selector, json_option, matching_topics, offset_of_last
+from segmentlog.cli.taken import end_with_stdout
 
 if TYPE_CHECKING:
     from segmentlog.consumer import Consumer
@@ -58,7 +57,7 @@ def tail(
                 consumer.seek(tp.topic, tp.partition, end)
             printer.flush()
             if follow and not stopped:
-                _end_with_stdout(consumer)
+                end_with_stdout(consumer)
                 for batch in consumer.batches():
                     if any(one.fits(batch.topic, batch.partition) for one in topics):
                         printer.show(batch)
@@ -88,18 +87,6 @@ def _consumer(store: LogStore, topics: tuple[Selector, ...], follow: bool) -> Co
                 count = store.topic(name).partition_count
                 wanted.extend((name, number) for number in range(count) if selector.fits(name, number))
     return store.consumer(*wanted, follow=follow)
-
-
-def _end_with_stdout(consumer: Consumer) -> None:
-    """End following once nobody reads stdout any more, even if nothing is ever appended again."""
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), select.POLLERR)
-        if any(events & select.POLLERR for _, events in poll.poll()):
-            consumer.wakeup()
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Printer:
