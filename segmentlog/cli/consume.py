@@ -21,15 +21,15 @@ from segmentlog.cli.common import (
     stoppable,
     stopped_by,
 )
+from segmentlog.cli.following import consumer_of
 from segmentlog.cli.options import (
     PLACE,
     SELECTOR,
     Place,
     Selector,
-    existing_topic,
     json_option,
+    matching_topics,
     resolve,
-    selected_partitions,
 )
 from segmentlog.cli.taken import Stdout, end_with_stdout
 
@@ -61,7 +61,8 @@ Pieces = Callable[["RecordBatch"], list[bytes]]
 @click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
 @click.option("--skip-damaged", is_flag=True, help="Step over damaged bytes, and say which offsets.")
 @click.option("--format", "template", metavar="TEMPLATE",
-              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time, %h headers, \n, \t.")  # fmt: skip
+              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
+              r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
 @click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
 @json_option
@@ -86,6 +87,8 @@ def consume(
 ) -> int:
     """Print the records of TOPIC (or TOPIC/PARTITION) as "offset value".
 
+    Patterns go in quotes: 'events-*', 'clicks/[01]'; with -f, what fits is read when it is made, too.
+
     With --group NAME the position of each partition is committed once its records are printed, so
     that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
     What a pipe holds counts as printed while somebody may read it, and no longer when its reader is
@@ -106,7 +109,8 @@ def consume(
         if group is not None:
             from segmentlog.cli.membership import Membership
 
-            existing_topic(store, topic.topic)
+            if not (follow and topic.has_pattern):  # else they may come
+                matching_topics(store, (topic.topic,))
             membership = Membership(store, group, topic.topic, start, settings, quiet=quiet)
             consumer = membership.consumer
         else:
@@ -115,7 +119,9 @@ def consume(
             total = sum(consumer.lag().values()) if not follow and group is None else None
             if follow:
                 end_with_stdout(consumer)
-            printer = _Printer(pieces, fetch_size, max_records, ends, flush=follow, total=total, membership=membership)
+            printer = _Printer(
+                pieces, topic, fetch_size, max_records, ends, flush=follow, total=total, membership=membership
+            )
             printer.run(consumer, stopped)
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
@@ -142,11 +148,11 @@ def _consumer(
     settings: dict[str, Any],
 ) -> Consumer:
     """A consumer without a group, at its start; ``ends`` is filled with where it is to end."""
-    wanted: list[Any] = [(one.topic, one.number) for one in selected_partitions(store, topic)]
-    if settings["follow"] and topic.partition == "*":
-        wanted = [topic.topic]  # partitions that are added later, too
-    consumer = store.consumer(*wanted, **settings)
+    consumer = consumer_of(store, (topic,), **settings)
     for tp in consumer.assignment():
+        if not topic.fits(*tp):
+            consumer.pause(*tp)
+            continue
         log = store.topic(tp.topic).partition(tp.partition)
         end = log.end_offset(isolation=settings["isolation"], durable_only=settings["durable_only"])
         consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
@@ -161,6 +167,7 @@ class _Printer:
     def __init__(
         self,
         pieces: Pieces,
+        selector: Selector,
         fetch_size: int | None,
         max_records: int | None,
         ends: dict[TopicPartition, int],
@@ -170,6 +177,7 @@ class _Printer:
         membership: Membership | None = None,
     ) -> None:
         self._pieces = pieces
+        self._selector = selector
         self._render: Render = render_values if pieces is _bare_pieces else lambda batch: b"".join(pieces(batch))
         self._fetch_size = fetch_size
         self._left = max_records
@@ -222,6 +230,8 @@ class _Printer:
         from segmentlog.records import TopicPartition
 
         tp = TopicPartition(batch.topic, batch.partition)
+        if not self._selector.fits(*tp):  # made since, and read because its topic is
+            return []
         end = self._ends.get(tp)
         if end is not None and batch.next_offset >= end:
             consumer.pause(*tp)

@@ -483,9 +483,42 @@ def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, g
     assert call("groups", "describe", group)[0] == 0
 
 
+def test_a_reset_makes_the_positions_of_a_new_group(call: Run, store: Path) -> None:
+    """As Kafka's tool does: of what --topic names, in a store without any group, too; its first member begins there."""
+    arguments = ("groups", "reset", "new", "--topic", "t", "--to-offset", "18")
+    status, foreseen, err = call(*arguments, "--dry-run", "--json")
+    assert status == 0, err
+    assert "2 positions of new would be made, for it is new" in err
+    assert committed(store, "new") == {}
+    status, out, err = call(*arguments, "--json")
+    assert (status, [{**one, "dry_run": True} for one in documents(out)]) == (0, documents(foreseen))
+    assert "2 positions of new made, for it is new" in err
+    assert committed(store, "new") == {"t/0": 18, "t/1": 18}
+    assert len(finish(store, "consume", "t", "-g", "new").stdout.splitlines()) == 4
+    assert call("groups", "reset", "other", "--topic", "t:1", "--to-latest")[0] == 0
+    assert committed(store, "other") == {"t/1": 20}
+    assert call("groups", "reset", "third", "--topic", "t", "--shift-by", "1")[0] == 1
+    assert call("groups", "reset", "", "--topic", "t", "--to-latest")[0] in (1, 2)
+    assert "--topic" in call("groups", "reset", "third", "--to-latest")[2]
+
+
+def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
+    """Positions are kept by topic; what fits none is told, unless it may come."""
+    with segmentlog.open(store) as opened:
+        opened.create_topic("u").partition(0).append([b"u-0"])
+        opened.create_topic("vv").partition(0).append([b"v-0"])
+    done = finish(store, "consume", "?", "-g", "g", "--format", r"%t %s\n")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 41
+    assert committed(store) == {"t/0": 20, "t/1": 20, "u/0": 1}
+    assert finish(store, "consume", "x*", "-g", "g").returncode == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
+        (("reset", "g", "--to-latest", "--topic", "t:x"), 2, "'t:x' is not TOPIC or TOPIC:PARTITION"),
+        (("reset", "g", "--to-latest", "--topic", "t/x"), 2, "'t/x' is not TOPIC or TOPIC:PARTITION"),
         (("reset", "g"), 2, "say where to, once"),
         (("reset", "g", "--to-earliest", "--to-latest"), 2, "say where to, once"),
         (("reset", "g", "--to-datetime", "latest"), 2, "give a time"),
