@@ -210,7 +210,7 @@ class _Printer:
 
     def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
         """As `run`, with every record's way to stdout followed to the byte: what its reader took is committed."""
-        with membership.committing(self._pieces, self._progress, stopped):
+        with membership.committing(self._render, self._pieces, self._progress, stopped):
             for batch in membership.consumer.batches():
                 for part in self._parts(batch, membership.consumer):
                     self._count(part, membership.print(part))

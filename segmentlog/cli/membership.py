@@ -18,7 +18,7 @@ from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from segmentlog.cli.consume import Pieces
+    from segmentlog.cli.consume import Pieces, Render
     from segmentlog.consumer import Start
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.store import LogStore
@@ -39,15 +39,22 @@ _PATIENCE_S: Final = 2.0
 class _Printed(NamedTuple):
     """Records that went to stdout, or are on their way."""
 
-    tp: TopicPartition
-    offsets: list[int]
-    ends: list[int]
-    """Behind each of them: how many bytes were written in all."""
+    part: RecordBatch
+    pieces: Pieces
+    begin: int
+    end: int
+    """How many bytes were written in all, before and behind them."""
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.part.topic, self.part.partition)
 
     def offset_after(self, written_bytes: int) -> int:
         """Of the first record of which not every byte is among the first so many."""
-        whole = bisect_right(self.ends, written_bytes)
-        return self.offsets[whole] if whole < len(self.offsets) else self.offsets[-1] + 1
+        if written_bytes >= self.end:
+            return int(self.part.offsets[-1]) + 1
+        ends = list(accumulate(map(len, self.pieces(self.part)), initial=self.begin))[1:]
+        return int(self.part.offsets[bisect_right(ends, written_bytes)])
 
 
 class Membership:
@@ -68,7 +75,8 @@ class Membership:
         self._quiet = quiet
         self._leaving = False
         self._progress: Progress | None = None
-        self._render: Pieces
+        self._render: Render
+        self._pieces: Pieces
         self._out: Stdout
         self._careful = True
         self._records = 0
@@ -85,9 +93,12 @@ class Membership:
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def committing(self, render: Pieces, progress: Progress, stopped: list[int]) -> Iterator[None]:
-        """Within: print. However it ends, what came through is committed then, durably. Raises `ReaderGone`."""
-        self._render, self._progress = render, progress
+    def committing(self, render: Render, pieces: Pieces, progress: Progress, stopped: list[int]) -> Iterator[None]:
+        """Within: print. However it ends, what came through is committed then, durably. Raises `ReaderGone`.
+
+        ``render`` makes of a batch what is printed of it, ``pieces`` the same record by record.
+        """
+        self._render, self._pieces, self._progress = render, pieces, progress
         self._out = Stdout()
         self._careful = self._out.is_pipe
         try:
@@ -105,28 +116,30 @@ class Membership:
     def print(self, part: RecordBatch) -> int:
         """Write records to stdout; the number of bytes."""
         before = self._out.written_bytes
-        pieces, offsets = self._render(part), part.offsets.tolist()
-        tp = TopicPartition(part.topic, part.partition)
         at = 0
-        while at < len(pieces):
-            count = 1 + self._records // _PARTS if self._careful else len(pieces)
-            self._print(tp, offsets[at : at + count], pieces[at : at + count])
-            at += count
+        if self._careful:
+            pieces = self._pieces(part)
+            while self._careful and at < len(part):
+                count = 1 + self._records // _PARTS
+                self._print(part.slice(at, at + count), b"".join(pieces[at : at + count]))
+                self._careful = self._out.wait_taken(_PATIENCE_S) and self._records < _CAREFUL_RECORDS
+                at += count
+        if at < len(part):
+            rest = part.slice(at)
+            self._print(rest, self._render(rest))
         return self._out.written_bytes - before
 
-    def _print(self, tp: TopicPartition, offsets: list[int], pieces: list[bytes]) -> None:
-        ends = list(accumulate(map(len, pieces), initial=self._out.written_bytes))[1:]
-        printed = _Printed(tp, offsets, ends)
+    def _print(self, part: RecordBatch, text: bytes) -> None:
+        begin = self._out.written_bytes
+        printed = _Printed(part, self._pieces, begin, begin + len(text))
         if self._out.is_pipe:
             self._forget_taken()
             self._waiting.append(printed)
         try:
-            self._out.write(b"".join(pieces))
+            self._out.write(text)
         finally:
-            self._reached = tp, printed.offset_after(self._out.written_bytes)
-        self._records += len(pieces)
-        if self._careful:
-            self._careful = self._out.wait_taken(_PATIENCE_S) and self._records < _CAREFUL_RECORDS
+            self._reached = printed.tp, printed.offset_after(self._out.written_bytes)
+        self._records += len(part)
 
     def printed(self, batch: RecordBatch) -> None:
         """All records of a batch came through: the consumer's position is the one to commit."""
@@ -134,7 +147,7 @@ class Membership:
 
     def _forget_taken(self) -> None:
         taken = self._out.taken_bytes
-        while self._waiting and self._waiting[0].ends[-1] <= taken:
+        while self._waiting and self._waiting[0].end <= taken:
             self._waiting.popleft()
 
     # ------------------------------------------------------------ committing
@@ -169,7 +182,7 @@ class Membership:
         taken = self._out.taken_bytes
         found: dict[TopicPartition, int] = {}
         for printed in self._waiting:
-            if printed.ends[-1] > taken:
+            if printed.end > taken:
                 found.setdefault(printed.tp, printed.offset_after(taken))
         return found
 
