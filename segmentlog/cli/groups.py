@@ -197,7 +197,8 @@ def reset(
     """Move the positions of GROUP, which must have no live members.
 
     Exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration and
-    --shift-by says where to. A place outside of a log is moved to its nearest end.
+    --shift-by says where to. A place outside of a log is moved to its nearest end. A GROUP that there
+    is not yet gets positions in what --topic names.
     """
     target = _target(**given)
     with open_store(ctx, read_only=dry_run, background=False) as store:
