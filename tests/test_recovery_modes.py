@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leftovers import opened
 from logs import tree_bytes
 
 import segmentlog
@@ -47,7 +48,7 @@ def _damage(folder: Path) -> None:
 
 def _tear(folder: Path) -> Path:
     """Leave half a batch at the end, as a power cut does; the log was not closed."""
-    store = LogStore(folder, background=False)
+    store = opened(LogStore(folder, background=False))
     log = store.topic("t").partition(0)
     log.append([b"late" * 100])
     log.abandon()
