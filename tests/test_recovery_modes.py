@@ -156,6 +156,7 @@ def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", mount], check=True)  # what is mapped may outlive the test
 
 
+@pytest.mark.root
 def test_a_store_on_a_read_only_file_system_opens_read_only(
     read_only_mount: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
