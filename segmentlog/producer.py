@@ -241,7 +241,7 @@ class Producer:
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
-                    self._lingerer_sleeps = False
+                    self._lingerer_sleeps, self._lingerer.has_work = False, True
                     self._lingerer.wake()
         return chunk
 
@@ -384,6 +384,8 @@ class Producer:
                 else:
                     pause_ns = min(pause_ns, rest_ns)
             self._lingerer_sleeps = not self._chunks
+            if self._lingerer is not None:
+                self._lingerer.has_work = not self._lingerer_sleeps
         for topic in due:
             self._send_full(topic)
         return pause_ns / 1e9

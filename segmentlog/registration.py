@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Registration:
         self.unsure = False
         """A decision was interrupted: what became of it is in the log."""
         self._fs = fs
+        self._pid = os.getpid()
         self._fence_fd = fence_fd
         """Read for every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
@@ -60,6 +62,14 @@ class Registration:
         if self._lease_fd >= 0:
             with contextlib.suppress(OSError):
                 self._fs.unlink(self._lease_path)
+        self._let_go()
+
+    def __del__(self) -> None:
+        # Nobody closed its producer: the name is free, as after the death of a process.
+        if self._pid == os.getpid():
+            self._let_go()
+
+    def _let_go(self) -> None:
         for fd in (self._fence_fd, self._lease_fd):
             if fd >= 0:
                 let_go(self._fs, fd)

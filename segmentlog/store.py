@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import errno
 import fcntl
 import json
 import os
+import sys
 import threading
+import time
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -107,7 +111,12 @@ class LogStore:
 
     Any number of processes may have it open. After a fork the child may go on using it: it
     opens its files anew.
+
+    One that is dropped, with everything that was got from it, is closed by a thread some time after that, with a
+    ResourceWarning.
     """
+
+    _is_complete = False
 
     def __init__(
         self,
@@ -158,6 +167,7 @@ class LogStore:
         self.store_id = self._open(create and not self.read_only)
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
+        self._is_complete = True
         self._background.ensure_running()
 
     def _is_on_read_only_disk(self) -> bool:
@@ -220,6 +230,17 @@ class LogStore:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # The collector has found that nobody can reach it any more, nor what belongs to it. Whatever thread comes by
+        # runs this, at any point and with any lock held, so another one closes it, and brings it back for that.
+        if self._is_complete and not self._closed and not sys.is_finalizing():
+            _being_closed.add(self)
+            try:
+                _thread.start_new_thread(_begin_to_close, (self,))
+            except RuntimeError:  # no thread to spare: its descriptors go by themselves, as if its process had died
+                _being_closed.discard(self)
+            warnings.warn(f"store {self.path} was not closed", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:
         return f"<LogStore {self.path}>"
@@ -414,6 +435,8 @@ class LogStore:
             partition = self._partitions.get((name, number))
             if partition is not None and not partition.is_stale:
                 return partition
+            if partition is not None:  # whoever still has it may read on what it has mapped
+                partition.handle.release()
             count = self.read_topic_file(name).partitions
             if not isinstance(number, int) or not 0 <= number < count:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {count - 1}")
@@ -719,6 +742,30 @@ def _check_partition_count(count: object) -> None:
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()
+_being_closed: set[LogStore] = set()
+"""Dropped ones; a forked child leaves them to its parent."""
+_CLOSING_S: Final = 10.0
+os.register_at_fork(after_in_child=_being_closed.clear)
+
+
+def _begin_to_close(store: LogStore) -> None:
+    """In a thread that `threading` does not know: starting one that it knows takes locks, as no finalizer may."""
+    try:
+        threading.Thread(target=_close_dropped, args=(store,), name="segmentlog-close", daemon=True).start()
+    except RuntimeError:
+        _being_closed.discard(store)
+
+
+def _close_dropped(store: LogStore) -> None:
+    """Close a store that nobody can reach any more."""
+    try:
+        for partition in store.opened_partitions():
+            partition.handle.found_again()
+        store.close()
+    except Exception as error:
+        logger.warning("%s was dropped without being closed, and cannot be closed cleanly: %s", store.path, error)
+    finally:
+        _being_closed.discard(store)
 
 
 @atexit.register
@@ -727,3 +774,6 @@ def _close_stores() -> None:
     for store in list(_open_stores):
         with contextlib.suppress(Exception):
             store.close()
+    ends_s = time.monotonic() + _CLOSING_S
+    while _being_closed and time.monotonic() < ends_s:
+        time.sleep(0.005)

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from leftovers import Snapshot, close_opened, left_since
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that has no job control: processes that tests start and
@@ -29,3 +32,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if of_bench or _LONG & set(item.path.relative_to(item.config.rootpath).parts):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: "spark" not in item.path.parts)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves descriptors, threads or child processes behind. It is the first fixture and the last.
+
+    What there was when it began is not its own. Of a test with Spark, which has processes and
+    sockets for the session, only files below the temporary folder count.
+    """
+    before, failures = Snapshot.take(), request.session.testsfailed
+    yield
+    close_opened()
+    if request.session.testsfailed == failures:  # else the traceback holds on to whatever it passed through
+        left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
+        if left:
+            pytest.fail(left, pytrace=False)

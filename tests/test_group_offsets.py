@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from leftovers import opened
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, InvalidTopicName, TopicExists
@@ -139,7 +140,7 @@ def test_positions_of_a_transaction_count_once_it_is_committed(store: LogStore) 
 
 def test_many_make_the_topic_at_once(store: LogStore) -> None:
     """Whoever comes second uses it."""
-    stores = [segmentlog.open(store.path, background=False) for _ in range(4)]
+    stores = [opened(segmentlog.open(store.path, background=False)) for _ in range(4)]
     errors: list[BaseException] = []
 
     def commit(number: int) -> None:

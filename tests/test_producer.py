@@ -26,12 +26,12 @@ from segmentlog.store import LogStore, Topic
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LogStore:
+def store(tmp_path: Path) -> Iterator[LogStore]:
     """A new store without threads, with topics of one and of four partitions."""
-    store = segmentlog.open(tmp_path / "store", background=False)
-    store.create_topic("one")
-    store.create_topic("four", partitions=4)
-    return store
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("one")
+        store.create_topic("four", partitions=4)
+        yield store
 
 
 def _everything(topic: Topic) -> dict[int, list[tuple[bytes | None, bytes | None]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import opened
 
 import segmentlog
 from segmentlog import registration, transactions
@@ -446,7 +447,7 @@ def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path) -> None
         with segmentlog.open(path, background=False) as store:
             store.create_topic(status.replace(" ", "-"))
     for topic in ("kept-open", "opened-again", "another-transaction"):
-        store = segmentlog.open(path, background=False)
+        store = opened(segmentlog.open(path, background=False))
         store.create_topic("elsewhere-" + topic)
         producer = store.producer(name=topic)
         with producer.transaction():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -82,7 +83,7 @@ def produce(
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
     fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     size = os.fstat(fd).st_size if file != "-" else 0
-    with open_store(ctx) as store, stoppable() as stopped:
+    with _closed_behind(fd), open_store(ctx) as store, stoppable() as stopped:
         several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
 
         def limit_now() -> int:
@@ -114,6 +115,15 @@ def produce(
                 raise click.ClickException(f"{where}{error}") from None
         say(sender.summary() + stopped_by(stopped))
     return status_of(stopped) if source.unread else 0
+
+
+@contextlib.contextmanager
+def _closed_behind(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if fd:  # stdin is not this command's
+            os.close(fd)
 
 
 def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> Sender:

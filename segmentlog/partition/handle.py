@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import threading
 import time
 import weakref
@@ -94,6 +95,20 @@ class Handle:
         self.after_fork: list[Callable[[], None]] = []
         """Called in a forked child, where the parent's other threads and their locks are gone."""
         self.reset_locks()
+        _live.add(self)
+
+    def __del__(self) -> None:
+        # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
+        # point, so it waits for no lock; and the handle stays whole, for the thread that closes a dropped store
+        # goes on with it (`LogStore.__del__`): while that one is at the files they are its own.
+        try:
+            if not sys.is_finalizing():
+                self.release()
+        except BaseException:  # half made, or a file system that cannot: nobody is there to be told
+            pass
+
+    def found_again(self) -> None:
+        """Kept by the finalizer of its store, when the collector had cleared the weak references to it already."""
         _live.add(self)
 
     # ------------------------------------------------------------ files

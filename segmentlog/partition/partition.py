@@ -97,7 +97,11 @@ class Partition:
         self.number = number
         self.damage: list[tuple[int, int, CorruptBatch]] = []
         """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
-        self.recovery_report: RecoveryReport = open_partition(self._handle)
+        try:
+            self.recovery_report: RecoveryReport = open_partition(self._handle)
+        except BaseException:
+            self._handle.close_files()  # not when the error is forgotten, which holds on to all of this
+            raise
         """What opening found and did, as the one who opened the partition first in this process saw it."""
 
     def __repr__(self) -> str:

@@ -62,7 +62,11 @@ class ActiveSegment:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self.fd = fs.open(self.path, flags, 0o666)
         self._limit = limit_bytes
-        self._allocated = fs.fstat(self.fd).st_size
+        try:
+            self._allocated = fs.fstat(self.fd).st_size
+        except BaseException:
+            fs.close(self.fd)
+            raise
 
     def close(self) -> None:
         self._fs.close(self.fd)

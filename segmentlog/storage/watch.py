@@ -31,6 +31,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._watched: dict[str, int] = {}
+        self._wake_read = self._wake_write = -1
         self._fd = _inotify_init()
         self._delay = _POLL_MIN_S
         self._endings_watched = self._ended = False
@@ -95,6 +96,9 @@ class Watch:
         """Make a `wait` in another thread (or the next one) return."""
         with contextlib.suppress(OSError):  # full of reasons to wake up already, or closed
             os.write(self._wake_write, b"\0")
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         for fd in (self._fd, self._wake_read, self._wake_write):

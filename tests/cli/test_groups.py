@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -286,10 +287,11 @@ def test_killed_again_and_again_nothing_is_left_out(long: Path) -> None:
 
 def test_two_members_share_the_partitions(store: Path) -> None:
     """Each partition is read by one; when one member leaves, the other has all. Handovers are told on stderr."""
-    with (
-        started(store, "consume", "t", "-g", "g", "-f", "--format", r"%p %s\n") as one,
-        started(store, "consume", "t", "-g", "g", "-f", "--format", r"%p %s\n") as other,
-    ):
+    follow = ("consume", "t", "-g", "g", "-f", "--format", r"%p %s\n")
+    with contextlib.ExitStack() as processes:
+        one = processes.enter_context(started(store, *follow))
+        wait_until(lambda: describe_state(store) == ("Stable", 1))  # it has all, and so something to hand over
+        other = processes.enter_context(started(store, *follow))
         wait_until(lambda: describe_state(store) == ("Stable", 2))
         with segmentlog.open(store) as opened:
             for number in range(2):

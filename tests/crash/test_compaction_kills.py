@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from crashfs_mount import disk as disk
+from leftovers import opened
 
 import segmentlog
 from segmentlog.storage.fs import FileSystem
@@ -117,7 +118,7 @@ def test_killed_cleaners_and_writers_lose_no_last_record(tmp_path: Path) -> None
     path = tmp_path / "store"
     with segmentlog.open(path) as store:
         store.create_topic("t", **SETTINGS)
-    reader = segmentlog.open(path, background=False)
+    reader = opened(segmentlog.open(path, background=False))
     partition = reader.topic("t").partition(0)
     last: dict[bytes, tuple[int, bytes | None]] = {}
     for number in range(ROUNDS):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leftovers import opened
 
 import segmentlog
 
@@ -68,7 +69,7 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path, ack: str) -> N
     with segmentlog.open(path) as store:
         # Small segments and a small index interval, so that kills meet rolls and index writes too.
         store.create_topic("t", segment_bytes=20_000, index_interval_bytes=512, fsync="never")
-    reader = segmentlog.open(path)
+    reader = opened(segmentlog.open(path))
     partition = reader.topic("t").partition(0)
     acknowledged: dict[int, tuple[str, int]] = {}
     seen: dict[int, tuple[str, int]] = {}

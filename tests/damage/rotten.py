@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broken import Batch, batches_of, log_files
+from leftovers import opened
 from logs import FakeClock, Kept, NoSyncFileSystem, contents, tree_bytes
 
 from segmentlog.errors import CorruptBatch
@@ -53,7 +54,7 @@ class Rotten:
         self.image = tree_bytes(path)
 
     def _make(self, clean: bool) -> None:
-        store = LogStore(self.path, background=False, fs=NoSyncFileSystem(), clock=FakeClock())
+        store = opened(LogStore(self.path, background=False, fs=NoSyncFileSystem(), clock=FakeClock()))
         common = {"segment_records": 6, "index_interval_bytes": 1, "fsync": "never"}
         store.create_topic("plain", compression_type="none", **common)
         store.create_topic("packed", partitions=3, compression_type="lz4", **common)

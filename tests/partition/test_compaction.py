@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from leftovers import opened
 from logs import NOW_MS, FakeClock, Kept, NoSyncFileSystem, contents, log_files, open_log, tree_bytes, values
 
 from segmentlog.config import TopicConfig
@@ -157,9 +158,12 @@ def test_a_batch_near_the_limit_is_split_for_its_offsets(logs: Logs) -> None:
     """The offsets of the survivors take room that the whole batch did not need: two batches then, none too large."""
     config = TopicConfig.from_mapping(logs.settings | {"max_message_bytes": 4000, "fsync": "never"})
     logs.folder.mkdir(parents=True)
-    log = Partition(
-        str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock, load_batch_limit=lambda: 4000
-    )
+    log = opened(
+        Partition(
+            str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock,
+            load_batch_limit=lambda: 4000,
+        )
+    )  # fmt: skip
     count = 560
     keys = [b"%03d" % (number // 2 if number < 60 else number) for number in range(count)]
     log.append([b""] * count, keys=keys, timestamps=[NOW_MS] * count)
@@ -580,9 +584,12 @@ def test_records_as_large_as_can_be_are_compacted(logs: Logs) -> None:
     """A tombstone that fills its batch to the last byte has no room for a horizon: it stays, and so does the rest."""
     config = TopicConfig.from_mapping(logs.settings | {"max_message_bytes": 2000, "delete_retention_ms": 0})
     logs.folder.mkdir(parents=True)
-    log = Partition(
-        str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock, load_batch_limit=lambda: 2000
-    )
+    log = opened(
+        Partition(
+            str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock,
+            load_batch_limit=lambda: 2000,
+        )
+    )  # fmt: skip
     key = b"k" * 1994
     log.append([None], keys=[key])
     assert [batch.header.raw_size for batch in log.read(0)] == [2000]
