@@ -41,7 +41,7 @@ class DescriptorBudget:
     def opened(self, handle: Handle) -> None:
         """A partition has opened its files; others may have to close theirs."""
         with self._mutex:
-            own = weakref.ref(handle, self._forget)
+            own = weakref.ref(handle)
             self._handles.pop(own, None)
             self._handles[own] = None
             self._release(len(self._handles) - self.limit(), handle)
@@ -49,27 +49,26 @@ class DescriptorBudget:
     def make_room(self) -> bool:
         """Close some that are not in use, since there is no descriptor left; whether there were any."""
         with self._mutex:
-            return self._release(max(8, len(self._handles) // 4)) > 0
+            return self._release(max(8, len(self._handles) // 4))
 
-    def _release(self, wanted: int, but: Handle | None = None) -> int:
-        """Close so many, if there are so many that can be; how many were."""
-        released = 0
+    def _release(self, wanted: int, but: Handle | None = None) -> bool:
+        """Have so many fewer, if so many can be closed, or are closed or dropped already; whether any was closed."""
+        any_closed = False
         for own in self._in_turn() if wanted > 0 else ():
             candidate = own()
-            if candidate is None or not candidate.has_files:
-                self._handles.pop(own, None)  # closed since
-            elif candidate is not but and candidate.release():
-                self._handles.pop(own, None)
-                released += 1
-            if released >= wanted:
+            if candidate is not None and candidate.has_files:
+                if candidate is but or not candidate.release():
+                    continue
+                any_closed = True
+            self._handles.pop(own, None)
+            wanted -= 1
+            if not wanted:
                 break
-        return released
+        return any_closed
 
     def _in_turn(self) -> Iterator[weakref.ref[Handle]]:
         """Handles by age, those in use at the end of the line."""
         for _ in range(len(self._handles)):
-            if not self._handles:
-                return
             own = next(iter(self._handles))
             self._handles.move_to_end(own)
             candidate = own()
@@ -78,9 +77,6 @@ class DescriptorBudget:
             else:
                 yield own
         yield from list(self._handles)
-
-    def _forget(self, own: weakref.ref[Handle]) -> None:
-        self._handles.pop(own, None)
 
     def after_fork(self) -> None:
         """In a forked child: another thread of the parent may have been at it, and nothing is open here."""
