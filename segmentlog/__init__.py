@@ -38,6 +38,9 @@ if TYPE_CHECKING:
         InvalidTopicName as InvalidTopicName,
     )
     from segmentlog.errors import (
+        LocalError as LocalError,
+    )
+    from segmentlog.errors import (
         LogTruncated as LogTruncated,
     )
     from segmentlog.errors import (
@@ -127,7 +130,7 @@ _HOMES = {
     "segmentlog.delivery": ("Delivery",),
     "segmentlog.errors": (
         "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig", "InvalidRecord",
-        "InvalidTopicName", "LogTruncated",
+        "InvalidTopicName", "LocalError", "LogTruncated",
         "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",

@@ -177,9 +177,12 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
         return None
 
     def durable(self, timeout_s: float | None = None) -> Appended:
-        """The result, once the record is on disk; makes the fsync happen if nobody else does."""
+        """The result, once the record is on disk; makes the fsync happen if nobody else does.
+
+        Raises `LogTruncated` when the record was dropped since, by a recovery before it was on disk or by a truncation.
+        """
         result = self.result(timeout_s)
-        self._chunk.logs[result.partition].sync_upto(result.offset + 1)
+        self._chunk.logs[result.partition].sync_upto(result.offset + 1, result.offset)
         return result
 
 
@@ -206,8 +209,7 @@ class Deliveries:
         return [self._chunk.result(index) for index in range(len(self))]
 
     def durable(self) -> list[Appended]:
-        """Where each record went, once all are on disk."""
-        for partition, log in self._chunk.logs.items():
-            if partition in self._chunk.base_offsets:
-                log.flush()
+        """Where each record went, once all are on disk. Raises `LogTruncated` as `Delivery.durable` does."""
+        for partition, base_offset, count in self.places():
+            self._chunk.logs[partition].sync_upto(base_offset + count, base_offset)
         return self.result()

@@ -158,8 +158,38 @@ class DiskFull(SegmentlogError, OSError):
         )
 
 
+class LocalError(SegmentlogError, OSError):
+    """A limit or a right of this process kept it from its files. The disk, the log and other processes are well.
+
+    ``errno`` is the system's number, ``why`` its words and what became of the call. The same call works again,
+    on the same objects, once the cause is gone.
+    """
+
+    def __init__(self, number: int, why: str, path: str) -> None:
+        super().__init__(number, why, path)  # as OSError has them: it is pickled by these
+        self.why, self.path = why, path
+
+    def __str__(self) -> str:
+        remedy = _REMEDIES.get(self.errno or 0, "do away with the cause")
+        return f"{self.path}: {self.why}; {remedy}, and try again"
+
+
+_REMEDIES = {
+    errno.EMFILE: "close files of this process, or raise its limit (ulimit -n)",
+    errno.ENFILE: "close files on this machine, or raise its limit (fs.file-max)",
+    errno.ENOMEM: "give the process more memory or maps (ulimit -v, vm.max_map_count)",
+    errno.EACCES: "see to the permissions",
+    errno.EPERM: "see to the permissions",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.ENOLCK: "free locks on this machine",
+}
+
+
 class PartitionFailed(SegmentlogError):
-    """The partition refuses appends: an fsync failed (and is never retried), or a write could not be undone."""
+    """The partition refuses appends: an fsync failed (and is never retried), or a write that may have touched the file.
+
+    Nothing else fails a partition: what a process may not open, map or lock is its own affair, a `LocalError`.
+    """
 
     def __init__(self, log: str, why: str) -> None:
         super().__init__(log, why)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from segmentlog.errors import GroupNotEmpty, InvalidConfig, UnknownTopic
+from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, HIDDEN
 from segmentlog.group_folder import GroupFolder
 from segmentlog.group_offsets import CommittedOffset, GroupOffsets, encode, encode_deletion
@@ -187,18 +187,33 @@ class Groups:
             self._offsets.sync(end_offset)
 
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
-        """Delete the groups without members that neither committed nor had a member for ``retention_ms``."""
+        """Delete the groups without members that neither committed nor had a member for ``retention_ms``.
+
+        By the wall clock, but not by a jump of it: `Clock.steady_ms`. An error in one group does not keep it from
+        the others; the first is raised at the end.
+        """
         self._store.check_writable("change consumer groups")
-        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        now_ms = self._clock.steady_ms() if now_ms is None else now_ms
         gone = []
+        first: Exception | None = None
         for group in self._offsets.groups():
-            folder = self._folder(group)
-            if self._used_ms(folder) + retention_ms < now_ms and not folder.live_members():
-                with contextlib.suppress(GroupNotEmpty), self._empty(group):
-                    if self._used_ms(folder) + retention_ms < now_ms:  # still so, under the lock
-                        self._delete_locked(folder)
-                        gone.append(group)
+            try:
+                if self._expire_one(group, now_ms - retention_ms):
+                    gone.append(group)
+            except (SegmentlogError, OSError) as error:
+                first = first or error
+        if first is not None:
+            raise first
         return gone
+
+    def _expire_one(self, group: str, before_ms: int) -> bool:
+        folder = self._folder(group)
+        if self._used_ms(folder) < before_ms and not folder.live_members():
+            with contextlib.suppress(GroupNotEmpty), self._empty(group):
+                if self._used_ms(folder) < before_ms:  # still so, under the lock
+                    self._delete_locked(folder)
+                    return True
+        return False
 
     def expire_tick(self, now_ms: int, retention_ms: int) -> None:
         """`expire`, at most once a minute; for background work."""

@@ -197,7 +197,7 @@ class GroupOffsets:
 
     def sync(self, end_offset: int) -> None:
         """fsync what lies below an offset that `append` returned."""
-        self.make_log().sync_upto(end_offset)
+        self.make_log().sync_upto(end_offset, end_offset - 1)
 
     def make_log(self) -> Partition:
         """The topic's only partition; it is made if it is not there."""

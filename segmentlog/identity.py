@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
+    LogTruncated,
     OutOfOrderSequence,
     PartitionFailed,
     ProducerBusy,
@@ -37,6 +38,8 @@ class _Transaction:
         self.logs: dict[TopicPartition, Partition] = {}
         self.ends: dict[TopicPartition, int] = {}
         """The offset behind the last record of it in each partition."""
+        self.bases: dict[TopicPartition, int] = {}
+        """The offset of the first."""
         self.failure: Exception | None = None
 
 
@@ -123,7 +126,7 @@ class Identity:
         )
         try:
             offset = append(stamp)
-        except (PartitionFailed, OutOfOrderSequence):
+        except (PartitionFailed, OutOfOrderSequence, LogTruncated):
             self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
             raise
         except BaseException:
@@ -132,7 +135,9 @@ class Identity:
             raise
         self._sequences[log] = (sequence + count) % SEQUENCE_END
         if self._transaction is not None:
-            self._transaction.ends[TopicPartition(log.topic, log.number)] = offset + count
+            tp = TopicPartition(log.topic, log.number)
+            self._transaction.bases.setdefault(tp, offset)
+            self._transaction.ends[tp] = offset + count
         return offset
 
     def last_number(self, log: Partition) -> int:
@@ -200,7 +205,7 @@ class Identity:
         if transaction.failure is not None:
             raise transaction.failure
         for tp, end_offset in list(transaction.ends.items()):
-            transaction.logs[tp].sync_upto(end_offset)
+            transaction.logs[tp].sync_upto(end_offset, transaction.bases[tp])
 
     @property
     def last_note(self) -> str | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from segmentlog.background import Background, PartitionName
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.descriptors import DescriptorBudget
+from segmentlog.descriptors import budget
 from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
@@ -143,6 +143,7 @@ class LogStore:
         self.read_only = read_only or self._is_on_read_only_disk()
         self.recovery: RecoveryMode = recovery
         self._clock = clock or Clock()
+        self._clock.steady_ms()  # from here on a jump of the wall clock is noticed
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
@@ -152,7 +153,6 @@ class LogStore:
         """Consumers that are members of groups: they leave when the store is closed."""
         self._transactions: Transactions | None = None
         self._closed = False
-        self._budget = DescriptorBudget()
         self._background = Background(
             _Partitions(self),
             self._clock,
@@ -466,7 +466,7 @@ class LogStore:
         return partition
 
     def _opened(self, handle: Handle) -> None:
-        self._budget.opened(handle)
+        budget.opened(handle)
         self._background.ensure_running()
 
     def recovery_reports(self) -> dict[tuple[str, int], Any]:
@@ -570,7 +570,7 @@ class LogStore:
     def finish_transactions(self, now_ms: int | None = None) -> float:
         """End the transactions of processes that are gone, or that took too long; with ``background`` a thread does it.
 
-        Returns the seconds until it should be asked again.
+        ``now_ms`` is monotonic. Returns the seconds until it should be asked again.
         """
         if self._closed or self.read_only or not self._has_internal(TRANSACTIONS_TOPIC):
             return 1.0
@@ -639,13 +639,24 @@ class LogStore:
             yield ScrubTarget(name.topic, name.number, f"{self.path}/{name.topic}/{name.number}")
 
     def _all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
-        """Every partition of the store with its configuration, for background work."""
+        """Every partition of the store with its configuration, for background work.
+
+        What keeps a topic's file from being read is raised at the end.
+        """
+        first: OSError | None = None
         with contextlib.suppress(StoreClosed):  # while the threads are being stopped
             for topic in self.topics(internal=True):
-                with contextlib.suppress(UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                try:
                     found = self.read_topic_file(topic)
-                    for number in range(found.partitions):
-                        yield PartitionName(topic, number), found.config
+                except (UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                    continue
+                except OSError as error:  # topics behind it are not to wait for that
+                    first = first or error
+                    continue
+                for number in range(found.partitions):
+                    yield PartitionName(topic, number), found.config
+        if first is not None:
+            raise first
 
     def flush_tick(self, now_ms: int | None = None) -> float:
         """One turn of the flusher; see `Background.flush_tick`. With ``background`` a thread does it."""
@@ -673,6 +684,9 @@ class LogStore:
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._background.health()
+        if self._transactions is not None:
+            for producer, why in self._transactions.troubles.items():
+                problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
         for (name, number), partition in list(self._partitions.items()):
             if partition.failed is not None:
                 problems[f"{name}/{number}"] = partition.failed

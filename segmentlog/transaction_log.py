@@ -59,6 +59,9 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
     note: str | None = None
     """What the last commit of the name left with its decision: there with it, or not at all."""
+    started_up_ms: int = 0
+    """Monotonic clock at the transaction's first append: what it may take is measured by it. Of this boot: who
+    began it in another one is dead."""
 
     def said(self, tp: TopicPartition, entry: ProducerEntry) -> bool | None:
         """What was decided about the transaction that the producer has open there: committed or not.
@@ -75,6 +78,10 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
             if self.status == "Ongoing":
                 return None
         return False
+
+    def is_overdue(self, up_ms: int) -> bool:
+        """Whether the transaction takes longer than it may, as of ``up_ms``, monotonic."""
+        return 0 < self.started_up_ms < up_ms - self.timeout_ms
 
     @property
     def is_open(self) -> bool:

@@ -65,6 +65,8 @@ class Transactions:
         self._folder = f"{store.path}/{PRODUCERS_FOLDER}"
         self._log = TransactionLog(store)
         self._finishing = False
+        self.troubles: dict[str, str] = {}
+        """What kept `finish` from ending transactions, by the name of the producer."""
         _live.add(self)
 
     def after_fork(self) -> None:
@@ -166,11 +168,14 @@ class Transactions:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)  # also in the read-only store of another user
         except FileNotFoundError:
             return False
+        except PermissionError:
+            return True  # nobody can tell, and what lives is not to be aborted
         try:
-            self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared: two who look at the same time must not take each other for the instance.
+            self._fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
@@ -220,7 +225,10 @@ class Transactions:
                     self._end_lost(log, state)
             if state.status != "Ongoing":
                 now_ms = self._now_ms()
-                state = replace(state, status="Ongoing", started_ms=now_ms, updated_ms=now_ms, partitions=(), ends=())
+                state = replace(
+                    state, status="Ongoing", started_ms=now_ms, started_up_ms=self._clock.monotonic_ms(),
+                    updated_ms=now_ms, partitions=(), ends=(),
+                )  # fmt: skip
             known = dict.fromkeys((*state.partitions, *partitions))
             state = replace(
                 state, partitions=tuple(known), unsettled=self._still_unsettled(state.producer_id, state.unsettled),
@@ -342,27 +350,44 @@ class Transactions:
     def finish(self, now_ms: int | None = None) -> float:
         """Finish what others left: decided transactions, those of dead instances and those that took too long.
 
-        Returns the seconds until it should be asked again.
+        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives. Returns the seconds
+        until it should be asked again. What keeps one from being finished does not keep it from the others:
+        `troubles` tells.
         """
         if self._store.read_only or self._finishing:
             return _IDLE_PAUSE_S
         self._finishing = True  # opening a partition asks for this, too
         try:
-            now_ms = self._now_ms() if now_ms is None else now_ms
+            now_ms = self._clock.monotonic_ms() if now_ms is None else now_ms
+            troubles: dict[str, str] = {}
             undecided = self._undecided()
             states = self.states()
             is_busy = bool(undecided)
             for name, state in states.items():
-                if state.is_open:
-                    is_busy = True
-                    self._finish_one(name, now_ms)
-                elif name.startswith(ANONYMOUS) and not self.is_alive(name, state):
-                    self._forget(name)
+                with self._trouble_of(name, troubles):
+                    if state.is_open:
+                        is_busy = True
+                        self._finish_one(name, now_ms)
+                    elif name.startswith(ANONYMOUS) and not self.is_alive(name, state):
+                        self._forget(name)
             for log, entry in undecided:
-                self._finish_orphan(log, entry, states)
+                with self._trouble_of(str(entry.producer_id), troubles):
+                    self._finish_orphan(log, entry, states)
+            self.troubles = troubles
             return _BUSY_PAUSE_S if is_busy else _IDLE_PAUSE_S
         finally:
             self._finishing = False
+
+    @contextlib.contextmanager
+    def _trouble_of(self, name: str, troubles: dict[str, str]) -> Iterator[None]:
+        try:
+            yield
+        except StoreClosed:
+            raise
+        except (SegmentlogError, OSError) as error:
+            troubles[name] = str(error)
+            if self.troubles.get(name) != str(error):
+                logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
 
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
         """Open transactions in the partitions that this process has open."""
@@ -378,7 +403,7 @@ class Transactions:
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                overdue = now_ms - state.started_ms > state.timeout_ms
+                overdue = state.is_overdue(now_ms)
                 if not overdue and self.is_alive(name, state):
                     return
                 why = "it was open for too long" if overdue else "its process is gone"
@@ -414,7 +439,7 @@ class Transactions:
         logger.info("%s: the transaction of producer %d is %s, as its end was lost", name, state.producer_id, told)
         offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=said)
         if said and offset is not None:  # no record speaks of this marker
-            log.sync_upto(offset + 1)
+            log.sync_upto(offset + 1, offset)
 
     def _now_ms(self) -> int:
         return self._clock.now_ms()

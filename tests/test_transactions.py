@@ -386,7 +386,9 @@ def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> 
     producer.send_many("b", [b"late"])
     store.finish_transactions()
     assert store.transactions.states()["hangs"].status == "Ongoing"
-    started_ms = store.transactions.states()["hangs"].started_ms
+    started_ms = store.transactions.states()["hangs"].started_up_ms
+    store.finish_transactions(started_ms + 1000)
+    assert store.transactions.states()["hangs"].status == "Ongoing"
     store.finish_transactions(started_ms + 1001)
     assert store.transactions.states()["hangs"].status == "CompleteAbort"
     with pytest.raises(ProducerFenced):

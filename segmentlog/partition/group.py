@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import LogTruncated, SegmentlogError
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.partition.appender import Appender
 from segmentlog.partition.encoding import Columns, check_items, encode_columns_as_batches
@@ -70,7 +70,7 @@ class GroupCommit:
                 try:
                     batches = encode_columns_as_batches(columns, config, now_ms)
                     base_offset, next_offset = self._appender.place(batches, now_ms)
-                    self._syncer.sync(next_offset)
+                    self._syncer.sync_records(base_offset, next_offset)
                     return base_offset
                 finally:
                     self._hand_over()
@@ -150,16 +150,26 @@ class GroupCommit:
                 batches, small = self._encode_apart(small, config, now_ms)
         if not batches and not large:
             return
-        offset, next_offset = self._appender.place(
+        base_offset, next_offset = self._appender.place(
             [*batches, *(batch for one in large for batch in one.batches)], now_ms
         )
-        self._syncer.sync(next_offset)
+        offset = base_offset
+        ends: list[int] = []
         for one in small:
             assert one.columns is not None
             one.base_offset, offset = offset, offset + len(one.columns.values)
+            ends.append(offset)
         for one in large:
             one.base_offset = offset
             offset += sum(batch.last_offset_delta + 1 for batch in one.batches)
+            ends.append(offset)
+        try:
+            self._syncer.sync_records(base_offset, next_offset)
+        except LogTruncated:  # of some of them, perhaps
+            for one, end_offset in zip((*small, *large), ends, strict=True):
+                lost = self._syncer.lost_among(one.base_offset, end_offset)
+                if lost is not None:
+                    one.error = LogTruncated(handle.log_name, max(one.base_offset, lost.base_offset), lost)
 
     @staticmethod
     def _encode_apart(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import sys
 import threading
@@ -14,17 +15,22 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import PartitionFailed, ReadOnlyStore, UnknownTopic
+from segmentlog.errors import CorruptBatch, LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, UnknownTopic
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.records import RecoveryMode
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.segment import list_segments
+from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
+from segmentlog.storage.segment import ActiveSegment, list_segments
+from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 from segmentlog.storage.state import REWRITING as REWRITING
 from segmentlog.storage.state import WRITING as WRITING
-from segmentlog.storage.state import LogState, StatePage
+
+logger = logging.getLogger("segmentlog")
+
+_SEALED_KEPT = 8
+"""Segments that are sealed faster than they are synced are let go of beyond so many."""
 
 
 class Clock:
@@ -37,6 +43,19 @@ class Clock:
     def monotonic_ms(self) -> int:
         """Since boot, the same in every process: ages and deadlines."""
         return time.monotonic_ns() // 1_000_000
+
+    _began: tuple[int, int] | None = None
+
+    def steady_ms(self) -> int:
+        """The wall clock as far as the monotonic one bears it out: never further on since this was first asked.
+
+        For what expires: that the wall clock jumps forward ends nothing. Time that the machine slept does not count.
+        """
+        wall_ms, up_ms = self.now_ms(), self.monotonic_ms()
+        if self._began is None:
+            self._began = wall_ms, up_ms
+        began_ms, began_up_ms = self._began
+        return min(wall_ms, began_ms + up_ms - began_up_ms)
 
 
 class Handle:
@@ -81,6 +100,10 @@ class Handle:
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
+        self.is_opening = True
+        """Until the partition is open: its descriptors are in use, though no mutex says so."""
+        self.sealed: dict[int, tuple[int, ActiveSegment]] = {}
+        """(epoch, segment) by base offset: sealed here and perhaps not synced yet; see `keep_sealed`."""
         self.page: StatePage = StatePage.private()
         self.is_snapshot = False
         """Opened read-only when nobody had the log open: its end is where it was then."""
@@ -148,13 +171,24 @@ class Handle:
         if self.lock_fd < 0:
             self.check_usable()
             self.check_in_place()  # before: opening makes files that are not there
-            self.open_files()
+            try:
+                self.open_files()
+            except OSError as error:
+                self.raise_local(error, "nothing was changed")
+                raise
         self.used = True
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it holds descriptors."""
+        return self.lock_fd >= 0
 
     def close_files(self) -> None:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
         for close in self.closers:
             close()
+        while self.sealed:
+            self._let_go_of(self.sealed.popitem()[1][1])
         for fd in (self.lock_fd, self.state_fd):
             if fd >= 0:
                 with contextlib.suppress(OSError):
@@ -163,7 +197,7 @@ class Handle:
 
     def release(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
-        if not self.append_mutex.acquire(blocking=False):
+        if self.is_opening or not self.append_mutex.acquire(blocking=False):
             return False
         try:
             if not self.sync_mutex.acquire(blocking=False):
@@ -175,6 +209,31 @@ class Handle:
                 self.sync_mutex.release()
         finally:
             self.append_mutex.release()
+
+    def keep_sealed(self, segment: ActiveSegment, epoch: int) -> None:
+        """Keep a segment open that was sealed, until it is synced. Under the append lock.
+
+        The kernel tells of a failed writeback once for every descriptor that was open then. A file that nobody
+        has open may be forgotten with its error, and an fsync that opens it again hears of nothing.
+        """
+        synced_base = self.page.sync.read().synced_base_offset
+        for base in [base for base in self.sealed if base < synced_base]:
+            self.drop_sealed(base)
+        if len(self.sealed) < _SEALED_KEPT:
+            self.sealed[segment.base_offset] = (epoch, segment)
+        else:
+            self._let_go_of(segment)
+
+    def drop_sealed(self, base: int) -> None:
+        """The segment is synced, or is no more what it was."""
+        kept = self.sealed.pop(base, None)
+        if kept is not None:
+            self._let_go_of(kept[1])
+
+    @staticmethod
+    def _let_go_of(segment: ActiveSegment) -> None:
+        with contextlib.suppress(OSError):
+            segment.close()
 
     # ------------------------------------------------------------ locks
 
@@ -188,6 +247,9 @@ class Handle:
             try:
                 self.check_in_place()
                 yield
+            except OSError as error:
+                self.raise_local(error, "it was not brought to its end")
+                raise
             finally:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
 
@@ -268,8 +330,16 @@ class Handle:
             self.config_version = self.page.config_version
             self.config = self._load_config()
 
+    def raise_local(self, error: OSError, outcome: str) -> None:
+        """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
+        if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
+            raise LocalError(error.errno, f"{error.strerror}; {outcome}", error.filename or self.folder) from error
+
     def fail(self, why: str) -> None:
-        """Refuse appends from now on, in every process. Raises `PartitionFailed`."""
+        """Refuse appends from now on, in every process. Raises `PartitionFailed`.
+
+        For errors of an fsync, and of a write that may have touched the file (`DiskFailed`), and for no other.
+        """
         self.failed = why
         self.page.failed = 1
         raise PartitionFailed(self.log_name, why)
@@ -277,10 +347,40 @@ class Handle:
     def update_checkpoint(self, **changes: object) -> Checkpoint:
         """Replace fields of the checkpoint, durably. The caller holds the sync lock."""
         self.check_in_place()
-        current, _ = self.checkpoint.read()
-        updated = msgspec.structs.replace(current or Checkpoint(), boot_id=self.fs.boot_id(), **changes)
+        updated = msgspec.structs.replace(self.current_checkpoint(), boot_id=self.fs.boot_id(), **changes)
         self.checkpoint.write(updated)
         return updated
+
+    def current_checkpoint(self) -> Checkpoint:
+        """The checkpoint of a log that is live. Raises `CorruptBatch` when it is lost, and nobody here knows it.
+
+        With both slots bad, a blank one would forget what offsets were handed out and which were lost.
+        What this process read or wrote last and the state page tell it all.
+        """
+        current, _ = self.checkpoint.read()
+        if current is not None:
+            return current
+        known, log, sync = self.checkpoint.known, self.page.log.read(), self.page.sync.read()
+        if known is None or known.epoch != log.epoch:  # lost ranges only ever come with an epoch
+            raise CorruptBatch(self.checkpoint.path, 0, "a checkpoint in one of its two slots", "none")
+        logger.warning("%s: %s is damaged or gone: written anew from memory", self.log_name, self.checkpoint.path)
+        compacted = known.compacted
+        if self.config.compacts:  # another process may have come further
+            compacted = msgspec.structs.replace(compacted, begun_offset=max(compacted.begun_offset, log.log_end_offset))
+        first = self.segments(log)[0]
+        synced = max(sync.synced_base_offset, first)  # what lies before that segment is synced, or deleted
+        moved: dict[str, object] = {}
+        if known.recovery_segment < synced:
+            moved = {"recovery_offset": synced, "recovery_segment": synced, "recovery_position": 0}
+        return msgspec.structs.replace(
+            known,
+            log_start_offset=log.log_start_offset,
+            offset_ceiling=max(known.offset_ceiling, log.offset_ceiling),
+            clean=False,
+            compacted=compacted,
+            has_producers=known.has_producers or bool(self.page.words[PRODUCERS_WORD]),
+            **moved,
+        )
 
     def segments(self, log: LogState, offset: int | None = None) -> list[int]:
         """Base offsets of the segments as ``log`` shows them, ascending.

@@ -16,7 +16,7 @@ from segmentlog.partition.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Tally
-from segmentlog.storage.fs import NO_ROOM
+from segmentlog.storage.fs import NO_ROOM, DiskFailed
 from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
@@ -119,7 +119,18 @@ def settle(handle: Handle) -> None:
 
 
 def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
-    """Cut off what an append that never finished left behind the end. The caller holds the append lock."""
+    """Cut off what an append that never finished left behind the end. The caller holds the append lock.
+
+    Done again when something keeps it from being done; but a failed fsync fails the partition.
+    """
+    try:
+        return _cut_torn_tail(handle, page)
+    except DiskFailed as error:
+        handle.fail(f"an fsync failed ({error})")
+        raise
+
+
+def _cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
     log = page.log.read()
     fs = handle.fs
     bases = list_segments(fs, handle.folder)
@@ -136,9 +147,9 @@ def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
             remove_segment(handle, base)
         else:
             truncate_file(handle, base, start)
-    if bases and bases[-1] > log.active_base_offset:
-        # Durably gone, like what `truncate_file` cuts: the offsets in it go to other records next.
-        fs.sync_folder(handle.folder)
+    # Segments behind it are durably gone, like what `truncate_file` cuts: the offsets in them go to other records
+    # next. Also when there were none: who tried this before, or the append itself, may have got so far.
+    fs.sync_folder(handle.folder)
     page.writing = 0
     return RecoveryReport(
         "torn write",

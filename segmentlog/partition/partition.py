@@ -97,12 +97,20 @@ class Partition:
         self.number = number
         self.damage: list[tuple[int, int, CorruptBatch]] = []
         """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
-        try:
-            self.recovery_report: RecoveryReport = open_partition(self._handle)
-        except BaseException:
-            self._handle.close_files()  # not when the error is forgotten, which holds on to all of this
-            raise
+        self.recovery_report: RecoveryReport = self._opened()
         """What opening found and did, as the one who opened the partition first in this process saw it."""
+
+    def _opened(self) -> RecoveryReport:
+        handle = self._handle
+        try:
+            report = open_partition(handle)
+        except BaseException as error:
+            handle.close_files()
+            if isinstance(error, OSError):
+                handle.raise_local(error, "the partition was not opened")
+            raise
+        handle.is_opening = False
+        return report
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}/{self.number} [{self.log_start_offset}, {self.log_end_offset})>"
@@ -132,7 +140,10 @@ class Partition:
         All records of the call become visible at once, or none is appended. Raises
         `InvalidRecord`, `RecordTooLarge` and `DiskFull` (the log is as before, go on),
         `PartitionFailed` (an fsync failed: records of this call may or may not survive a
-        power cut), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
+        power cut), `LocalError` (a limit or a right of this process, an `OSError` as well: the log is as
+        before, or with "durable" the records may be there and not yet on disk, as it says),
+        `LogTruncated` (with "durable": another process's recovery or truncation has dropped records of
+        this call before they were on disk), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
         `ProducerFenced` and `OutOfOrderSequence`: nothing was appended.
         """
         if ack not in _ACKS:
@@ -189,7 +200,7 @@ class Partition:
                 batch.stamp(stamp.producer_id, stamp.epoch, stamp.sequence, transactional=stamp.transactional)
                 stamp = stamp.after(batch.last_offset_delta + 1)
         base_offset, next_offset = self._appender.place(batches, handle.clock.now_ms(), producer)
-        self._sync_as_asked(ack, next_offset)
+        self._sync_as_asked(ack, base_offset, next_offset)
         return base_offset
 
     def _append_stamped(
@@ -198,7 +209,7 @@ class Partition:
         """Append under a producer's numbers. Never merged with other appends: its batches are the producer's own."""
         batches = encode_columns_as_batches(columns, config, create_ms, stamp=stamp)
         base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
-        self._sync_as_asked(ack, next_offset)
+        self._sync_as_asked(ack, base_offset, next_offset)
         return base_offset
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
@@ -242,11 +253,11 @@ class Partition:
         states.load(log, list(handle.segments(log)))
         yield states
 
-    def _sync_as_asked(self, ack: Ack | None, next_offset: int) -> None:
-        """What the caller or else the policy asks of an append that ends at ``next_offset``."""
+    def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int) -> None:
+        """What the caller or else the policy asks of an append of these offsets."""
         kind = self._handle.config.fsync.kind
         if ack == "durable" or kind == "always":
-            self._syncer.sync(next_offset)
+            self._syncer.sync_records(base_offset, next_offset)
         elif kind in ("records", "bytes") or not self._background:
             self._sync_if_due()
 
@@ -267,10 +278,14 @@ class Partition:
         self._handle.check_in_place()
         return self._syncer.sync()
 
-    def sync_upto(self, offset: int) -> int:
-        """fsync unless everything below ``offset`` is on disk already; returns the durable offset."""
+    def sync_upto(self, offset: int, base_offset: int | None = None) -> int:
+        """fsync unless everything below ``offset`` is on disk already; returns the durable offset.
+
+        With ``base_offset``, that of a record that was appended, raises `LogTruncated` when one from there on was
+        dropped since by a recovery or a truncation.
+        """
         self._check_open()
-        return self._syncer.sync(offset)
+        return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
         """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
@@ -419,7 +434,7 @@ class Partition:
 
     def _checkpoint(self) -> Checkpoint:
         checkpoint, _ = self._handle.checkpoint.read()
-        return checkpoint or Checkpoint()
+        return checkpoint or self._handle.checkpoint.known or Checkpoint()
 
     # ------------------------------------------------------------ changing it
 
@@ -447,11 +462,12 @@ class Partition:
                 raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
             if before_offset <= log.log_start_offset:
                 return log.log_start_offset
+            current = handle.current_checkpoint()
             bases = handle.segments(log)
             gone = [base for base, following in pairwise(bases) if following <= before_offset]
             with handle.sync_locked():
                 moved: dict[str, object] = {}
-                if gone and self._checkpoint().recovery_segment <= gone[-1]:
+                if gone and current.recovery_segment <= gone[-1]:
                     # The recovery point must not stay in a segment that is gone: a recovery would find no log.
                     kept = bases[len(gone)]
                     moved = {"recovery_offset": kept, "recovery_segment": kept, "recovery_position": 0}
@@ -480,7 +496,7 @@ class Partition:
             log = page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-            current = self._checkpoint()
+            current = handle.current_checkpoint()
             for gone in current.lost_ranges:
                 if gone.base_offset <= offset < gone.end_offset:
                     offset = gone.end_offset  # ranges touch, but never overlap

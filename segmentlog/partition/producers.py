@@ -276,10 +276,14 @@ class ProducerStates:
     # ------------------------------------------------------------ what is known
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        handle = self._handle
+        expires_ms = entry.appended_ms + handle.config.producer_id_expiration_ms
         return (
-            now_ms - entry.appended_ms > self._handle.config.producer_id_expiration_ms
+            now_ms > expires_ms
             and entry.transaction_offset < 0
             and entry.producer_id >= NAMED_ID_END
+            # And not by a clock that jumped: what is forgotten is appended twice when it is sent again.
+            and handle.clock.steady_ms() > expires_ms
         )
 
     def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:

@@ -247,6 +247,7 @@ class Reader:
         epoch = self._handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range is only ever added together with an epoch
             checkpoint, _ = self._handle.checkpoint.read()
+            checkpoint = checkpoint or self._handle.checkpoint.known
             self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
         return self._lost[1]
 
