@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import resource
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from segmentlog.partition.handle import Handle
+from segmentlog.storage import forks
 
 _FILES_PER_PARTITION = 3
 """The lock, the state page, the active segment."""
@@ -24,7 +24,12 @@ class DescriptorBudget:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
         self._limit = max(8, available * 2 // 3 // _FILES_PER_PARTITION)
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        self._forget()
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """None is open. In a forked child: their descriptors are closed there."""
         self._handles: OrderedDict[Handle, None] = OrderedDict()
 
     def opened(self, handle: Handle) -> None:

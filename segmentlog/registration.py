@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
+from segmentlog.storage import forks
+from segmentlog.storage.forks import let_go
 from segmentlog.storage.fs import FileSystem, write_all
-from segmentlog.storage.held import let_go
 from segmentlog.transaction_log import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -32,6 +33,11 @@ class Registration:
         """Read for every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
         self._wanted = _FENCE.pack(self.producer_id, self.epoch)
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: it is the parent's instance, and the descriptors are closed."""
+        self._fence_fd = self._lease_fd = -1
 
     def check(self) -> None:
         """Raise `ProducerFenced` when somebody else has taken over."""
@@ -60,10 +66,11 @@ class Registration:
         if self._lease_fd >= 0:
             with contextlib.suppress(OSError):
                 self._fs.unlink(self._lease_path)
-        for fd in (self._fence_fd, self._lease_fd):
+        fds = self._fence_fd, self._lease_fd
+        self._fence_fd = self._lease_fd = -1
+        for fd in fds:
             if fd >= 0:
                 let_go(self._fs, fd)
-        self._fence_fd = self._lease_fd = -1
 
 
 def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:

@@ -20,7 +20,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -37,8 +36,9 @@ from segmentlog.format.names import PRODUCERS_FOLDER, group_folder_name
 from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import TopicPartition
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
+from segmentlog.storage import forks
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.held import hold_open, let_go
 from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.workers import logger
 
@@ -65,11 +65,10 @@ class Transactions:
         self._folder = f"{store.path}/{PRODUCERS_FOLDER}"
         self._log = TransactionLog(store)
         self._finishing = False
-        _live.add(self)
+        forks.on_fork(self, "_forget_parent")
 
-    def after_fork(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: another thread of the parent may have been at it."""
-        self._log.reset_mutex()
         self._finishing = False
 
     def states(self) -> dict[str, TransactionState]:
@@ -92,7 +91,7 @@ class Transactions:
             lock_fence(self._fs, name, fd, wait_s)
             yield fd
         finally:
-            self._fs.close(fd)
+            let_go(self._fs, fd)
 
     def _open_fence(self, folder: str) -> int:
         while True:
@@ -100,7 +99,7 @@ class Transactions:
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(path)
             with contextlib.suppress(FileNotFoundError):  # an anonymous one's, which another process has just forgotten
-                return self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                return hold_open(self._fs, f"{folder}/fence", os.O_RDWR | os.O_CREAT)
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -166,7 +165,7 @@ class Transactions:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = hold_open(self._fs, path, os.O_RDWR)
         except FileNotFoundError:
             return False
         try:
@@ -174,7 +173,7 @@ class Transactions:
         except BlockingIOError:
             return True
         finally:
-            self._fs.close(fd)
+            let_go(self._fs, fd)
         if not self._store.read_only:
             with contextlib.suppress(OSError):
                 self._fs.unlink(path)
@@ -434,14 +433,3 @@ class Transactions:
                 return False
             self._decide(name, state, fd, fence=True)
             return state.status == "Ongoing"
-
-
-_live: weakref.WeakSet[Transactions] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    for coordinator in list(_live):
-        coordinator.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from segmentlog.storage import forks
+
 logger = logging.getLogger("segmentlog")
 
 _BACKOFF_MAX_S = 30.0
@@ -30,11 +32,15 @@ class Worker:
         self.error: BaseException | None = None
         self._tick = tick
         self._first_pause_s = first_pause_s
-        self._wake = threading.Event()
+        self._wake = forks.event(self, "_wake")
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        self._thread, self._pid = None, 0
 
     def ensure_running(self) -> None:
         """Start the thread unless it runs in this process."""
@@ -43,8 +49,6 @@ class Worker:
         with self._mutex:
             if self._stopped or self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
                 return
-            if self._pid:  # forked while somebody may have held its lock
-                self._wake = threading.Event()
             self._thread = threading.Thread(target=self._loop, name=f"segmentlog-{self.name}", daemon=True)
             self._thread.start()
             self._pid = os.getpid()
@@ -109,6 +113,10 @@ class Workers:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._pid = 0
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
         self._pid = 0
 
     def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 
 import msgspec
 
@@ -21,6 +20,7 @@ from segmentlog.format.names import ABORTED_SUFFIX
 from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
 from segmentlog.format.scan import find_batch, walk
 from segmentlog.partition.handle import Handle
+from segmentlog.storage import forks
 from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import ABORTS_WORD, LogState
@@ -47,14 +47,15 @@ class AbortedTransactions:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        self._forget()
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """Know of none. In a forked child: another thread of the parent may have been looking."""
         self._seen: tuple[int, int, int, int] | None = None
         self._segments: dict[int, _Known] = {}
         self._ranges: Ranges = {}
-        handle.after_fork.append(self._reset)
-
-    def _reset(self) -> None:
-        self._mutex = threading.Lock()
 
     def look(self) -> Ranges:
         """Every abort that is told in the log up to its end.

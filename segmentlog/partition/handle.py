@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -18,7 +16,9 @@ from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.records import RecoveryMode
+from segmentlog.storage import forks
 from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import REWRITING as REWRITING
@@ -92,22 +92,19 @@ class Handle:
         self.closers: list[Callable[[], None]] = []
         """Called when the files are closed: whoever keeps further descriptors closes them here."""
         self.after_fork: list[Callable[[], None]] = []
-        """Called in a forked child, where the parent's other threads and their locks are gone."""
-        self.reset_locks()
-        _live.add(self)
+        """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
+        self.append_mutex = forks.lock(self, "append_mutex")
+        self.sync_mutex = forks.lock(self, "sync_mutex")
+        forks.on_fork(self, "_forget_parent")
 
     # ------------------------------------------------------------ files
 
-    def reset_locks(self) -> None:
-        self.append_mutex = threading.Lock()
-        self.sync_mutex = threading.Lock()
-
     def open_files(self) -> None:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT
         try:
-            self.lock_fd = self.fs.open(self.lock_path, flags, 0o666)
-            self.state_fd = self.fs.open(f"{self.folder}/{STATE_FILE}", flags, 0o666)
+            self.lock_fd = hold_open(self.fs, self.lock_path, flags)
+            self.state_fd = hold_open(self.fs, f"{self.folder}/{STATE_FILE}", flags)
         except FileNotFoundError:
             self.close_files()
             raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
@@ -140,11 +137,17 @@ class Handle:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
         for close in self.closers:
             close()
-        for fd in (self.lock_fd, self.state_fd):
+        fds = self.lock_fd, self.state_fd
+        self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
+        for fd in fds:
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    self.fs.close(fd)
-        self.lock_fd = self.state_fd = -1
+                let_go(self.fs, fd)
+
+    def _forget_parent(self) -> None:
+        """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
+        for forget in self.after_fork:
+            forget()
+        self.close_files()
 
     def release(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
@@ -296,18 +299,3 @@ class Handle:
         if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
             with contextlib.suppress(OSError):
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)
-
-
-_live: weakref.WeakSet[Handle] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    """In a forked child: drop the descriptors, since a flock belongs to parent and child alike; open anew on use."""
-    for handle in list(_live):
-        handle.reset_locks()
-        for reset in handle.after_fork:
-            reset()
-        handle.close_files()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

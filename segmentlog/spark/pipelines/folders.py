@@ -12,6 +12,7 @@ from typing import Final
 import xxhash
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.storage.forks import held
 from segmentlog.storage.fs import FileSystem
 
 _PART_BYTES: Final = 1 << 20
@@ -43,8 +44,7 @@ def locked(path: str, who: str) -> Iterator[None]:
     Raises `SegmentlogError` at once when another process holds it: ``who`` is at work there.
     """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with held(FileSystem(), path, os.O_RDWR | os.O_CREAT) as fd:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -56,8 +56,6 @@ def locked(path: str, who: str) -> Iterator[None]:
                 continue
             yield
             return
-        finally:
-            os.close(fd)
 
 
 def data_files(folder: str) -> list[str]:
