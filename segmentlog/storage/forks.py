@@ -1,7 +1,7 @@
 """The one list of what must not cross a fork: locks, descriptors that hold locks, and what sleepers are woken by.
 
 A forked child has one thread and copies of everything else, taken while the parent's other threads
-were at any instruction. Three things in it must not be used as they are:
+were at any instruction. Four things in it must not be used as they are:
 
 locks        whoever holds one is not there to release it. `lock` and its like are how every lock of the
              package is made: a plain one, noted with its owner, and made anew there in the child.
@@ -12,6 +12,9 @@ descriptors  an `flock` belongs to the open file, and so to parent and child ali
 state        half changed by a thread that is gone. Owners name a method with `on_fork`, which throws away what
              can be derived anew. It is called when all locks are new and all those descriptors closed.
 
+modules      one that another thread is importing would stay half imported in the child, its lock taken, and whoever
+             imports it there would wait for ever. A fork waits for those of this package.
+
 A fork waits while another thread is between opening a file and noting it, microseconds. One that the
 same thread makes there, in a signal handler or a finalizer, does not wait for itself: if the child
 comes back to the opening it sees that it is another process, and opens the file anew.
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import itertools
 import os
 import threading
@@ -43,35 +47,29 @@ class _Files(Protocol):
 # ---------------------------------------------------------------- owners
 
 
-class _Owner(weakref.ref[Any]):
-    """Whose lock or state it is, and the number of its entry."""
-
-    __slots__ = ("number",)
-    number: int
-
-
-class _Entry:
+class _Entry(weakref.ref[Any]):
     """What is done in a child for one owner: a lock is made anew under its name, or a method of that name is called."""
 
-    __slots__ = ("make", "name", "owner")
-
-    def __init__(self, owner: _Owner, name: str, make: Callable[[], Any] | None) -> None:
-        self.owner, self.name, self.make = owner, name, make
+    __slots__ = ("make", "name", "number")
+    make: Callable[[], Any] | None
+    name: str
+    number: int
 
 
 _entries: dict[int, _Entry] = {}
 _numbers = itertools.count()
 _generation = 0
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
-def _forget_owner(owner: _Owner) -> None:
-    _entries.pop(owner.number, None)
+def _forget_owner(entry: _Entry) -> None:
+    _entries.pop(entry.number, None)
 
 
 def _note(owner: object, name: str, make: Callable[[], Any] | None) -> None:
-    found = _Owner(owner, _forget_owner)
-    found.number = next(_numbers)
-    _entries[found.number] = _Entry(found, name, make)
+    entry = _Entry(owner, _forget_owner)
+    entry.make, entry.name, entry.number = make, name, next(_numbers)
+    _entries[entry.number] = entry
 
 
 def lock(owner: object, name: str) -> threading.Lock:
@@ -166,6 +164,8 @@ def hold_open(fs: _Files, path: str, flags: int) -> Held:
 
 def let_go(fs: _Files, fd: int) -> None:
     """Unlock and close. In a forked child nothing: it is closed, and what has the number now is something else."""
+    if not isinstance(fd, Held):
+        raise TypeError(f"descriptor {fd} was not opened by hold_open")
     with _opening:
         if _held.pop(id(fd), None) is None:
             return
@@ -194,6 +194,16 @@ def opening() -> contextlib.AbstractContextManager[object]:
 # ---------------------------------------------------------------- the fork
 
 
+def _begin_fork() -> None:
+    """In the parent, before: what another thread has half done here is finished first."""
+    # CPython's own list of what is being imported; where it has another one, it is as with any other library.
+    importing = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+    for name in [name for name in list(importing) if str(name).startswith(_PACKAGE)]:
+        with contextlib.suppress(Exception):  # whoever imports it is told
+            importlib.import_module(name)  # waits for the other thread
+    _opening.acquire()
+
+
 def _end_fork() -> None:
     """In the parent."""
     with contextlib.suppress(RuntimeError):  # an interrupt kept it from being taken
@@ -213,12 +223,12 @@ def _forget_parent() -> None:
             fs.close(fd)
     entries = list(_entries.values())
     for entry in entries:
-        owner = entry.owner()
+        owner = entry()
         if owner is not None and entry.make is not None:
             setattr(owner, entry.name, entry.make())
     first: Exception | None = None
     for entry in entries:
-        owner = entry.owner()
+        owner = entry()
         if owner is not None and entry.make is None:
             try:
                 getattr(owner, entry.name)()
@@ -228,4 +238,4 @@ def _forget_parent() -> None:
         raise first
 
 
-os.register_at_fork(before=lambda: _opening.acquire(), after_in_parent=_end_fork, after_in_child=_forget_parent)
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_forget_parent)

@@ -383,6 +383,39 @@ def test_every_file_that_is_locked_was_opened_through_the_list() -> None:
             assert names & {"hold_open", "held", "lock_fence"}, f"{name} locks a file that it opens by itself"
 
 
+_IMPORTS = """
+import os, sys, threading, time
+import segmentlog
+class Slowly:
+    def find_spec(self, name, path, target=None):
+        if name == "segmentlog.policy.partitioner":
+            begun.set()
+            time.sleep(0.5)
+begun = threading.Event()
+sys.meta_path.insert(0, Slowly())
+store = segmentlog.open(sys.argv[1], background=False)
+store.create_topic("t")
+thread = threading.Thread(target=store.producer)  # the first to need that module
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    store.producer().close()
+    os._exit(0)
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_no_child_waits_for_a_module_that_its_parent_is_importing(tmp_path: Path) -> None:
+    """What is imported when it is first needed: a child can import it, though a thread of the parent was at it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _IMPORTS, str(tmp_path / "store")], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "0", done.stderr
+
+
 def test_a_store_of_nothing_but_copies_closes(tmp_path: Path) -> None:
     """A child that only closes what it inherited, with the worker threads that it has not, ends at once."""
     store = segmentlog.open(tmp_path / "store")
