@@ -156,12 +156,12 @@ def watched_locks() -> Iterator[None]:
 class Scene:
     """An open store with everything that a program may have of it when it forks."""
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, *, background: bool = False) -> None:
         self.path = path
         self.number = number
         self.acked: list[bytes] = []
         """Values of records of topic ``t`` that were acknowledged to the parent: each is there once."""
-        self.store = LogStore(path, background=False, fs=WatchedFiles(), scrub_bytes_per_s=1 << 20)
+        self.store = LogStore(path, background=background, fs=WatchedFiles(), scrub_bytes_per_s=1 << 20)
         store = self.store
         self.log = store.topic("t").partition(0)
         self.compacted = store.topic("k").partition(0)
@@ -495,22 +495,14 @@ def try_point(
     os.close(may_end)
     try:
         trial.problem = _parent(scene, operation, thread, failed)
-        ready, _, _ = select.select([told_read], [], [], LIMIT_S)
-        answer = os.read(told_read, 1 << 10) if ready else b""
+        child_problem, trial.child_s = _what_became_of(child, told_read, report)
         if not trial.problem:
             if operation != "close":
                 scene.close()
             locked = locked_files(path)
             if locked:
                 trial.problem = f"after the parent closed, a child holds the locks of {locked}"
-        if not answer or answer == b"failed":
-            if not answer:
-                os.kill(child, signal.SIGUSR1)
-                time.sleep(0.5)
-            text = Path(report).read_text() if os.path.exists(report) else ""
-            trial.problem += f"\nthe child {'failed' if answer else 'hangs'}:\n{text}"
-        else:
-            trial.child_s = json.loads(answer)
+        trial.problem += child_problem
     finally:
         os.close(may_end_write)
         os.close(told_read)
@@ -524,6 +516,20 @@ def try_point(
     return trial, scene
 
 
+def _what_became_of(child: int, told: int, report: str) -> tuple[str, float]:
+    """(what is wrong with a child, how many seconds its work took)."""
+    ready, _, _ = select.select([told], [], [], LIMIT_S)
+    answer = os.read(told, 1 << 10) if ready else b""
+    if answer and answer != b"failed":
+        return "", json.loads(answer)
+    if not answer:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGUSR1)  # where is it?
+        time.sleep(0.5)
+    text = Path(report).read_text() if os.path.exists(report) else ""
+    return f"\nthe child {'failed' if answer else 'hangs'}:\n{text}", 0.0
+
+
 def _parent(scene: Scene, operation: str, thread: threading.Thread, failed: list[BaseException]) -> str:
     """The parent goes on; what is wrong with it."""
     thread.join(LIMIT_S)
@@ -535,3 +541,42 @@ def _parent(scene: Scene, operation: str, thread: threading.Thread, failed: list
         scene.append(b"after", "durable")
         OPERATIONS[operation](scene) if operation in ("append", "read", "ticks", "table") else None
     return ""
+
+
+def try_busy(path: Path, forks: int) -> str:
+    """Fork while threads of the parent work as they please, and its background work too; what went wrong."""
+    scene = Scene(path, next(_counter), background=True)
+    ended = threading.Event()
+    failed: list[BaseException] = []
+
+    def keep_at(operation: str) -> None:
+        try:
+            while not ended.is_set():
+                OPERATIONS[operation](scene)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=keep_at, args=(one,)) for one in ("group commit", "read", "table", "ticks")]
+    for thread in threads:
+        thread.start()
+    problem = ""
+    report = str(path.parent / "report")
+    for _ in range(forks):
+        told_read, told = os.pipe()
+        may_end, may_end_write = os.pipe()
+        child = os.fork()
+        if not child:
+            _child(scene, told, may_end, (told_read, may_end_write), report)
+        os.close(told)
+        os.close(may_end)
+        problem = problem or _what_became_of(child, told_read, report)[0]
+        os.close(may_end_write)
+        os.close(told_read)
+        if problem:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    ended.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    scene.close()
+    return problem or "".join(map(repr, failed))

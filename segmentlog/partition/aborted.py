@@ -47,9 +47,8 @@ class AbortedTransactions:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = forks.lock(self, "_mutex")
+        self._mutex = forks.lock(self, "_mutex", "_forget")
         self._forget()
-        forks.on_fork(self, "_forget")
 
     def _forget(self) -> None:
         """Know of none. In a forked child: another thread of the parent may have been looking."""

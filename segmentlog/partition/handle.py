@@ -94,8 +94,7 @@ class Handle:
         self.after_fork: list[Callable[[], None]] = []
         """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
         self.append_mutex = forks.lock(self, "append_mutex")
-        self.sync_mutex = forks.lock(self, "sync_mutex")
-        forks.on_fork(self, "_forget_parent")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
 
     # ------------------------------------------------------------ files
 

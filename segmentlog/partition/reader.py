@@ -64,12 +64,11 @@ class Reader:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = forks.lock(self, "_mutex")
+        self._mutex = forks.lock(self, "_mutex", "_forget_segments")
         self._forget_segments()
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
         self.aborted = AbortedTransactions(handle)
         _readers.add(self)
-        forks.on_fork(self, "_forget_segments")
 
     def _forget_segments(self) -> None:
         """Begin without any. In a forked child: another thread of the parent may have been at them."""

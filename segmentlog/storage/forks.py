@@ -48,9 +48,10 @@ class _Files(Protocol):
 
 
 class _Entry(weakref.ref[Any]):
-    """What is done in a child for one owner: a lock is made anew under its name, or a method of that name is called."""
+    """What is done in a child for one owner: a lock is made anew under its name, then a method called; or one of them."""
 
-    __slots__ = ("make", "name", "number")
+    __slots__ = ("forget", "make", "name", "number")
+    forget: str
     make: Callable[[], Any] | None
     name: str
     number: int
@@ -66,15 +67,19 @@ def _forget_owner(entry: _Entry) -> None:
     _entries.pop(entry.number, None)
 
 
-def _note(owner: object, name: str, make: Callable[[], Any] | None) -> None:
+def _note(owner: object, name: str, make: Callable[[], Any] | None, forget: str = "") -> None:
     entry = _Entry(owner, _forget_owner)
-    entry.make, entry.name, entry.number = make, name, next(_numbers)
-    _entries[entry.number] = entry
+    entry.make, entry.name, entry.forget = make, name, forget
+    entry.number = number = next(_numbers)
+    _entries[number] = entry
 
 
-def lock(owner: object, name: str) -> threading.Lock:
-    """A lock to keep under ``owner.name``, where a forked child finds a new one. As fast as any."""
-    _note(owner, name, _make_lock)
+def lock(owner: object, name: str, forget: str = "") -> threading.Lock:
+    """A lock to keep under ``owner.name``, where a forked child finds a new one. As fast as any.
+
+    ``forget`` is a method as `on_fork` takes one, noted with it: for what is made often.
+    """
+    _note(owner, name, _make_lock, forget)
     return _make_lock()
 
 
@@ -106,7 +111,7 @@ def on_fork(owner: object, method: str) -> None:
 
     Call it when the owner is made: the child may be forked at the next instruction.
     """
-    _note(owner, method, None)
+    _note(owner, "", None, method)
 
 
 # By these names, so that tests can see what is done with a lock.
@@ -229,9 +234,9 @@ def _forget_parent() -> None:
     first: Exception | None = None
     for entry in entries:
         owner = entry()
-        if owner is not None and entry.make is None:
+        if owner is not None and entry.forget:
             try:
-                getattr(owner, entry.name)()
+                getattr(owner, entry.forget)()
             except Exception as error:  # the others are to be seen to all the same
                 first = first or error
     if first is not None:

@@ -48,10 +48,9 @@ class SegmentIndex:
         self._stem = stem
         self.base_offset = base_offset
         self._interval = interval_bytes
-        self._lock = forks.lock(self, "_lock")
         self._spoiled = False
         self._forget()
-        forks.on_fork(self, "_forget")
+        self._lock = forks.lock(self, "_lock", "_forget")
 
     def _forget(self) -> None:
         """Know nothing of the segment. In a forked child: another thread of the parent may have been adding to it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fork_trial import OPERATIONS, prepare, try_point, watched_locks
+from fork_trial import OPERATIONS, prepare, try_busy, try_point, watched_locks
 
 import segmentlog
 from segmentlog.storage.inspect import inspect_store
@@ -65,3 +65,10 @@ def test_a_child_uses_the_store_whatever_another_was_at(operation: str, kind: st
             assert found[value] == count, (value, found[value], count)
         assert not any(value.startswith(b"not mine") for value in found)
     assert [one for one in inspect_store(str(path)) if one.severity == "damage"] == []
+
+
+def test_children_of_a_busy_parent_work(folder: Path) -> None:
+    """Nothing is stopped: threads append, read and look up, background work runs, and every child does its work."""
+    path = folder / "store"
+    prepare(path)
+    assert try_busy(path, 4 * (POINTS or 100)) == ""

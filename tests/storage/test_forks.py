@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -301,6 +301,61 @@ def test_a_child_consumes_beside_its_parent(tmp_path: Path) -> None:
                 assert next(records).value == b"of the child"
                 assert next(records).value == b"%d" % (2 * number + 1)
                 assert time.monotonic() - began_s < 0.9, "woken by time alone"
+
+
+def test_a_childs_child_is_a_child(tmp_path: Path) -> None:
+    """Forks of forks: each generation has locks and files of its own."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", fsync="never")
+        log = store.topic("t").partition(0)
+        owner = Owner()
+
+        def append() -> tuple[int, str]:
+            owner.lock.acquire()
+            assert forks.generation() == before + 1
+            said = in_child(lambda: (log.append([b"x"], ack="durable"), owner.lock.acquire(False)))
+            return log.append([b"y"]), said
+
+        before = forks.generation()
+        assert in_child(append) == "(1, '(0, True)')"
+        assert log.append([b"z"]) == 2
+
+
+@contextlib.contextmanager
+def a_child_that_lives_on() -> Iterator[None]:
+    """Forked now, and there until the end of the block."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(write_fd)
+            os.read(read_fd, 1)
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(write_fd)
+        os.close(read_fd)
+        os.waitpid(child, 0)
+
+
+def test_a_child_keeps_neither_name_nor_compaction(tmp_path: Path) -> None:
+    """Forked while a thread decides about a name, or compacts: then both are free, though the child lives."""
+    path = tmp_path / "store"
+    with segmentlog.open(path, background=False) as store, contextlib.ExitStack() as children:
+        store.create_topic("k", cleanup_policy="compact")
+        log = store.topic("k").partition(0)
+        for held in (lambda: store.transactions._locked("etl"), lambda: log._cleaner._lease.hold()):
+            with held():
+                assert len(locked_files(path)) == 1
+                children.enter_context(a_child_that_lives_on())
+                assert len(locked_files(path)) == 1
+            assert locked_files(path) == []
+        with store.producer(name="etl"):
+            children.enter_context(a_child_that_lives_on())
+            assert len(locked_files(path)) == 1
+        assert locked_files(path) == []
 
 
 # ---------------------------------------------------------------- nobody else makes any
