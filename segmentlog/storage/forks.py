@@ -48,7 +48,7 @@ class _Files(Protocol):
 
 
 class _Entry(weakref.ref[Any]):
-    """What is done in a child for one owner: a lock is made anew under its name, then a method called; or one of them."""
+    """What is done in a child for one owner: a lock is made anew under its name, or a method called, or both."""
 
     __slots__ = ("forget", "make", "name", "number")
     forget: str
