@@ -24,6 +24,7 @@ from segmentlog.partition.partition import Partition
 from segmentlog.partition.scrubber import Scrubber, ScrubReport
 from segmentlog.policy.retention import is_bounded
 from segmentlog.quantities import UNLIMITED
+from segmentlog.storage import forks
 from segmentlog.workers import Worker, Workers, logger
 
 _FLUSH_TICK_MAX_S = 0.25
@@ -138,6 +139,11 @@ class Background:
                 self._workers.add("transactions", finish_transactions)
         if threads and scrubber is not None:
             self._workers.add("scrub", self.scrub_tick)
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the thread is gone that may have been in the middle of a round."""
+        self._rolled, self._round, self._round_due_ms = set(self._rolled), None, 0
 
     @property
     def has_threads(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import threading
 import time
 import weakref
 from collections import deque
@@ -22,6 +21,7 @@ from segmentlog.group_offsets import CommittedOffset, Encoded
 from segmentlog.group_session import GroupSession, finish_transactions
 from segmentlog.group_session import Rebalanced as Rebalanced
 from segmentlog.records import Record, TopicPartition
+from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 from segmentlog.workers import logger
 
@@ -125,7 +125,7 @@ class Consumer:
         self._watch: Watch | None = None
         self._closed = self._closing = False
         self._woken = False
-        self._waiting = threading.RLock()
+        self._waiting = forks.reentrant_lock(self, "_waiting")
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
         self.resets: list[tuple[TopicPartition, int, int]] = []

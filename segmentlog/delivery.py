@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.records import Appended, Headers
+from segmentlog.storage import forks
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
@@ -33,8 +34,8 @@ class Chunk:
 
     __slots__ = (
         "_partitions", "_positions", "_ranks", "_triples", "add", "all_headers", "all_partition", "all_timestamps",
-        "base_offsets", "begun_ms", "begun_ns", "error", "headers", "is_sent", "keys", "logs", "noted", "number",
-        "partitions", "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
+        "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys", "logs", "noted",
+        "number", "partitions", "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, topic: str, room: int) -> None:
@@ -67,6 +68,8 @@ class Chunk:
         self._partitions: npt.NDArray[np.int32] | None = None
         self._ranks: npt.NDArray[np.int64] | None = None
         self.is_sent = False
+        self.generation = forks.generation()
+        """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
     def take(self) -> None:
         """Turn what was added into columns. The caller holds the producer's lock."""
@@ -127,6 +130,8 @@ class Chunk:
 
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
+            if self.generation != forks.generation():
+                raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
             self.producer.send_if_nobody_else_does(self)
             if not self.producer.wait_for(lambda: self.is_sent, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")

@@ -5,14 +5,12 @@ The limit is the process's, so there is one budget for all stores of the process
 
 from __future__ import annotations
 
-import os
 import resource
-import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from segmentlog.partition.handle import Handle
+from segmentlog.storage import forks
 from segmentlog.storage.fs import relief
 
 _FILES_PER_PARTITION = 4
@@ -28,8 +26,9 @@ class DescriptorBudget:
 
     def __init__(self) -> None:
         # Reentrant: a partition may be garbage-collected, or a descriptor be wanting, in the middle.
-        self._mutex = threading.RLock()
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._handles: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
+        forks.on_fork(self, "_forget")
 
     @staticmethod
     def limit() -> int:
@@ -44,48 +43,45 @@ class DescriptorBudget:
             own = weakref.ref(handle)
             self._handles.pop(own, None)
             self._handles[own] = None
-            self._release(len(self._handles) - self.limit(), handle)
+            excess = len(self._handles) - self.limit()
+        self._release(excess, handle)
 
     def make_room(self) -> bool:
         """Close some that are not in use, since there is no descriptor left; whether there were any."""
-        with self._mutex:
-            return self._release(max(8, len(self._handles) // 4))
+        return self._release(max(8, len(self._handles) // 4))
 
     def _release(self, wanted: int, but: Handle | None = None) -> bool:
         """Have so many fewer, if so many can be closed, or are closed or dropped already; whether any was closed."""
         any_closed = False
-        for own in self._in_turn() if wanted > 0 else ():
-            candidate = own()
+        for _ in range(2 * len(self._handles)):  # in the second round nobody is spared for having been used
+            if wanted <= 0:
+                break
+            with self._mutex:
+                own = next(iter(self._handles), None)
+                if own is None:
+                    break
+                self._handles.move_to_end(own)
+                candidate = own()
+                if candidate is not None and candidate.used:
+                    candidate.used = False
+                    continue
+            # Without the mutex: closing takes a lock under which somebody may be asking for room.
             if candidate is not None and candidate.has_files:
                 if candidate is but or not candidate.release():
                     continue
                 any_closed = True
-            self._handles.pop(own, None)
+            with self._mutex:
+                if candidate is None or not candidate.has_files:  # else it is in use again
+                    self._handles.pop(own, None)
             wanted -= 1
-            if not wanted:
-                break
         return any_closed
 
-    def _in_turn(self) -> Iterator[weakref.ref[Handle]]:
-        """Handles by age, those in use at the end of the line."""
-        for _ in range(len(self._handles)):
-            own = next(iter(self._handles))
-            self._handles.move_to_end(own)
-            candidate = own()
-            if candidate is not None and candidate.used:
-                candidate.used = False
-            else:
-                yield own
-        yield from list(self._handles)
-
-    def after_fork(self) -> None:
-        """In a forked child: another thread of the parent may have been at it, and nothing is open here."""
-        self._mutex = threading.RLock()
-        self._handles.clear()
+    def _forget(self) -> None:
+        """In a forked child: nothing is open there."""
+        self._handles = OrderedDict()
 
 
 budget = DescriptorBudget()
 """The process's."""
 
 relief.append(budget.make_room)
-os.register_at_fork(after_in_child=budget.after_fork)

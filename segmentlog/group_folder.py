@@ -15,8 +15,8 @@ from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
-from segmentlog.storage.held import hold_open, let_go
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:

@@ -10,9 +10,6 @@ then they are pending, and nobody starts reading their partitions.
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +21,7 @@ from segmentlog.format.control import decode_marker
 from segmentlog.format.names import OFFSETS_TOPIC
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import TopicPartition
+from segmentlog.storage import forks
 from segmentlog.tidy import Tidy
 
 if TYPE_CHECKING:
@@ -123,19 +121,12 @@ class GroupOffsets:
         self._store = store
         self._log: Partition | None = None
         self._tidy = Tidy()
-        self._reset_mutex()
+        self._mutex = forks.lock(self, "_mutex")
         self._forget()
-        _live.add(self)
-
-    def _reset_mutex(self) -> None:
-        self._mutex = threading.Lock()
-
-    def after_fork(self) -> None:
-        """In a forked child: another thread of the parent may have been at it. Read everything anew."""
-        self._reset_mutex()
-        self._forget()
+        forks.on_fork(self, "_forget")
 
     def _forget(self) -> None:
+        """Read everything anew. In a forked child: another thread of the parent may have been at it."""
         self._position = 0
         self._generation = -1
         self._groups: dict[str, dict[TopicPartition, _Entry]] = {}
@@ -268,14 +259,3 @@ class GroupOffsets:
             # A transaction counts from where its records are, not from where it was decided.
             if known is None or known.record_offset < entry.record_offset:
                 of_group[entry.tp] = entry
-
-
-_live: weakref.WeakSet[GroupOffsets] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    for offsets in list(_live):
-        offsets.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

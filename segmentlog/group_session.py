@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -12,6 +11,7 @@ from segmentlog.errors import ConsumerFenced, UnknownTopic
 from segmentlog.group_offsets import CommittedOffset, Encoded, GroupOffsets, encode
 from segmentlog.groups import Member
 from segmentlog.records import TopicPartition
+from segmentlog.storage import forks
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class GroupSession:
         self._auto_commit = auto_commit
         self._interval_s = auto_commit_interval_ms / 1000
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._mutex = threading.RLock()
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._held: set[TopicPartition] = set()
         """Locked, but not read yet: a transaction that commits their position is not decided."""
         self._known_positions: dict[TopicPartition, int] = {}

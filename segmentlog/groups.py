@@ -43,8 +43,8 @@ from segmentlog.group_folder import (
 )
 from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import TopicPartition
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import write_all
-from segmentlog.storage.held import hold_open, let_go
 
 _CHECK_MS: Final = 250
 """How often a member looks whether the others live. With many members, each looks less often."""

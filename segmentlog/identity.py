@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,7 @@ from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.partition.encoding import Columns
 from segmentlog.partition.producers import ProducerStamp
 from segmentlog.records import TopicPartition
+from segmentlog.storage import forks
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
@@ -53,14 +52,15 @@ class Identity:
         self._registration: Registration | None = None
         self._sequences: dict[Partition, int] = {}
         self._transaction: _Transaction | None = None
-        self._mutex = threading.RLock()
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._has_transactions = name is not None
-        self._pid = os.getpid()
+        self._is_foreign = False
         if name is not None:
             self._registration = store.transactions.register(name, timeout_ms)
             self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
         else:
             self._draw_id()
+        forks.on_fork(self, "_forget_parent")
 
     def _draw_id(self) -> None:
         """An id that nobody else has, without asking anybody: 61 random bits."""
@@ -71,18 +71,18 @@ class Identity:
         """For people."""
         return repr(self.name) if self.name is not None else str(self.producer_id)
 
-    def _check_process(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: another producer without a name, or none at all."""
-        if self._pid == os.getpid():
-            return
-        if self.name is not None or self._transaction is not None:
-            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
-        self._pid = os.getpid()
-        self._mutex = threading.RLock()
-        self._registration = None
+        self._is_foreign = self._is_foreign or self.name is not None or self._transaction is not None
+        self._registration = self._transaction = None
         self._has_transactions = False
-        self._sequences.clear()
-        self._draw_id()
+        self._sequences = {}
+        if not self._is_foreign:
+            self._draw_id()
+
+    def _check_process(self) -> None:
+        if self._is_foreign:
+            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
 
     # ------------------------------------------------------------ appending
 
@@ -111,7 +111,7 @@ class Identity:
         return self._append(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
     def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
-        if self._pid != os.getpid():
+        if self._is_foreign:
             self._check_process()
         sequence = self._sequences.get(log)
         if sequence is None:
@@ -246,5 +246,5 @@ class Identity:
     def close(self) -> None:
         """Let others have the name."""
         registration, self._registration = self._registration, None
-        if registration is not None and self._pid == os.getpid():
+        if registration is not None:
             self._store.transactions.release(registration)

@@ -7,7 +7,6 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +31,12 @@ from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.identity import Identity
 from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
+from segmentlog.storage import forks
 from segmentlog.workers import Worker
 
 if TYPE_CHECKING:
+    import threading
+
     from segmentlog.consumer import Consumer
     from segmentlog.partition.partition import Ack, Partition
     from segmentlog.store import LogStore, Topic
@@ -97,19 +99,24 @@ class Producer:
         self._batch_size = batch_size
         self._partitioner = partitioner or HashPartitioner()
         self._ack: Ack | None = ack
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        self._told = forks.condition(self, "_told")
+        self._sticky: dict[str, int] = {}
+        self._spread: dict[str, int] = {}
+        self._closed = False
+        self._forget_sent()
+        forks.on_fork(self, "_forget_sent")
+        self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
+
+    def _forget_sent(self) -> None:
+        """Nothing was sent yet. In a forked child: what was, before the fork, is the parent's to append."""
         self._chunks: dict[str, Chunk] = {}
         self._full: dict[str, deque[Chunk]] = {}
         self._senders: dict[str, threading.Lock] = {}
         self._topics: dict[str, Topic] = {}
-        self._sticky: dict[str, int] = {}
-        self._spread: dict[str, int] = {}
-        self._told = threading.Condition()
         self._waiting = 0
         self._failure: Exception | None = None
-        self._closed = False
         self._lingerer_sleeps = True
-        self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
 
     def __enter__(self) -> Producer:
         return self
@@ -259,7 +266,7 @@ class Producer:
             check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
             self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist
             self._full[topic] = deque()
-            self._senders[topic] = threading.Lock()
+            self._senders[topic] = forks.lock_of_a_moment()  # they are dropped with the dict
 
     def _send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import struct
 import time
 from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
+from segmentlog.storage import forks
+from segmentlog.storage.forks import let_go
 from segmentlog.storage.fs import FileSystem, write_all
-from segmentlog.storage.held import let_go
 from segmentlog.transaction_log import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -29,11 +29,15 @@ class Registration:
         self.unsure = False
         """A decision was interrupted: what became of it is in the log."""
         self._fs = fs
-        self._pid = os.getpid()
         self._fence_fd = fence_fd
         """Read for every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
         self._wanted = _FENCE.pack(self.producer_id, self.epoch)
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: it is the parent's instance, and the descriptors are closed."""
+        self._fence_fd = self._lease_fd = -1
 
     def check(self) -> None:
         """Raise `ProducerFenced` when somebody else has taken over."""
@@ -66,14 +70,14 @@ class Registration:
 
     def __del__(self) -> None:
         # Nobody closed its producer: the name is free, as after the death of a process.
-        if self._pid == os.getpid():
-            self._let_go()
+        self._let_go()
 
     def _let_go(self) -> None:
-        for fd in (self._fence_fd, self._lease_fd):
+        fds = self._fence_fd, self._lease_fd
+        self._fence_fd = self._lease_fd = -1
+        for fd in fds:
             if fd >= 0:
                 let_go(self._fs, fd)
-        self._fence_fd = self._lease_fd = -1
 
 
 def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:

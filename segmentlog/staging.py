@@ -30,6 +30,7 @@ from segmentlog.partition.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.records import TopicPartition
 from segmentlog.staged_records import ListRecords, Partitions, StagedRecords
+from segmentlog.storage.forks import held
 from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
 
 if TYPE_CHECKING:
@@ -161,12 +162,9 @@ class StagingFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with held(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self._fs.flock(fd, fcntl.LOCK_EX)
             yield
-        finally:
-            self._fs.close(fd)
 
 
 def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:

@@ -47,6 +47,7 @@ from segmentlog.partition.handle import Clock, Handle
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.scrubber import Scrubber, ScrubReport, ScrubTarget
 from segmentlog.records import RecoveryMode
+from segmentlog.storage import forks
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
 from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.state import PAGE_SIZE, StatePage
@@ -144,7 +145,7 @@ class LogStore:
         self.recovery: RecoveryMode = recovery
         self._clock = clock or Clock()
         self._clock.steady_ms()  # from here on a jump of the wall clock is noticed
-        self._mutex = threading.RLock()
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
         self._group_offsets: GroupOffsets | None = None
@@ -167,8 +168,14 @@ class LogStore:
         self.store_id = self._open(create and not self.read_only)
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
+        forks.on_fork(self, "_forget_parent")
         self._is_complete = True
         self._background.ensure_running()
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the mark is the parent's to remove, and of the same machine."""
+        self._neighbour = None
+        self.members = weakref.WeakSet()
 
     def _is_on_read_only_disk(self) -> bool:
         try:
@@ -198,8 +205,7 @@ class LogStore:
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
         os.makedirs(self.path, exist_ok=True)
-        folder_fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with forks.held(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
             self._fs.flock(folder_fd, fcntl.LOCK_EX)  # of two processes that make it, one does
             if not os.path.exists(store_file):
                 document = {
@@ -209,8 +215,6 @@ class LogStore:
                 }
                 replace_file(self._fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
                 self._fs.sync_folder(os.path.dirname(self.path))
-        finally:
-            self._fs.close(folder_fd)
         return self._check_store_file(store_file, read_file(self._fs, store_file))
 
     @staticmethod
@@ -756,10 +760,15 @@ def _check_partition_count(count: object) -> None:
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()
-_being_closed: set[LogStore] = set()
-"""Dropped ones; a forked child leaves them to its parent."""
+
+
+class _BeingClosed(set[LogStore]):
+    """Dropped ones; a forked child leaves them to its parent."""
+
+
+_being_closed = _BeingClosed()
+forks.on_fork(_being_closed, "clear")
 _CLOSING_S: Final = 10.0
-os.register_at_fork(after_in_child=_being_closed.clear)
 
 
 def _begin_to_close(store: LogStore) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
@@ -31,6 +30,7 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.key_table import KeyTable
 from segmentlog.policy.expiry import expiry_times, is_expired
 from segmentlog.records import Record
+from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 from segmentlog.table_source import Rewritten, Source
 
@@ -81,7 +81,9 @@ class Table(Mapping[bytes, bytes]):
         self._durable_only = durable_only
         self._limits = limits
         self._small_run = small_run
-        self._lock = threading.RLock()
+        self._lock = forks.reentrant_lock(self, "_lock")
+        self._torn = False
+        """A change is being made, or was, by a thread that is not there in this forked child."""
         self._seed = secrets.randbits(64)
         self._reset()
         self._check_limits()
@@ -110,13 +112,25 @@ class Table(Mapping[bytes, bytes]):
         A table `as_of` an offset has nothing to read: 0.
         """
         with self._lock:
+            if self._torn:
+                self._reset()
             self._check_usable()
-            while True:
-                try:
-                    self._add_partitions()
-                    return sum(source.catch_up(self._keys) for source in self._sources)
-                except (Rewritten, LogTruncated):
-                    self._reset()
+            self._torn = True
+            try:
+                count = self._catch_up()
+            except Exception:  # what it took in up to there counts
+                self._torn = False
+                raise
+            self._torn = False
+            return count
+
+    def _catch_up(self) -> int:
+        while True:
+            try:
+                self._add_partitions()
+                return sum(source.catch_up(self._keys) for source in self._sources)
+            except (Rewritten, LogTruncated):
+                self._reset()
 
     def _reset(self) -> None:
         """An empty table that has read nothing."""
@@ -146,6 +160,8 @@ class Table(Mapping[bytes, bytes]):
 
     def _prepare_access(self) -> None:
         """What every access begins with: is the store open, and for a table that follows, has the topic changed?"""
+        if self._torn:
+            self.refresh()
         self._check_usable()
         if self._follow and (
             len(self._sources) != self._topic.partition_count or any(source.has_changed() for source in self._sources)

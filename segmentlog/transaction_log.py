@@ -6,7 +6,6 @@ value  MessagePack array: `TransactionState`; null: forgotten
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -15,6 +14,7 @@ from segmentlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopic
 from segmentlog.format.names import TRANSACTIONS_TOPIC
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.records import TopicPartition
+from segmentlog.storage import forks
 from segmentlog.tidy import Tidy
 from segmentlog.workers import logger
 
@@ -94,15 +94,16 @@ class TransactionLog:
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
+        self._mutex = forks.reentrant_lock(self, "_mutex")
+        self._tidy = Tidy()
+        self._forget()
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """Begin at the start. In a forked child: another thread of the parent may have been at it."""
         self._states: dict[str, TransactionState] = {}
         self._position = 0
         self._log: Partition | None = None
-        self._tidy = Tidy()
-        self.reset_mutex()
-
-    def reset_mutex(self) -> None:
-        """In a forked child: another thread of the parent may have been at it."""
-        self._mutex = threading.RLock()
 
     def states(self) -> dict[str, TransactionState]:
         """The last state of each name, as it is now."""

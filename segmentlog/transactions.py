@@ -20,7 +20,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -37,8 +36,9 @@ from segmentlog.format.names import PRODUCERS_FOLDER, group_folder_name
 from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import TopicPartition
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
+from segmentlog.storage import forks
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.held import hold_open, let_go
 from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.workers import logger
 
@@ -67,11 +67,10 @@ class Transactions:
         self._finishing = False
         self.troubles: dict[str, str] = {}
         """What kept `finish` from ending transactions, by the name of the producer."""
-        _live.add(self)
+        forks.on_fork(self, "_forget_parent")
 
-    def after_fork(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: another thread of the parent may have been at it."""
-        self._log.reset_mutex()
         self._finishing = False
 
     def states(self) -> dict[str, TransactionState]:
@@ -94,7 +93,7 @@ class Transactions:
             lock_fence(self._fs, name, fd, wait_s)
             yield fd
         finally:
-            self._fs.close(fd)
+            let_go(self._fs, fd)
 
     def _open_fence(self, folder: str) -> int:
         while True:
@@ -102,7 +101,7 @@ class Transactions:
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(path)
             with contextlib.suppress(FileNotFoundError):  # an anonymous one's, which another process has just forgotten
-                return self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                return hold_open(self._fs, f"{folder}/fence", os.O_RDWR | os.O_CREAT)
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -168,7 +167,7 @@ class Transactions:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)  # also in the read-only store of another user
+            fd = hold_open(self._fs, path, os.O_RDONLY)  # also in the read-only store of another user
         except FileNotFoundError:
             return False
         except PermissionError:
@@ -179,7 +178,7 @@ class Transactions:
         except BlockingIOError:
             return True
         finally:
-            self._fs.close(fd)
+            let_go(self._fs, fd)
         if not self._store.read_only:
             with contextlib.suppress(OSError):
                 self._fs.unlink(path)
@@ -459,14 +458,3 @@ class Transactions:
                 return False
             self._decide(name, state, fd, fence=True)
             return state.status == "Ongoing"
-
-
-_live: weakref.WeakSet[Transactions] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    for coordinator in list(_live):
-        coordinator.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 
+from segmentlog.storage import forks
+
 logger = logging.getLogger("segmentlog")
 
 _BACKOFF_MAX_S = 30.0
@@ -41,7 +43,12 @@ class Worker:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        self._thread, self._pid = None, 0
+        self._wake = SimpleQueue()
 
     def __del__(self) -> None:
         self._wake.put(None)  # the thread would end at its next turn: why wait for that
@@ -53,8 +60,6 @@ class Worker:
         with self._mutex:
             if self._stopped or self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
                 return
-            if self._pid:  # forked while somebody may have held its lock
-                self._wake = SimpleQueue()
             self._thread = threading.Thread(
                 target=_loop, args=(weakref.ref(self), self._wake, self._first_pause_s),
                 name=f"segmentlog-{self.name}", daemon=True,
@@ -133,6 +138,10 @@ class Workers:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._pid = 0
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
         self._pid = 0
 
     def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:

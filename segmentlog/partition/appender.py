@@ -528,16 +528,19 @@ class Appender:
 
     def _let_go(self) -> None:
         """Close the file; what is known of the segment stays for the next append, however idle the partition is."""
-        if self._active is not None:
+        active, self._active = self._active, None  # first: a child forked in between must not close it again
+        self._mapped, self._seen = None, None
+        if active is not None:
             with contextlib.suppress(OSError):
-                self._active.close()
-        self._active, self._mapped, self._seen = None, None, None
+                active.close()
 
     def _forget(self) -> None:
         """In a forked child: another thread of the parent may have been at the index, or in the middle of a roll."""
         self._index, self._key = None, (-1, -1)
         self._sealing, self._begun = [], []
         self._close_left()
+        self._states = ProducerStates(self._handle)
+        self.appended = False  # the clean close of what the parent appended is the parent's
 
     def _close_active(self, *, flush: bool = True) -> None:
         self._let_go()

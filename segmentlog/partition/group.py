@@ -23,6 +23,7 @@ from segmentlog.partition.appender import Appender
 from segmentlog.partition.encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.syncer import Syncer
+from segmentlog.storage import forks
 
 _MERGE_RECORDS = 16
 """Appends of up to so many records are merged; larger ones are encoded by their own thread, before they queue."""
@@ -53,15 +54,17 @@ class GroupCommit:
         self._appender = appender
         self._syncer = syncer
         self._queue: deque[_Waiting] = deque()
-        self._leading = _thread.allocate_lock()
+        self._leading = forks.lock(self, "_leading")
         self._last_group = 1
         # Not the leading thread's own: that may hold its batch, which is in the group.
         self._scratch = bytearray()
         handle.after_fork.append(self._reset)
 
     def _reset(self) -> None:
-        self._queue.clear()
-        self._leading = _thread.allocate_lock()
+        """In a forked child: nobody waits, and whoever was leading is gone with what it was encoding."""
+        self._queue = deque()
+        self._last_group = 1
+        self._scratch = bytearray()
 
     def append(self, columns: Columns, config: TopicConfig, now_ms: int) -> int:
         """Append the columns and return the offset of the first record once all of them are on disk."""

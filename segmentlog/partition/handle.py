@@ -7,9 +7,7 @@ import fcntl
 import logging
 import os
 import sys
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -20,7 +18,9 @@ from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.records import RecoveryMode
+from segmentlog.storage import forks
 from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
 from segmentlog.storage.segment import ActiveSegment, list_segments
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
@@ -116,9 +116,9 @@ class Handle:
         self.closers: list[Callable[[], None]] = []
         """Called when the files are closed: whoever keeps further descriptors closes them here."""
         self.after_fork: list[Callable[[], None]] = []
-        """Called in a forked child, where the parent's other threads and their locks are gone."""
-        self.reset_locks()
-        _live.add(self)
+        """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
+        self.append_mutex = forks.lock(self, "append_mutex")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
 
     def __del__(self) -> None:
         # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
@@ -132,20 +132,17 @@ class Handle:
 
     def found_again(self) -> None:
         """Kept by the finalizer of its store, when the collector had cleared the weak references to it already."""
-        _live.add(self)
+        self.append_mutex = forks.lock(self, "append_mutex")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
 
     # ------------------------------------------------------------ files
 
-    def reset_locks(self) -> None:
-        self.append_mutex = threading.Lock()
-        self.sync_mutex = threading.Lock()
-
     def open_files(self) -> None:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT
         try:
-            self.lock_fd = self.fs.open(self.lock_path, flags, 0o666)
-            self.state_fd = self.fs.open(f"{self.folder}/{STATE_FILE}", flags, 0o666)
+            self.lock_fd = hold_open(self.fs, self.lock_path, flags)
+            self.state_fd = hold_open(self.fs, f"{self.folder}/{STATE_FILE}", flags)
         except FileNotFoundError:
             self.close_files()
             raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
@@ -189,11 +186,17 @@ class Handle:
             close()
         while self.sealed:
             self._let_go_of(self.sealed.popitem()[1][1])
-        for fd in (self.lock_fd, self.state_fd):
+        fds = self.lock_fd, self.state_fd
+        self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
+        for fd in fds:
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    self.fs.close(fd)
-        self.lock_fd = self.state_fd = -1
+                let_go(self.fs, fd)
+
+    def _forget_parent(self) -> None:
+        """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
+        for forget in self.after_fork:
+            forget()
+        self.close_files()
 
     def release(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
@@ -411,18 +414,3 @@ class Handle:
         if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
             with contextlib.suppress(OSError):
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)
-
-
-_live: weakref.WeakSet[Handle] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    """In a forked child: drop the descriptors, since a flock belongs to parent and child alike; open anew on use."""
-    for handle in list(_live):
-        handle.reset_locks()
-        for reset in handle.after_fork:
-            reset()
-        handle.close_files()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

@@ -16,6 +16,7 @@ from segmentlog.partition.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Tally
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import NO_ROOM, DiskFailed
 from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.storage.segment import list_segments
@@ -67,7 +68,7 @@ def _map_page(handle: Handle) -> StatePage:
     # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
     fd = -1
     try:
-        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
+        fd = hold_open(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR)  # mapping may lock it for a moment
         page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
         handle.close_files()
@@ -76,7 +77,7 @@ def _map_page(handle: Handle) -> StatePage:
         raise
     finally:
         if fd >= 0:
-            handle.fs.close(fd)
+            let_go(handle.fs, fd)
     assert page is not None
     return page
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
 from bisect import bisect_right
@@ -22,6 +21,7 @@ from segmentlog.partition.loader import settle
 from segmentlog.partition.recovery import is_lost
 from segmentlog.partition.swap import finish_swaps
 from segmentlog.records import LostRange, SegmentInfo
+from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import LogState
@@ -70,12 +70,16 @@ class Reader:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = threading.Lock()
-        self._open: OrderedDict[int, _Segment] = OrderedDict()
-        self._generation = -1
+        self._mutex = forks.lock(self, "_mutex", "_forget_segments")
+        self._forget_segments()
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
         self.aborted = AbortedTransactions(handle, self._known_batches)
         _readers.add(self)
+
+    def _forget_segments(self) -> None:
+        """Begin without any. In a forked child: another thread of the parent may have been at them."""
+        self._open: OrderedDict[int, _Segment] = OrderedDict()
+        self._generation = -1
 
     # ------------------------------------------------------------ by offset
 

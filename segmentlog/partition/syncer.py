@@ -208,7 +208,8 @@ class Syncer:
                 handle.fs.close(fd)
 
     def _close(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                self._handle.fs.close(self._fd)
+        fd = self._fd
         self._fd, self._key = -1, (-1, -1)
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                self._handle.fs.close(fd)

@@ -19,6 +19,7 @@ from typing import Final
 from segmentlog.errors import DiskFull
 from segmentlog.format.names import TEMPORARY_SUFFIX
 from segmentlog.storage import witness
+from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
@@ -275,7 +276,7 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
                 fs.unlink(temporary)
             raise
         finally:
-            fs.close(fd)
+            let_go(fs, fd)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise DiskFull(path, len(data)) from error
@@ -303,7 +304,7 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         fs.unlink(temporary)
 
 
-def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
+def _open_temporary(fs: FileSystem, path: str) -> tuple[str, Held]:
     """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
 
     Always the same name if it can be had, so that what a killed process left is used up and
@@ -311,7 +312,7 @@ def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
-        fd = fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        fd = hold_open(fs, name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(fs.fstat(fd), fs.stat(name)):
@@ -319,9 +320,9 @@ def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
         except (BlockingIOError, FileNotFoundError):
             pass  # somebody is writing it, or has just put it in place
         except BaseException:
-            fs.close(fd)
+            let_go(fs, fd)
             raise
-        fs.close(fd)
+        let_go(fs, fd)
     raise OSError(errno.EBUSY, "temporary files come and go", aside)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
@@ -26,6 +25,7 @@ from segmentlog.format.index import (
 )
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, write_all
 
 _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
@@ -48,15 +48,19 @@ class SegmentIndex:
         self._stem = stem
         self.base_offset = base_offset
         self._interval = interval_bytes
-        self._lock = threading.Lock()
+        self._spoiled = False
+        self._forget()
+        self._lock = forks.lock(self, "_lock", "_forget")
+
+    def _forget(self) -> None:
+        """Know nothing of the segment. In a forked child: another thread of the parent may have been adding to it."""
         self._keep(np.empty(0, OFFSET_ENTRY), np.empty(0, TIME_ENTRY))
         self.count = 0
         self._flushed = 0
-        self._spoiled = False
         self.max_timestamp = 0
         self.scanned_position = 0
         self._last_indexed_position = 0
-        self._next_offset = base_offset
+        self._next_offset = self.base_offset
 
     def _keep(self, offsets: Entries, times: Entries) -> None:
         """Go on with these entries."""
