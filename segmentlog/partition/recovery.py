@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -28,6 +27,7 @@ from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.producers import stable_offset_of
 from segmentlog.partition.swap import finish_swaps
 from segmentlog.policy.recovery import RecoveryVerdict, decide
+from segmentlog.policy.retention import deleted_segments
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.fs import read_file, replace_file
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
@@ -61,6 +61,8 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     if write:
         finish_swaps(handle, recovering=True)
     bases = list_segments(handle.fs, handle.folder)
+    deleted = _deleted(bases, checkpoint)
+    bases = [base for base in bases if base not in deleted]
     before = _state_before(handle, page)
     tail = _scan(handle, checkpoint, bases)
     if before is not None and checkpoint is not None:
@@ -108,7 +110,8 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         log = _log_state(handle, report, active_base, position, before)
-        log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
+        bases = [base for base in list_segments(handle.fs, handle.folder) if base not in deleted]
+        log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=checkpoint is None or slot_damaged)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
             epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
@@ -129,15 +132,24 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 has_producers=has_producers,
             )
         )
-        _remove_deleted(handle, report.log_start_offset, active_base)
+        for base in deleted:  # a crash may have undone it, or come before it was done
+            remove_segment(handle, base)
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     else:
-        report = msgspec.structs.replace(report, log_end_offset=tail.end_offset)
+        end_offset = max(tail.end_offset, report.log_start_offset)  # what is left may all be trimmed away
+        report = msgspec.structs.replace(report, log_end_offset=end_offset)
         log = _log_state(handle, report, active_base, position, before)
-        log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
+        log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=checkpoint is None or slot_damaged)
     _initialise_page(handle, page, log, has_producers=has_producers)
     handle.adopt(page)
     return msgspec.structs.replace(report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
+
+
+def _deleted(bases: Sequence[int], checkpoint: Checkpoint | None) -> list[int]:
+    """Segments that lie below the log start, back after a crash: no part of the log, whatever their bytes are."""
+    if checkpoint is None:
+        return []
+    return deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
 
 
 def _state_before(handle: Handle, page: StatePage) -> LogState | None:
@@ -166,14 +178,16 @@ def _log_state(
     )
 
 
-def _with_stable_offset(handle: Handle, log: LogState, known: Checkpoint, *, unsure: bool) -> tuple[LogState, bool]:
+def _with_stable_offset(
+    handle: Handle, log: LogState, known: Checkpoint, bases: Sequence[int], *, unsure: bool
+) -> tuple[LogState, bool]:
     """(the state with the offset up to which every transaction is decided, whether the log has producers).
 
     ``unsure``: the checkpoint cannot be believed about that, and the log is asked.
     """
     if not known.has_producers and not unsure:
         return log, False
-    stable_offset, found = stable_offset_of(handle, log, list_segments(handle.fs, handle.folder))
+    stable_offset, found = stable_offset_of(handle, log, bases)
     return msgspec.structs.replace(log, last_stable_offset=stable_offset), known.has_producers or found
 
 
@@ -406,10 +420,3 @@ def _begin(handle: Handle, bases: list[int], tail: _Tail, resume_offset: int) ->
         handle.fs.close(handle.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
     handle.fs.sync_folder(handle.folder)
     return active
-
-
-def _remove_deleted(handle: Handle, log_start_offset: int, active_base: int) -> None:
-    """Remove once more the segments below the log start: a crash may have undone it."""
-    for base, following in pairwise(list_segments(handle.fs, handle.folder)):
-        if following <= min(log_start_offset, active_base):
-            remove_segment(handle, base)

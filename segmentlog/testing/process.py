@@ -82,6 +82,9 @@ class SimulatedProcess(FileSystem):
     def kind_of_mount(self, path: str) -> str:
         return "simulated"
 
+    def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
+        """Nothing is ever forgotten of what is cached."""
+
     # ------------------------------------------------------------ files
 
     def _node(self, fd: int) -> Node:
