@@ -179,11 +179,17 @@ class Trial:
             event(history)
         thorough = self.states % 40 == 0
         recovery: list[CrashPoint] = []
-        if thorough:
-            disk.on_effect = lambda: recovery.append(disk.point())
         try:
+            seen: dict[int, bytes | None] = {}
+            if thorough:
+                self._expect_no_damage(disk, where + ", before it was opened")
+                seen = dict(_records(self._open(disk, read_only=True)))
+                disk.on_effect = lambda: recovery.append(disk.point())
             log = self._open(disk)
             disk.on_effect = None
+            if thorough and disk.boot != moment.point.boot and seen != (opened := dict(_records(log))):
+                ends = f"{sorted(seen)[-5:]}, and the next who opened it {sorted(opened)[-5:]}"
+                raise Broken(f"who only looked at the log saw {ends}\n  {where}")
             first = self._verify(log, history, disk, where, thorough=thorough)
             if disk.boot == moment.point.boot:
                 recovery = []  # a mere process death: a power cut after it is another story, not the same one again
@@ -216,11 +222,13 @@ class Trial:
         after = dict(_records(log)) if thorough else contents | dict(_records(log, end_offset))
         self._expect(history.check(after, ranges, log.log_start_offset), where)
         if thorough:
-            tally = Tally()
-            found = inspect_partition(disk.process(), FOLDER, "t", 0, self.config, tally)
-            errors = [finding for finding in found.findings if finding.severity == "damage"]
-            self._expect(errors, where)
+            self._expect_no_damage(disk, where)
         return contents, end_offset
+
+    def _expect_no_damage(self, disk: SimulatedDisk, where: str) -> None:
+        """What a power cut leaves is torn, and not corrupt."""
+        found = inspect_partition(disk.process(), FOLDER, "t", 0, self.config, Tally())
+        self._expect([finding for finding in found.findings if finding.severity == "damage"], where)
 
     def _recover_again(
         self, disk: SimulatedDisk, events: list[Event], first: tuple[dict[int, bytes | None], int], where: str
@@ -230,6 +238,7 @@ class Trial:
         history = History()
         for event in events:
             event(history)
+        self._expect_no_damage(disk, where + ", and again in its recovery, before it was opened")
         log = self._open(disk)
         contents, end_offset = self._verify(log, history, disk, where + ", and again in its recovery", thorough=False)
         # Where no checkpoint was ever durable, each recovery steps over what it cannot know: nothing is there yet.

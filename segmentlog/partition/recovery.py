@@ -132,11 +132,15 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 has_producers=has_producers,
             )
         )
-        for base in deleted:  # a crash may have undone it, or come before it was done
+        if tail.position == 0 and tail.appendable and active_base != tail.base:
+            deleted.append(tail.base)  # nothing in it, and the log goes on under another name
+        for base in deleted:  # not before: the checkpoint may have named it
             remove_segment(handle, base)
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     else:
         end_offset = max(tail.end_offset, report.log_start_offset)  # what is left may all be trimmed away
+        if tail.split is not None:
+            position += tail.split.header.size_bytes  # readers show of it what lies below the end
         report = msgspec.structs.replace(report, log_end_offset=end_offset)
         log = _log_state(handle, report, active_base, position, before)
         log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=checkpoint is None or slot_damaged)
@@ -413,8 +417,6 @@ def _begin(handle: Handle, bases: list[int], tail: _Tail, resume_offset: int) ->
     if usable and resume_offset == tail.end_offset:
         active = (tail.base, tail.position)
     else:
-        if usable and tail.position == 0:
-            remove_segment(handle, tail.base)  # nothing in it, and the log goes on under another name
         active = (resume_offset, 0)
         path = segment_stem(handle.folder, resume_offset) + LOG_SUFFIX
         handle.fs.close(handle.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import random
 from itertools import count
+from typing import Any
 
 import pytest
-from logs import FakeClock
+from logs import FakeClock, contents
 from trial import FOLDER, POLICIES, Trial, run_trial, run_until
 
 from segmentlog.config import TopicConfig
+from segmentlog.errors import LogTruncated
 from segmentlog.partition.partition import Partition
+from segmentlog.storage.findings import Tally
+from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.testing import SimulatedDisk
 
 STATES = int(os.environ.get("SEGMENTLOG_CRASH_STATES", "20000"))
@@ -72,6 +76,65 @@ def test_indexes_rebuilt_from_nothing_equal_the_live_ones() -> None:
         assert {base: _entries(fresh, base) for base in _bases(fresh)} == live
         compared += len(live)
     assert compared > 20
+
+
+def test_a_truncation_that_a_power_cut_interrupts_is_shown_as_it_will_end() -> None:
+    """Who only looks, before anybody opens the log for writing, sees every record below the cut, and none behind it."""
+    config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 10})
+
+    def opened(disk: SimulatedDisk, **options: Any) -> Partition:
+        return Partition(FOLDER, "t", 0, lambda: config, fs=disk.process(), clock=FakeClock(), **options)
+
+    disk = SimulatedDisk()
+    disk.make_folders(FOLDER)
+    log = opened(disk)
+    for number in range(6):
+        log.append([b"%d" % number] * 5)
+    log.flush()
+    points = []
+    disk.on_effect = lambda: points.append(disk.point())
+    log.truncate(13)
+    disk.on_effect = None
+    ends = set()
+    for point in points:
+        for survivor in point.crashes(random.Random(1), 20):
+            found = inspect_partition(survivor.process(), FOLDER, "t", 0, config, Tally())
+            assert not [str(one) for one in found.findings if one.severity == "damage"]
+            looking = opened(survivor, read_only=True)
+            seen = contents(looking)
+            ends.add(len(seen))
+            if len(seen) == 13:
+                assert contents(looking, 13) == []
+                with pytest.raises(LogTruncated, match=r"\[13, 31\)"):
+                    next(looking.read(20))
+            assert seen == contents(opened(survivor))
+    assert ends == {13, 30}
+
+
+def test_a_recovery_that_a_power_cut_interrupts_leaves_a_sound_log() -> None:
+    """At each of its calls: `verify` finds no damage, though the segment that it began in had nothing in it."""
+    config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 5})
+
+    def opened(disk: SimulatedDisk) -> Partition:
+        return Partition(FOLDER, "t", 0, lambda: config, fs=disk.process(), clock=FakeClock())
+
+    disk = SimulatedDisk()
+    disk.make_folders(FOLDER)
+    log = opened(disk)
+    log.append([b"a"] * 5)
+    log.roll()
+    log.close()
+    log = opened(disk)
+    log.append([b"b"] * 3)
+    points = []
+    for survivor in disk.point().crashes(random.Random(1), 20):
+        survivor.on_effect = lambda disk=survivor: points.append(disk.point())
+        opened(survivor)
+    for point in points:
+        for survivor in point.crashes(random.Random(2), 10):
+            found = inspect_partition(survivor.process(), FOLDER, "t", 0, config, Tally())
+            assert not [str(one) for one in found.findings if one.severity == "damage"]
+            assert opened(survivor).log_end_offset > 8
 
 
 def _bases(log: Partition) -> list[int]:
