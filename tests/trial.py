@@ -6,8 +6,8 @@ import logging
 import multiprocessing
 import os
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any
 from unittest import mock
 
@@ -74,14 +74,20 @@ class Trial:
             mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 1500),
             mock.patch("segmentlog.storage.segment._WINDOW", 4000),
             mock.patch("segmentlog.storage.segment._WINDOW_SYNCS", 1),
+            # An inspection looks twice, in case somebody is at work; here nobody is.
+            mock.patch("segmentlog.storage.inspect_log._PAUSE_S", 0),
+            mock.patch("segmentlog.storage.inspect_partition._PAUSE_S", 0),
         ):
             for number in range(rounds):
                 self._live(operations)
+                said, seen = -1, set[int]()
                 for moment in self._moments:
                     events = self.events[: moment.event_count]
+                    if said != moment.event_count:  # the same disk is another state once more was said about it
+                        said, seen = moment.event_count, set()
                     if self.rng.random() < 0.2:
                         self._check(moment.point.process_death(), events, f"round {number}, a process's death", moment)
-                    for disk in moment.point.crashes(self.rng, variants):
+                    for disk in moment.point.crashes(self.rng, variants, seen):
                         self._check(disk, events, f"round {number}, a power cut", moment)
                 self._go_on()
         return self.states
@@ -141,6 +147,8 @@ class Trial:
             offset = rng.randint(log.log_start_offset, log.log_end_offset)
             self.events.append(lambda history: history.withdrawn(offset))
             log.truncate(offset)
+        elif what < 0.98:
+            log.roll()
 
     def _append(self, log: Partition, at: int) -> None:
         rng = self.rng
@@ -292,22 +300,33 @@ def run_trial(seed: int, policy: str, writers: int) -> int:
     return Trial(seed, policy, writers).run(rounds=2, operations=25, variants=8)
 
 
-def run_until(states_wanted: int, run: Callable[..., int], jobs: Iterator[tuple[Any, ...]]) -> int:
-    """Run trials on all processors until so many crash states were checked; how many there were. Raises `Broken`."""
+def run_until(
+    states_wanted: int, run: Callable[..., int], always: Sequence[tuple[Any, ...]], more: Iterator[tuple[Any, ...]]
+) -> int:
+    """Run trials on all processors until so many crash states were checked; how many there were. Raises `Broken`.
+
+    Those of ``always`` are run in any case; with no more of them there may be fewer states.
+    """
     states = 0
+    left = list(reversed(always))
     failures: list[str] = []
     workers = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(run, *next(jobs)) for _ in range(workers)}
-        while running:
+        running: set[Future[int]] = set()
+        while True:
+            while len(running) < workers and not failures and (left or states < states_wanted):
+                job = left.pop() if left else next(more, None)
+                if job is None:
+                    break
+                running.add(pool.submit(run, *job))
+            if not running:
+                break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for one in done:
                 if error := one.exception():
                     failures.append(str(error))
                 else:
                     states += one.result()
-                if states < states_wanted and not failures:
-                    running.add(pool.submit(run, *next(jobs)))
     if failures:
         raise Broken("\n".join(failures))
     return states

@@ -133,12 +133,13 @@ class CrashPoint:
     def nothing_is_unsynced(self) -> bool:
         return not any(image.pending or image.pending_names for image in self._images.values())
 
-    def crashes(self, rng: random.Random, count: int) -> Iterator[SimulatedDisk]:
+    def crashes(self, rng: random.Random, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
         """Disks as they may be found after a power cut at this moment: the extreme ones first, then random ones.
 
-        A state that was already there is left out, so there may be fewer than ``count``.
+        A state that was already there is left out, so there may be fewer than ``count``; with
+        ``seen`` those of other moments, too, for which it was given.
         """
-        seen = set()
+        seen = set() if seen is None else seen
         for number in range(count):
             survivors: dict[int, tuple[bytes, dict[str, int]]] = {}
             for image in self._images.values():
