@@ -19,7 +19,7 @@ import numpy as np
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, decode_header, encode_batch, gap_batch
 from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX, segment_name
+from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX, SNAPSHOT_SUFFIX, segment_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
 from segmentlog.partition.files import quarantine_tail, remove_segment, truncate_file
@@ -110,8 +110,10 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         log = _log_state(handle, report, active_base, position, before)
+        begun = active_base if active_base not in bases else None
         bases = [base for base in list_segments(handle.fs, handle.folder) if base not in deleted]
-        log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=checkpoint is None or slot_damaged)
+        unsure = checkpoint is None or slot_damaged
+        log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=unsure, begun=begun)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
             epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
@@ -132,8 +134,10 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 has_producers=has_producers,
             )
         )
-        if tail.position == 0 and tail.appendable and active_base != tail.base:
-            deleted.append(tail.base)  # nothing in it, and the log goes on under another name
+        # Nothing in it, and the log goes on under another name? What is known of producers must not go with it.
+        is_left_empty = tail.position == 0 and tail.appendable and active_base != tail.base
+        if is_left_empty and (_has_snapshot(handle, active_base) or not _has_snapshot(handle, tail.base)):
+            deleted.append(tail.base)
         for base in deleted:  # not before: the checkpoint may have named it
             remove_segment(handle, base)
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
@@ -147,6 +151,14 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     _initialise_page(handle, page, log, has_producers=has_producers)
     handle.adopt(page)
     return msgspec.structs.replace(report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
+
+
+def _has_snapshot(handle: Handle, base: int) -> bool:
+    """Whether a segment comes with what was known of producers: once their batches are deleted, nothing else knows."""
+    with contextlib.suppress(FileNotFoundError):
+        handle.fs.stat(segment_stem(handle.folder, base) + SNAPSHOT_SUFFIX)
+        return True
+    return False
 
 
 def _deleted(bases: Sequence[int], checkpoint: Checkpoint | None) -> list[int]:
@@ -183,15 +195,17 @@ def _log_state(
 
 
 def _with_stable_offset(
-    handle: Handle, log: LogState, known: Checkpoint, bases: Sequence[int], *, unsure: bool
+    handle: Handle, log: LogState, known: Checkpoint, bases: Sequence[int], *, unsure: bool, begun: int | None = None
 ) -> tuple[LogState, bool]:
     """(the state with the offset up to which every transaction is decided, whether the log has producers).
 
-    ``unsure``: the checkpoint cannot be believed about that, and the log is asked.
+    ``unsure``: the checkpoint cannot be believed about that, and the log is asked. ``begun``: the
+    segment that the recovery begins, if it does; like any other it begins with what is known of
+    producers, which would be forgotten once the segments before it are deleted.
     """
     if not known.has_producers and not unsure:
         return log, False
-    stable_offset, found = stable_offset_of(handle, log, bases)
+    stable_offset, found = stable_offset_of(handle, log, bases, begun)
     return msgspec.structs.replace(log, last_stable_offset=stable_offset), known.has_producers or found
 
 

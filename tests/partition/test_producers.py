@@ -14,6 +14,7 @@ from logs import FakeClock, open_log
 from seeds import seeds
 
 import segmentlog
+from segmentlog.config import TopicConfig
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
 from segmentlog.format.names import ABORTED_SUFFIX, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
@@ -30,6 +31,8 @@ from segmentlog.format.producers import (
 )
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.producers import ProducerStamp
+from segmentlog.storage.findings import Tally
+from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 
@@ -437,8 +440,6 @@ def test_random_transactions_compacted_again_and_again(tmp_path: Path, seed: int
 @pytest.mark.parametrize("seed", seeds("crashed producers", (5,)))
 def test_a_power_cut_at_any_call_keeps_sequences_and_decisions(seed: int) -> None:
     """At every crash state: what the log holds is what it knows, and it goes on."""
-    from segmentlog.config import TopicConfig
-
     config = TopicConfig(segment_bytes=600, fsync="always")  # type: ignore[arg-type]
     folder = "/store/t/0"
     disk = SimulatedDisk()
@@ -467,6 +468,45 @@ def test_a_power_cut_at_any_call_keeps_sequences_and_decisions(seed: int) -> Non
             put(again, entry.next_sequence)
             with pytest.raises(OutOfOrderSequence):
                 put(again, entry.next_sequence + 5)
+
+
+def test_a_producer_with_a_name_outlives_its_batches_and_a_power_cut() -> None:
+    """Retention takes the last of its batches, before or after the machine dies: nobody forgets how far it had come."""
+    config = TopicConfig.from_mapping({"fsync": "never", "file_delete_delay_ms": 0})
+
+    def opened(disk: SimulatedDisk) -> Partition:
+        return Partition("/t/0", "t", 0, lambda: config, fs=disk.process(), clock=FakeClock())
+
+    def check(log: Partition) -> None:
+        assert [(entry.producer_id, entry.next_sequence >= 3) for entry in log.producers()] == [(NAMED, True)]
+
+    for trims_before in (False, True):
+        disk = SimulatedDisk()
+        disk.make_folders("/t/0")
+        disk.find("/t/0").sync()
+        log = opened(disk)
+        for number in range(3):
+            put(log, number)
+        log.roll()
+        if trims_before:
+            log.trim(log.log_end_offset)
+        log.close()
+        points = []
+        disk.on_effect = lambda disk=disk, points=points: points.append(disk.point())  # type: ignore[misc]
+        put(opened(disk), 3)
+        disk.on_effect = None
+        for point in points:
+            for survivor in point.crashes(random.Random(1), 6):
+                log = opened(survivor)
+                check(log)
+                log.append([b"another"], ack="durable")
+                log.trim(log.segments()[-1].base_offset)
+                log.close()
+                check(opened(survivor))
+                for again in survivor.point().crashes(random.Random(2), 2):
+                    check(opened(again))
+                    found = inspect_partition(again.process(), "/t/0", "t", 0, config, Tally())
+                    assert not [str(one) for one in found.findings if one.severity == "damage"]
 
 
 # ---------------------------------------------------------------- the files
