@@ -81,13 +81,17 @@ def endless(name: str) -> Iterator[int]:
 def jobs(name: str, *variants: Sequence[Any]) -> tuple[list[tuple[Any, ...]], Iterator[tuple[Any, ...]]]:
     """Arguments for trials: a seed and one of each of ``variants``. (Those that are always run, more without end.)
 
-    Always run is every variant of the seeds in `FOUND`; fixed and fresh ones take turns with each variant.
+    Always run is every variant of the seeds in `FOUND`; then fixed and fresh ones take turns, one beginning with the
+    first variant and the other with the last, so that a small budget meets different ones.
     """
     every = list(product(*variants))
     if (given := given_seed()) is not None:
         return [(given, *variant) for variant in every], iter(())
     always = [(seed, *variant) for seed in FOUND.get(name, ()) for variant in every]
-    return always, ((seed, *variant) for pair in _in_turns() for variant in every for seed in pair)
+    turns = ((pair, zip(every, reversed(every), strict=True)) for pair in _in_turns())
+    return always, (
+        (seed, *variant) for pair, both in turns for chosen in both for seed, variant in zip(pair, chosen, strict=True)
+    )
 
 
 def _in_turns() -> Iterator[tuple[int, int]]:

@@ -32,7 +32,7 @@ def test_every_run_has_old_seeds_and_a_new_one() -> None:
     assert list(islice(seeds.endless("test"), 6)) == [12, 7, 1, 5000, 2, 5001]
     always, more = seeds.jobs("test", "ab", (1, 3))
     assert always == [(seed, letter, number) for seed in (12, 7) for letter in "ab" for number in (1, 3)]
-    assert list(islice(more, 4)) == [(1, "a", 1), (5000, "a", 1), (1, "a", 3), (5000, "a", 3)]
+    assert list(islice(more, 4)) == [(1, "a", 1), (5000, "b", 3), (1, "a", 3), (5000, "b", 1)]
 
 
 def test_a_seed_that_is_asked_for_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
