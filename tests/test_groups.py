@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from seeds import fresh_seed, seeds, share
 
 import segmentlog
 from segmentlog.consumer import Consumer
@@ -732,7 +733,8 @@ def test_a_death_at_any_step_blocks_nobody(tmp_path: Path, evicting: bool) -> No
     Before each with SEGMENTLOG_GROUP_ROUNDS of 100 and more, else before every third, the seed decides which.
     """
     every = 1 if int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20")) >= 100 else 3
-    first = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(every)))) % every
+    first = fresh_seed() % every
+    print(f"SEGMENTLOG_SEED={fresh_seed()}")
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=2, fsync="never")
         both = [TopicPartition("t", 0), TopicPartition("t", 1)]
@@ -782,10 +784,11 @@ def _join_and_leave(path: str, at_call: int) -> None:
 
 
 @pytest.mark.long
-def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Process]) -> None:
+@pytest.mark.parametrize("seed", seeds("groups"))
+def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Process], seed: int) -> None:
     """No two owners of a partition in one generation or at one time; all is processed, in order for each owner."""
-    rounds = int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20"))
-    rng = random.Random(int(os.environ.get("SEGMENTLOG_SEED", "1")))
+    rounds = share(int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20")), "groups")
+    rng = random.Random(seed)
     every: list[_Process] = []
     alive: list[_Process] = []
     for number in range(rounds):

@@ -471,6 +471,7 @@ class Partition:
                     # The recovery point must not stay in a segment that is gone: a recovery would find no log.
                     kept = bases[len(gone)]
                     moved = {"recovery_offset": kept, "recovery_segment": kept, "recovery_position": 0}
+                    handle.fs.sync_folder(handle.folder)  # nor in one whose name a power cut may take
                 # Durable first: records must not come back after a crash once somebody saw them gone.
                 handle.update_checkpoint(log_start_offset=before_offset, **moved)
             handle.page.log.write(

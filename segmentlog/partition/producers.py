@@ -333,8 +333,13 @@ def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
     return (*runs[1 - KEPT_RUNS :], new)
 
 
-def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int]) -> tuple[int, bool]:
-    """(last stable offset of a log that is being recovered, whether any producer is known of it)."""
+def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int], begun: int | None = None) -> tuple[int, bool]:
+    """(last stable offset of a log that is being recovered, whether any producer is known of it).
+
+    ``begun`` gets a snapshot, if it is a segment that is about to begin.
+    """
     states = ProducerStates(handle)
-    states.load(log, list(bases))
+    states.load(log, [base for base in bases if base != begun])
+    if begun is not None and states._entries:
+        states.write_snapshot(begun, handle.clock.now_ms())
     return states.stable_offset(log.log_end_offset), bool(states._entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
@@ -124,6 +124,9 @@ class Reader:
                         return
                     left = batch.skip_to(offset)
                     offset = batch.header.next_offset
+                    if offset > bound:  # a truncation that was cut short goes through it
+                        batch = batch.slice(0, bisect_left(batch.offsets, bound))
+                        left = len(batch) > 0
                     attributes = batch.header.attributes
                     if attributes & CONTROL:
                         left = left and control
@@ -235,15 +238,17 @@ class Reader:
         everything that was kept, and goes on where history resumes.
         """
         log = self._handle.page.log.read()
-        if not log.log_start_offset <= offset <= log.log_end_offset:
-            raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
         for lost in self._lost[1] if self._lost[0] == log.epoch else self.lost_ranges():
             # Nobody below the log start can have read anything that is not gone anyway.
             base_offset = max(lost.base_offset, log.log_start_offset)
             if base_offset < offset < lost.end_offset:
                 raise LogTruncated(self._handle.log_name, offset, lost)
             if base_offset == offset < lost.end_offset:
+                if lost.end_offset > log.log_end_offset:
+                    return offset  # a truncation was cut short, and nobody opened the log for writing since
                 return self.check_position(lost.end_offset)
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
         return offset
 
     def lost_ranges(self) -> tuple[LostRange, ...]:

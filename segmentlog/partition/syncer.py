@@ -156,6 +156,11 @@ class Syncer:
 
     def _write_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         handle = self._handle
+        if sync.synced_base_offset != log.active_base_offset:
+            # Rolled since, when every record was durable: where the sealed file was cut off is not, nor the next one's
+            # name. Behind the recovery point the space that comes back after a power cut would be damage.
+            self._sync_locked(sync)
+            sync = handle.page.sync.read()
         try:
             handle.update_checkpoint(
                 recovery_offset=log.log_end_offset,

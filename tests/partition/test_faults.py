@@ -328,7 +328,11 @@ def test_fsync_never_leaves_it_to_the_system(tmp_path: Path) -> None:
 
 def test_threads_that_wait_for_the_disk_share_its_fsyncs(tmp_path: Path) -> None:
     """Sixteen threads that append durably take far fewer fsyncs than appends, and each gets its own offsets."""
-    partition = open_log(tmp_path, fs=FaultyFileSystem())
+    fs: Any = FaultyFileSystem()
+    fdatasync = fs.fdatasync
+    # Long enough for others to come, however fast the disk is and however slow they are.
+    fs.fdatasync = lambda fd: (time.sleep(0.005), fdatasync(fd))
+    partition = open_log(tmp_path, fs=fs)
     threads_count, each = 16, 12
     got: dict[int, bytes] = {}
     failures: list[BaseException] = []
