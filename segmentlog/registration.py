@@ -66,8 +66,11 @@ class Registration:
 
     def __del__(self) -> None:
         # Nobody closed its producer: the name is free, as after the death of a process.
-        if self._pid == os.getpid():
-            self._let_go()
+        try:
+            if self._pid == os.getpid():
+                self._let_go()
+        except BaseException:  # nobody is there to be told
+            pass
 
     def _let_go(self) -> None:
         for fd in (self._fence_fd, self._lease_fd):
