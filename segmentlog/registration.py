@@ -70,7 +70,10 @@ class Registration:
 
     def __del__(self) -> None:
         # Nobody closed its producer: the name is free, as after the death of a process.
-        self._let_go()
+        try:
+            self._let_go()
+        except BaseException:  # nobody is there to be told
+            pass
 
     def _let_go(self) -> None:
         fds = self._fence_fd, self._lease_fd

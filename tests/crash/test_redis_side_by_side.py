@@ -305,6 +305,7 @@ def test_import_understands_these_pages(redis: None) -> None:
         assert found.config() == {"segment.records": 3, "retention.segments": 2, "retention.closed.ms": 60_000}
         values = [value for rows in found.rows(pages, 2) for value in rows.values]
         assert values == [value for _, value in topic.pull()] == [b"%d" % number for number in range(3, 12)]
+        found._client.close()
 
 
 def test_what_was_not_synced_is_gone(tmp_path: Path) -> None:
