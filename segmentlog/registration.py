@@ -12,6 +12,7 @@ from typing import Final
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage.fs import FileSystem, write_all
 from segmentlog.storage.held import let_go
+from segmentlog.storage.locks import held
 from segmentlog.transaction_log import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -43,12 +44,12 @@ class Registration:
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)
 
-    @contextlib.contextmanager
+    @held
     def deciding(self) -> Iterator[int]:
         """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
         self.check()
-        lock_fence(self._fs, self.name, self._fence_fd)
         try:
+            lock_fence(self._fs, self.name, self._fence_fd)
             self.check()
             yield self._fence_fd
         finally:
@@ -60,9 +61,10 @@ class Registration:
         if self._lease_fd >= 0:
             with contextlib.suppress(OSError):
                 self._fs.unlink(self._lease_path)
-        for fd in (self._fence_fd, self._lease_fd):
-            if fd >= 0:
-                let_go(self._fs, fd)
+        if self._fence_fd >= 0:
+            let_go(self._fs, self._fence_fd, self.__dict__, "_fence_fd")
+        if self._lease_fd >= 0:
+            let_go(self._fs, self._lease_fd, self.__dict__, "_lease_fd")
         self._fence_fd = self._lease_fd = -1
 
 

@@ -22,6 +22,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from segmentlog.records import TopicPartition
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.held import hold_open, let_go
+from segmentlog.storage.locks import held, opened
 from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.workers import logger
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = "~"
 """Begins the names of producers that were given none, and are forgotten when they are closed."""
+_FENCE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _EPOCH_MAX: Final = 32_000
 """Epochs are 16 bits; a name that was opened so often goes on under another id."""
 _BUSY_PAUSE_S: Final = 0.25
@@ -81,26 +84,37 @@ class Transactions:
 
     # ------------------------------------------------------------ names
 
-    @contextlib.contextmanager
+    @held
     def _locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
         """Hold the lock under which everything about a name is decided; the descriptor of its fence.
 
         Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
         """
-        fd = self._open_fence(self._folder_of(name))
+        fds: list[int] = []
         try:
-            lock_fence(self._fs, name, fd, wait_s)
-            yield fd
+            fds.extend(starmap(self._open_fence, ((self._folder_of(name),),)))
+            lock_fence(self._fs, name, fds[0], wait_s)
+            yield fds[0]
         finally:
-            self._fs.close(fd)
+            for fd in fds:
+                self._fs.close(fd)
 
     def _open_fence(self, folder: str) -> int:
-        while True:
-            for path in (self._folder, folder):
-                with contextlib.suppress(FileExistsError):
-                    self._fs.mkdir(path)
-            with contextlib.suppress(FileNotFoundError):  # an anonymous one's, which another process has just forgotten
-                return self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fds: list[int] = []
+        try:
+            while True:
+                for path in (self._folder, folder):
+                    with contextlib.suppress(FileExistsError):
+                        self._fs.mkdir(path)
+                try:
+                    fds.extend(starmap(self._fs.open, ((f"{folder}/fence", _FENCE_FLAGS, 0o666),)))
+                    return fds[0]
+                except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
+                    pass
+        except BaseException:
+            for fd in fds:
+                self._fs.close(fd)
+            raise
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -139,25 +153,22 @@ class Transactions:
                 unsettled=(),
                 updated_ms=self._now_ms(),
             )
-            lease = self._take_lease(name, state)
-            fence_fd = -1
+            files: list[int] = []
+            path = self._lease_path(name, state)
             try:
+                files.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
+                self._fs.flock(files[0], fcntl.LOCK_EX)
                 write_fence(self._fs, fd, state.producer_id, epoch)
                 self._write(name, state, "durable")
-                fence_fd = hold_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR)
+                files.extend(starmap(hold_open, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
+                return Registration(self._fs, name, state, files[1], (files[0], path))
             except BaseException:
-                let_go(self._fs, lease[0])
+                for one in files:
+                    let_go(self._fs, one)
                 raise
-            return Registration(self._fs, name, state, fence_fd, lease)
 
     def _folder_of(self, name: str) -> str:
         return f"{self._folder}/{group_folder_name(name)}"
-
-    def _take_lease(self, name: str, state: TransactionState) -> tuple[int, str]:
-        path = self._lease_path(name, state)
-        fd = hold_open(self._fs, path, os.O_RDWR | os.O_CREAT)
-        self._fs.flock(fd, fcntl.LOCK_EX)
-        return fd, path
 
     def _lease_path(self, name: str, state: TransactionState) -> str:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
@@ -166,15 +177,12 @@ class Transactions:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
+            with opened(self._fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
+                self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        try:
-            self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        finally:
-            self._fs.close(fd)
         if not self._store.read_only:
             with contextlib.suppress(OSError):
                 self._fs.unlink(path)

@@ -8,6 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from segmentlog.storage.locks import rouse
 
 logger = logging.getLogger("segmentlog")
 
@@ -30,7 +33,7 @@ class Worker:
         self.error: BaseException | None = None
         self._tick = tick
         self._first_pause_s = first_pause_s
-        self._wake = threading.Event()
+        self._wake = _asleep()
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -44,14 +47,14 @@ class Worker:
             if self._stopped or self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
                 return
             if self._pid:  # forked while somebody may have held its lock
-                self._wake = threading.Event()
+                self._wake = _asleep()
             self._thread = threading.Thread(target=self._loop, name=f"segmentlog-{self.name}", daemon=True)
             self._thread.start()
             self._pid = os.getpid()
 
     def wake(self) -> None:
         """Have the next tick now."""
-        self._wake.set()
+        rouse(self._wake)
 
     def pause(self, seconds: float) -> bool:
         """For a tick that takes its time: wait, and say whether it should end instead of going on."""
@@ -63,7 +66,7 @@ class Worker:
         """End the thread after the tick in hand."""
         with self._mutex:
             self._stopped = True
-            self._wake.set()
+            rouse(self._wake)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""
@@ -81,8 +84,7 @@ class Worker:
         pause_s = self._first_pause_s
         failures = 0
         while True:
-            self._wake.wait(pause_s)
-            self._wake.clear()
+            self._wake.acquire(True, min(max(pause_s, 0.0), _PAUSE_LONGEST_S))
             if self._stopped:
                 return
             try:
@@ -96,6 +98,14 @@ class Worker:
                 self.error = error
 
 
+def _asleep() -> Any:
+    """A lock that is taken: who waits for it is woken by `rouse`, now or beforehand."""
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    return lock
+
+
+_PAUSE_LONGEST_S = 86_400.0
 _PAUSE_MAX_S = 0.2
 # So that a tick that paces itself hears of a close in time.
 

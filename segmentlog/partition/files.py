@@ -17,6 +17,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.partition.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import segment_stem
 
 
@@ -35,12 +36,9 @@ def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tu
 
 def truncate_file(handle: Handle, base: int, size: int) -> None:
     """Cut a segment's file, durably."""
-    fd = handle.fs.open(segment_stem(handle.folder, base) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with opened(handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC) as fd:
         handle.fs.ftruncate(fd, size)
         handle.fs.fsync(fd)
-    finally:
-        handle.fs.close(fd)
 
 
 def remove_segment(handle: Handle, base: int) -> None:

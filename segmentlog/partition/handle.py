@@ -20,6 +20,7 @@ from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDE
 from segmentlog.records import RecoveryMode
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import held, if_free, keep
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import REWRITING as REWRITING
 from segmentlog.storage.state import WRITING as WRITING
@@ -106,8 +107,10 @@ class Handle:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            self.lock_fd = self.fs.open(self.lock_path, flags, 0o666)
-            self.state_fd = self.fs.open(f"{self.folder}/{STATE_FILE}", flags, 0o666)
+            if self.state_fd < 0:
+                keep(self, "state_fd", self.fs.open, f"{self.folder}/{STATE_FILE}", flags, 0o666)
+            if self.lock_fd < 0:
+                keep(self, "lock_fd", self.fs.open, self.lock_path, flags, 0o666)
         except FileNotFoundError:
             self.close_files()
             raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
@@ -130,7 +133,7 @@ class Handle:
 
     def ensure_open(self) -> None:
         """Reopen files that were closed while idle or in another process (after a fork)."""
-        if self.lock_fd < 0:
+        if self.lock_fd < 0 or self.state_fd < 0:
             self.check_usable()
             self.check_in_place()  # before: opening makes files that are not there
             self.open_files()
@@ -140,49 +143,52 @@ class Handle:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
         for close in self.closers:
             close()
-        for fd in (self.lock_fd, self.state_fd):
+        close_file = self.fs.close
+        # Each is forgotten before it is closed, with no call in between: its number may be another file's right after.
+        fd, self.lock_fd = self.lock_fd, -1
+        try:
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    self.fs.close(fd)
-        self.lock_fd = self.state_fd = -1
+                close_file(fd)
+        except OSError:
+            pass
+        finally:
+            fd, self.state_fd = self.state_fd, -1
+            try:
+                if fd >= 0:
+                    close_file(fd)
+            except OSError:
+                pass
 
     def release(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
-        if not self.append_mutex.acquire(blocking=False):
-            return False
-        try:
-            if not self.sync_mutex.acquire(blocking=False):
+        with if_free(self.append_mutex) as one, if_free(self.sync_mutex) as both:
+            if not (one and both):
                 return False
-            try:
-                self.close_files()
-                return True
-            finally:
-                self.sync_mutex.release()
-        finally:
-            self.append_mutex.release()
+            self.close_files()
+            return True
 
     # ------------------------------------------------------------ locks
 
-    @contextlib.contextmanager
+    @held
     def append_locked(self) -> Iterator[None]:
         """Hold the append lock, for everything but the append itself (which does it by hand, for speed)."""
         self.check_writable()
         with self.append_mutex:
             self.ensure_open()
-            self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
             try:
+                self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
                 self.check_in_place()
                 yield
             finally:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
 
-    @contextlib.contextmanager
+    @held
     def sync_locked(self) -> Iterator[None]:
         """Hold the sync lock: for fsyncs and for every write of the checkpoint."""
         with self.sync_mutex:
             self.ensure_open()
-            self.fs.flock(self.state_fd, fcntl.LOCK_EX)
             try:
+                self.fs.flock(self.state_fd, fcntl.LOCK_EX)
                 yield
             finally:
                 self.fs.flock(self.state_fd, fcntl.LOCK_UN)

@@ -7,12 +7,14 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from itertools import starmap
 
 import msgspec
 
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.partition.handle import Handle
 from segmentlog.storage.fs import read_file, write_all
+from segmentlog.storage.locks import held
 
 _ASK_EVERY_S = 0.05
 
@@ -40,21 +42,26 @@ class Lease:
         self._fd = -1
         handle.after_fork.append(self._forget)
 
-    @contextlib.contextmanager
+    @held
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
         """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
         fs = self._handle.fs
-        fd = fs.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fds: list[int] = []
         try:
-            held = self._lock(fd, wait_s)
-            if held:
+            fds.extend(starmap(fs.open, ((self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666),)))
+            (fd,) = fds
+            is_held = self._lock(fd, wait_s)
+            if is_held:
                 self._fd = fd
-            yield held
+            yield is_held
         finally:
-            if self._fd == fd:
-                self._fd = -1
-            with contextlib.suppress(OSError):  # closed already in a forked child
-                fs.close(fd)
+            for fd in fds:
+                if self._fd == fd:
+                    self._fd = -1
+                try:
+                    fs.close(fd)
+                except OSError:  # closed already in a forked child
+                    pass
 
     def _lock(self, fd: int, wait_s: float) -> bool:
         ends = time.monotonic() + wait_s

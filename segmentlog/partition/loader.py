@@ -15,6 +15,7 @@ from segmentlog.records import RecoveryReport
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import NO_ROOM
 from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
@@ -33,14 +34,14 @@ def open_partition(handle: Handle) -> RecoveryReport:
     boot_id = handle.fs.boot_id()
     if _is_sound(handle, page, boot_id):
         handle.adopt(page)
-        if not page.writing or not _lock_now(handle):
-            return _live_report(page)
         try:
-            return cut_torn_tail(handle, page) if page.writing else _live_report(page)
+            if page.writing and _lock_now(handle) and page.writing:
+                return cut_torn_tail(handle, page)
+            return _live_report(page)
         finally:
-            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
-    handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
+            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)  # harmless where it is not locked
     try:
+        handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
         if _is_sound(handle, page, boot_id):  # somebody else recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
@@ -60,18 +61,14 @@ def _refuse_damage(handle: Handle) -> None:
 
 def _map_page(handle: Handle) -> StatePage:
     # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
-    fd = -1
     try:
-        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
-        page = StatePage.map(handle.fs, fd, writable=True)
+        with opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC) as fd:
+            page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
         handle.close_files()
         if error.errno in NO_ROOM:
             raise DiskFull(f"{handle.folder}/{STATE_FILE}", PAGE_SIZE) from error
         raise
-    finally:
-        if fd >= 0:
-            handle.fs.close(fd)
     assert page is not None
     return page
 
@@ -157,11 +154,8 @@ def _open_read_only(handle: Handle) -> RecoveryReport:
 def find_live_page(handle: Handle) -> StatePage | None:
     """The page that those share who have the log open for writing, or had it since the machine started."""
     with contextlib.suppress(FileNotFoundError):
-        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd:
             page = StatePage.map(handle.fs, fd, writable=False)
-        finally:
-            handle.fs.close(fd)
         if page is not None and page.describes(handle.fs.boot_id(), handle.fs.stat(handle.folder)):
             return page
     return None

@@ -7,7 +7,6 @@ in this folder; this one says what a partition promises.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -48,6 +47,7 @@ from segmentlog.records import (
     SegmentInfo,
 )
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import held
 from segmentlog.storage.state import CONFIG_WORD
 
 logger = logging.getLogger("segmentlog")
@@ -97,8 +97,13 @@ class Partition:
         self.number = number
         self.damage: list[tuple[int, int, CorruptBatch]] = []
         """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
-        self.recovery_report: RecoveryReport = open_partition(self._handle)
+        self.recovery_report: RecoveryReport
         """What opening found and did, as the one who opened the partition first in this process saw it."""
+        try:
+            self.recovery_report = open_partition(self._handle)
+        except BaseException:
+            self._handle.close_files()
+            raise
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}/{self.number} [{self.log_start_offset}, {self.log_end_offset})>"
@@ -226,7 +231,7 @@ class Partition:
             return []
         return [entry for entry in self.producers() if entry.transaction_offset >= 0]
 
-    @contextlib.contextmanager
+    @held
     def _known_producers(self) -> Iterator[ProducerStates]:
         handle = self._handle
         if not handle.read_only:
@@ -419,7 +424,7 @@ class Partition:
 
     # ------------------------------------------------------------ changing it
 
-    @contextlib.contextmanager
+    @held
     def _changing(self) -> Iterator[None]:
         """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
         handle = self._handle
@@ -577,10 +582,10 @@ class Partition:
 
     def close(self) -> None:
         """fsync, and leave the partition so that the next open has nothing to do. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         handle = self._handle
+        if self._closed and handle.lock_fd < 0 and handle.state_fd < 0:
+            return  # else it was interrupted on its way
+        self._closed = True
         try:
             # Deleted meanwhile: nothing is left to sync.
             owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()

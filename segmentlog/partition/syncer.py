@@ -8,11 +8,13 @@ import os
 
 import msgspec
 
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, UnknownTopic
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.partition.handle import Handle
+from segmentlog.storage.fs import is_from_a_call
+from segmentlog.storage.locks import keep, opened
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import WAITING_WORD, LogState, SyncState
+from segmentlog.storage.state import FAILED_WORD, WAITING_WORD, LogState, SyncState
 
 CHECKPOINT_BYTES = 32 << 20
 """The recovery point follows the durable offset once so much was synced: what a recovery reads at most, twice over."""
@@ -46,8 +48,8 @@ class Syncer:
             if handle.state_fd < 0:
                 handle.ensure_open()
             flock, fd = handle.fs.flock, handle.state_fd
-            flock(fd, fcntl.LOCK_EX)
             try:
+                flock(fd, fcntl.LOCK_EX)  # inside: an interrupt may come before it has returned
                 sync = page.sync.read()
                 if sync.durable_offset >= upto_offset:
                     return sync.durable_offset
@@ -68,8 +70,16 @@ class Syncer:
             else:
                 self._sync_files(log, sync)
         except OSError as error:
-            handle.check_usable()  # deleted since the look above: no failure of the disk
-            handle.check_in_place()
+            if not is_from_a_call(error):
+                raise
+            # Before anything else is called: an interrupt must not have it forgotten, and then tried again.
+            page.words[FAILED_WORD] = 1
+            try:
+                handle.check_usable()  # deleted since the look above: no failure of the disk
+                handle.check_in_place()
+            except UnknownTopic:
+                page.words[FAILED_WORD] = 0
+                raise
             # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
             handle.fail(f"an fsync failed ({error})")
         sync = SyncState(
@@ -117,6 +127,8 @@ class Syncer:
         except DiskFull:
             raise
         except OSError as error:
+            if not is_from_a_call(error):
+                raise
             handle.check_usable()
             handle.check_in_place()
             handle.fail(f"writing the checkpoint failed ({error})")
@@ -130,23 +142,24 @@ class Syncer:
             for base in handle.segments(log):
                 if sync.synced_base_offset <= base < log.active_base_offset:
                     with contextlib.suppress(FileNotFoundError):  # retention was faster
-                        fd = fs.open(segment_stem(handle.folder, base) + LOG_SUFFIX, os.O_RDONLY | os.O_CLOEXEC)
-                        try:
+                        path = segment_stem(handle.folder, base) + LOG_SUFFIX
+                        with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
                             fs.fdatasync(fd)
-                        finally:
-                            fs.close(fd)
             # The folder too: until then a power cut may take the new segment's name, and with it the segment.
             fs.sync_folder(handle.folder)
         key = (log.active_base_offset, log.epoch)
         if self._key != key:
             self._close()
             path = segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX
-            self._fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            keep(self, "_fd", fs.open, path, os.O_RDONLY | os.O_CLOEXEC)
             self._key = key
         fs.fdatasync(self._fd)
 
     def _close(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                self._handle.fs.close(self._fd)
-        self._fd, self._key = -1, (-1, -1)
+        close_file = self._handle.fs.close
+        fd, self._fd, self._key = self._fd, -1, (-1, -1)  # before: its number may be another file's right after
+        if fd >= 0:
+            try:
+                close_file(fd)
+            except OSError:
+                pass

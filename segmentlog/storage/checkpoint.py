@@ -7,6 +7,7 @@ import os
 from segmentlog.errors import DiskFull
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, decode_checkpoint, encode_slot
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file, write_all
+from segmentlog.storage.locks import opened
 
 
 class CheckpointFile:
@@ -32,16 +33,14 @@ class CheckpointFile:
             slot = data.ljust(slot_size, b"\0")
             replace_file(self._fs, self.path, slot + slot)
             return
-        fd = self._fs.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            write_all(self._fs, fd, [data.ljust(slot_size, b"\0")], (sequence + 1) % 2 * slot_size)
-            self._fs.fdatasync(fd)
+            with opened(self._fs, self.path, os.O_RDWR | os.O_CLOEXEC) as fd:
+                write_all(self._fs, fd, [data.ljust(slot_size, b"\0")], (sequence + 1) % 2 * slot_size)
+                self._fs.fdatasync(fd)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DiskFull(self.path, slot_size) from error
             raise
-        finally:
-            self._fs.close(fd)
 
     def _read(self) -> tuple[Checkpoint | None, bool, int, int]:
         try:

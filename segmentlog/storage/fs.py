@@ -12,11 +12,12 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
+from segmentlog.storage.locks import held, opened
 from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
@@ -78,11 +79,8 @@ class FileSystem:
 
     def sync_folder(self, path: str) -> None:
         """Make names in this folder durable: until then a power cut may undo a create or a rename."""
-        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with opened(self, path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self.fsync(fd)
-        finally:
-            self.close(fd)
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
@@ -119,16 +117,23 @@ class FileSystem:
             return f"init-{os.stat('/').st_ctime_ns}"
 
 
+def is_from_a_call(error: OSError) -> bool:
+    """Whether a system call failed with it. Without a number it is an interrupt's: a time-out made of SIGALRM, say."""
+    return error.errno is not None
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an operation failed with it, as opposed to being interrupted by it."""
+    return isinstance(error, SegmentlogError) or (isinstance(error, OSError) and is_from_a_call(error))
+
+
 def _read_proc(path: str) -> bytes:
     """What the kernel says there."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(FileSystem(), path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         while part := os.read(fd, 1 << 12):
             parts.append(part)
         return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def _kind_in(mount: bytes) -> str:
@@ -138,8 +143,7 @@ def _kind_in(mount: bytes) -> str:
 
 def read_file(fs: FileSystem, path: str) -> bytes:
     """The whole of a small file."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         position, most = 0, 1 << 12
         while part := fs.pread(fd, most, position):
@@ -147,8 +151,6 @@ def read_file(fs: FileSystem, path: str) -> bytes:
             position += len(part)
             most = 1 << 20
         return b"".join(parts)
-    finally:
-        fs.close(fd)
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
@@ -178,18 +180,16 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
     or processes may replace one file at the same time: the last one wins.
     """
     try:
-        temporary, fd = _open_temporary(fs, path)
-        try:
-            fs.ftruncate(fd, 0)
-            write_all(fs, fd, [data], 0)
-            fs.fsync(fd)
-            fs.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fs.unlink(temporary)
-            raise
-        finally:
-            fs.close(fd)
+        with _temporary(fs, path) as (temporary, fd):
+            try:
+                fs.ftruncate(fd, 0)
+                write_all(fs, fd, [data], 0)
+                fs.fsync(fd)
+                fs.replace(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    fs.unlink(temporary)
+                raise
     except OSError as error:
         if error.errno in NO_ROOM:
             raise DiskFull(path, len(data)) from error
@@ -217,7 +217,8 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         fs.unlink(temporary)
 
 
-def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
+@held
+def _temporary(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
     """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
 
     Always the same name if it can be had, so that what a killed process left is used up and
@@ -225,17 +226,15 @@ def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
-        fd = fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(fs.fstat(fd), fs.stat(name)):
-                return name, fd
-        except (BlockingIOError, FileNotFoundError):
-            pass  # somebody is writing it, or has just put it in place
-        except BaseException:
-            fs.close(fd)
-            raise
-        fs.close(fd)
+        with opened(fs, name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as fd:
+            try:
+                fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_mine = os.path.samestat(fs.fstat(fd), fs.stat(name))
+            except (BlockingIOError, FileNotFoundError):
+                continue  # somebody is writing it, or has just put it in place
+            if is_mine:
+                yield name, fd
+                return
     raise OSError(errno.EBUSY, "temporary files come and go", aside)
 
 

@@ -179,8 +179,8 @@ class StatePage:
         if found.st_size < PAGE_SIZE:
             if not writable:
                 return None
-            fs.flock(fd, fcntl.LOCK_EX)
             try:
+                fs.flock(fd, fcntl.LOCK_EX)
                 size = fs.fstat(fd).st_size
                 if size < PAGE_SIZE:
                     write_all(fs, fd, [bytes(PAGE_SIZE - size)], size)

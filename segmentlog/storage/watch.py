@@ -13,7 +13,10 @@ import ctypes
 import os
 import select
 import struct
+from itertools import starmap
 from typing import Final
+
+from segmentlog.storage.locks import keep
 
 _IN_MODIFY: Final = 0x2
 _IN_CLOSE_WRITE: Final = 0x8
@@ -31,10 +34,16 @@ class Watch:
 
     def __init__(self) -> None:
         self._watched: dict[str, int] = {}
-        self._fd = _inotify_init()
+        self._fd = self._wake_read = self._wake_write = -1
+        keep(self, "_fd", _inotify_init)
         self._delay = _POLL_MIN_S
         self._endings_watched = self._ended = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        ends: list[tuple[int, int]] = []
+        try:
+            ends.extend(starmap(os.pipe2, ((os.O_NONBLOCK | os.O_CLOEXEC,),)))
+        finally:
+            for self._wake_read, self._wake_write in ends:
+                pass
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
         if self._fd >= 0:
@@ -97,10 +106,20 @@ class Watch:
             os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
-        for fd in (self._fd, self._wake_read, self._wake_write):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._wake_read = self._wake_write = -1
+        # Each is forgotten before it is closed, with no call in between: its number may be another file's right after.
+        while self._fd >= 0 or self._wake_read >= 0 or self._wake_write >= 0:
+            fd = -1
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+            elif self._wake_read >= 0:
+                fd, self._wake_read = self._wake_read, -1
+            else:
+                fd, self._wake_write = self._wake_write, -1
+            os.close(fd)
+
+    def __del__(self) -> None:  # whoever was to keep it was interrupted
+        with contextlib.suppress(BaseException):
+            self.close()
 
 
 def _tells_of_an_end(events: bytes) -> bool:
