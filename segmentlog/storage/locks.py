@@ -12,7 +12,7 @@ and in C functions that wait (`lock.acquire`, `flock`, `time.sleep`), which then
 From that follows what is safe, and what is not:
 
 - ``with lock:`` of a lock object: entering and leaving it are no CALLs, and the lock's own methods are written in C.
-  (Not in CPython 3.14 before its fix of python/cpython#148874: there entering is a CALL that the ``with`` does not cover.)
+  (Not in CPython 3.14 before its fix of python/cpython#148874: there it is a CALL that the ``with`` does not cover.)
 - ``try: flock(fd, LOCK_EX) ... finally: flock(fd, LOCK_UN)``, under a mutex: unlocking what is not locked is
   harmless, and nothing comes between the start of a ``finally`` and a C function that it begins with calling.
 - Not ``acquire(); try:``, not ``flock(); try:``, not ``fd = open(); try:``: the result is lost, and nobody lets go.
