@@ -88,6 +88,15 @@ def _is_traced(code: CodeType) -> bool:
     return not name.startswith("<") and name.startswith(_alike) and name != __file__ and "site-packages" not in name
 
 
+def _is_called_by_package(frame: FrameType | None) -> bool:
+    """Whether it is a function of the package, or works for one."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_package) and frame.f_code.co_filename != __file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class _Run:
     """One run of an operation, with an interrupt at the n-th point."""
 
@@ -100,7 +109,7 @@ class _Run:
         self.passed: list[Place] | None = None
 
     def enter(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not _is_traced(frame.f_code):
+        if not _is_traced(frame.f_code) or not _is_called_by_package(frame):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

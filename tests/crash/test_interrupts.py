@@ -33,7 +33,7 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect import inspect_store
 from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_points
 
-POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "12"))
+POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "8"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1_000_000))))
 SECONDS = float(os.environ.get("SEGMENTLOG_INTERRUPT_SECONDS", "1.5"))
 CRITICAL = (
