@@ -123,7 +123,7 @@ class Consumer:
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._turn: deque[TopicPartition] = deque()
         self._watch: Watch | None = None
-        self._closed = self._closing = False
+        self._closed = self._closing = self._ended = False
         self._woken = False
         self._waiting = forks.reentrant_lock(self, "_waiting")
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
@@ -555,7 +555,8 @@ class Consumer:
         """End; a member leaves its group. Idempotent."""
         if self._session is not None and self._session.member.is_foreign:
             self._closed = True  # a forked child: everything else is the parent's
-        if not self._closed:
+            self._ended = True
+        if not self._ended:
             self._store.members.discard(self)
             self._closed = True
             self.wakeup()
@@ -568,6 +569,8 @@ class Consumer:
                     self._closing = False
                     if self._watch is not None:
                         self._watch.close()
+                    # Else it was interrupted, and the next call goes on.
+                    self._ended = self._session is None or self._session.member.has_left
 
     def _check_open(self) -> None:
         if self._closed and not self._closing:  # what `on_revoked` does at the end is still allowed

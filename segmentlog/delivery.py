@@ -72,11 +72,16 @@ class Chunk:
         """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
     def take(self) -> None:
-        """Turn what was added into columns. The caller holds the producer's lock."""
-        self.taken = True
-        triples, self._triples = self._triples, []
-        if not triples:
+        """Turn what was added into columns, once. The caller holds the producer's lock."""
+        if self.taken:
             return
+        triples = self._triples
+        if triples:
+            self._take(triples)
+        # Last: after an interrupt all of it is done anew.
+        self._triples, self.taken = [], True
+
+    def _take(self, triples: list[Any]) -> None:
         numbers, self.values, self.keys = triples[::3], triples[1::3], triples[2::3]
         if self.noted or numbers != list(range(len(numbers))):  # in another order than they were numbered, or fewer
             positions = self._positions = {number: position for position, number in enumerate(numbers)}

@@ -16,6 +16,7 @@ from segmentlog.group_offsets import CommittedOffset, GroupOffsets, encode, enco
 from segmentlog.groups import Member
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.locks import held
 
 if TYPE_CHECKING:
     from segmentlog.partition.handle import Clock
@@ -237,7 +238,7 @@ class Groups:
         self._fs.remove_tree(gone)
         return end_offset
 
-    @contextlib.contextmanager
+    @held
     def _empty(self, group: str) -> Iterator[None]:
         """Keep members from joining within. Raises `GroupNotEmpty`."""
         folder = self._folder(group)

@@ -15,8 +15,9 @@ from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
+from segmentlog.storage.locks import held
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -96,39 +97,27 @@ class GroupFolder:
 
     # ------------------------------------------------------------ the lock
 
-    @contextlib.contextmanager
+    @held
     def locked(self, *, exclusive: bool = True) -> Iterator[None]:
         """Hold the group's lock; makes the folder if it is not there."""
-        fd = self._lock(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        try:
-            yield
-        finally:
-            let_go(self.fs, fd)
-
-    def _lock(self, how: int) -> int:
         path = self.lock_path
         while True:
             try:
-                fd = hold_open(self.fs, path, os.O_RDWR | os.O_CREAT)
+                with held_open(self.fs, path, os.O_RDWR | os.O_CREAT) as fd:
+                    self.fs.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                    if self.is_current(fd, path):  # and not of a group that was deleted meanwhile
+                        for folder in (self.members_path, self.partitions_path):
+                            if not os.path.isdir(folder):
+                                with contextlib.suppress(FileExistsError):
+                                    self.fs.mkdir(folder)
+                        if not self.fs.fstat(fd).st_size:
+                            write_all(self.fs, fd, [self.group.encode()], 0)
+                        yield
+                        return
             except FileNotFoundError:
                 for folder in (f"{self.store.path}/{GROUPS_FOLDER}", self.path):
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
-                continue
-            try:
-                self.fs.flock(fd, how)
-                if self.is_current(fd, path):  # and not of a group that was deleted meanwhile
-                    for folder in (self.members_path, self.partitions_path):
-                        if not os.path.isdir(folder):
-                            with contextlib.suppress(FileExistsError):
-                                self.fs.mkdir(folder)
-                    if not self.fs.fstat(fd).st_size:
-                        write_all(self.fs, fd, [self.group.encode()], 0)
-                    return fd
-            except BaseException:
-                let_go(self.fs, fd)
-                raise
-            let_go(self.fs, fd)
 
     def is_current(self, fd: int, path: str) -> bool:
         """Whether ``path`` is still the name of the open file."""
@@ -151,21 +140,19 @@ class GroupFolder:
         path = f"{self.members_path}/{member}"
         try:
             # Read-only: closing it must not look like the end of the member to whoever watches the folder.
-            fd = hold_open(self.fs, path, os.O_RDONLY)
+            with held_open(self.fs, path, os.O_RDONLY) as fd:
+                try:
+                    # Shared: two who look at the same time must not take each other for the member.
+                    self.fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return None
+                except BlockingIOError:
+                    text = self.fs.pread(fd, 1 << 20, 0)
         except FileNotFoundError:
             return None
         try:
-            # Shared: two who look at the same time must not take each other for the member.
-            self.fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return None
-        except BlockingIOError:
-            text = self.fs.pread(fd, 1 << 20, 0)
-            try:
-                return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
-            except (ValueError, msgspec.DecodeError):
-                return None  # being made: its maker holds the group's lock
-        finally:
-            let_go(self.fs, fd)
+            return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
+        except (ValueError, msgspec.DecodeError):
+            return None  # being made: its maker holds the group's lock
 
     def live_members(self) -> dict[str, MemberState]:
         """Those that hold the lock of their file."""

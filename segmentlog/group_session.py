@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -12,6 +11,7 @@ from segmentlog.group_offsets import CommittedOffset, Encoded, GroupOffsets, enc
 from segmentlog.groups import Member
 from segmentlog.records import TopicPartition
 from segmentlog.storage import forks
+from segmentlog.storage.locks import held
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -212,11 +212,8 @@ class GroupSession:
         if not named:
             return 0
         keys, values = self._encode(named, metadata)
-        self.member.begin_commit(named)
-        try:
+        with self.member.committing(named):
             end_offset = self._offsets.append(keys, values)
-        finally:
-            self.member.end_commit()
         self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
         return end_offset
 
@@ -248,7 +245,7 @@ class GroupSession:
         except ConsumerFenced as error:
             logger.warning("%s", error)
 
-    @contextlib.contextmanager
+    @held
     def committing(self, positions: Mapping[Any, int] | None, *, metadata: str = "") -> Iterator[Encoded]:
         """Keys and values to append to ``__consumer_offsets`` within; nobody can take the partitions as long."""
         self.member.check_process()
@@ -257,11 +254,8 @@ class GroupSession:
             self._flush_soon()
             named = self.named(positions)
             encoded = self._encode(named, metadata)
-            self.member.begin_commit(named)
-            try:
+            with self.member.committing(named):
                 yield encoded
-            finally:
-                self.member.end_commit()
 
     def _encode(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:
         return encode(

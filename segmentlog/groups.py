@@ -28,7 +28,8 @@ import fcntl
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Final
 
 import msgspec
@@ -45,6 +46,7 @@ from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import TopicPartition
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import write_all
+from segmentlog.storage.locks import held, keep
 
 _CHECK_MS: Final = 250
 """How often a member looks whether the others live. With many members, each looks less often."""
@@ -116,8 +118,8 @@ class Member:
                 wanted = f"{found}, as the other members of group {folder.group!r} have it"
                 raise InvalidConfig("assignment_strategy", self.strategy, wanted)
             path = f"{folder.members_path}/{self.id}"
-            self._fd = hold_open(fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
+                keep(self, "_fd", hold_open, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, fcntl.LOCK_EX)
                 write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
                 folder.rebalance(now_ms)
@@ -145,6 +147,11 @@ class Member:
         finally:
             self._let_go_of_file()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it holds no lock any more."""
+        return self._fd < 0 and not any(fd >= 0 for fd in self.owned.values())
+
     def forget(self) -> None:
         """Drop what belonged to a membership that others have ended."""
         self.release(list(self.owned))
@@ -153,11 +160,10 @@ class Member:
 
     def _let_go_of_file(self) -> None:
         if self._lock_fd >= 0:
-            let_go(self._fs, self._lock_fd)
-            self._lock_fd = -1
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            let_go(self._fs, fd)
+            let_go(self._fs, self._lock_fd, self.__dict__, "_lock_fd")
+        if self._fd >= 0:
+            let_go(self._fs, self._fd, self.__dict__, "_fd")
+        self._lock_fd = self._fd = -1
 
     def __del__(self) -> None:
         # Nobody closed its consumer: the others must not wait for what nobody polls any more.
@@ -263,7 +269,7 @@ class Member:
 
     def acquire(self) -> list[TopicPartition]:
         """Lock what is assigned and free; returns what is new."""
-        missing = sorted(self.assigned - self.owned.keys())
+        missing = sorted(tp for tp in self.assigned if self.owned.get(tp, -1) < 0)
         if not missing:
             return []
         taken: list[TopicPartition] = []
@@ -272,34 +278,38 @@ class Member:
             if self.folder.assignment_version() != self._seen or not self._is_member():
                 return []
             for tp in missing:
-                fd = hold_open(self._fs, self.folder.partition_path(tp), os.O_RDWR | os.O_CREAT)
+                fds: list[int] = []
                 try:
-                    self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._fs.ftruncate(fd, 0)
-                    write_all(self._fs, fd, [owner], 0)
+                    fds.extend(
+                        starmap(hold_open, ((self._fs, self.folder.partition_path(tp), os.O_RDWR | os.O_CREAT),))
+                    )
+                    self._fs.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._fs.ftruncate(fds[0], 0)
+                    write_all(self._fs, fds[0], [owner], 0)
+                    self.owned[tp] = fds.pop()
                 except BlockingIOError:
-                    let_go(self._fs, fd)
                     continue
-                except BaseException:
-                    let_go(self._fs, fd)
-                    raise
-                self.owned[tp] = fd
+                finally:
+                    for fd in fds:
+                        let_go(self._fs, fd)
                 taken.append(tp)
         return taken
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Let go of partitions: others may read them now."""
         for tp in partitions:
-            fd = self.owned.pop(tp, -1)
+            fd = self.owned.get(tp, -1)
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     self._fs.ftruncate(fd, 0)
-                let_go(self._fs, fd)
+                let_go(self._fs, fd, self.owned, tp)
+            self.owned.pop(tp, None)  # only now: an interrupt must not leave a lock that nobody knows of
 
     # ------------------------------------------------------------ committing
 
-    def begin_commit(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let no other member have these partitions until `end_commit`.
+    @held
+    def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
+        """Within, no other member has these partitions.
 
         Raises `ConsumerFenced` when one of them is not this member's (any more).
         """
@@ -307,18 +317,15 @@ class Member:
         folder = self.folder
         if self._lock_fd < 0:
             # Kept: nobody deletes a group with members, and an evicted one finds its partitions' files gone.
-            self._lock_fd = hold_open(self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
-        self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
+            keep(self, "_lock_fd", hold_open, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
         try:
+            self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
                 if fd < 0 or not folder.is_current(fd, folder.partition_path(tp)):
                     why = f"does not own {tp} any more" if fd >= 0 else f"does not own {tp}"
                     raise ConsumerFenced(folder.group, self.id, why)
-        except BaseException:
-            self.end_commit()
-            raise
-
-    def end_commit(self) -> None:
-        """Others may take the partitions."""
-        self._fs.flock(self._lock_fd, fcntl.LOCK_UN)
+            yield
+        finally:
+            if self._lock_fd >= 0:  # else it was evicted within
+                self._fs.flock(self._lock_fd, fcntl.LOCK_UN)

@@ -23,6 +23,8 @@ from segmentlog.partition.encoding import Columns
 from segmentlog.partition.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.storage import forks
+from segmentlog.storage.fs import is_failure
+from segmentlog.storage.locks import held
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
@@ -86,7 +88,7 @@ class Identity:
 
     # ------------------------------------------------------------ appending
 
-    @contextlib.contextmanager
+    @held
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
         self._check_process()
@@ -126,18 +128,21 @@ class Identity:
         )
         try:
             offset = append(stamp)
+            if self._transaction is not None:
+                tp = TopicPartition(log.topic, log.number)
+                self._transaction.bases.setdefault(tp, offset)
+                self._transaction.ends[tp] = offset + count
         except (PartitionFailed, OutOfOrderSequence, LogTruncated):
             self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
             raise
-        except BaseException:
+        except BaseException as error:
             # Nothing was appended; or an interrupt came, perhaps just after it was: then it is known under this number.
             self._sequences[log] = sequence
+            if isinstance(error, Exception) and not is_failure(error):
+                self._sequences.pop(log)  # of what was told as failed, and is not sent again: so here, too, ask the log
             raise
+        # Last, and with no call before the caller has stored the offset: what is sent again keeps its number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END
-        if self._transaction is not None:
-            tp = TopicPartition(log.topic, log.number)
-            self._transaction.bases.setdefault(tp, offset)
-            self._transaction.ends[tp] = offset + count
         return offset
 
     def last_number(self, log: Partition) -> int:
@@ -248,3 +253,4 @@ class Identity:
         registration, self._registration = self._registration, None
         if registration is not None:
             self._store.transactions.release(registration)
+        self._registration = None

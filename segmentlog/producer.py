@@ -32,6 +32,7 @@ from segmentlog.identity import Identity
 from segmentlog.partition.encoding import Columns, check_columns, check_items
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.storage import forks
+from segmentlog.storage.locks import News
 from segmentlog.workers import Worker
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ class Producer:
         self._partitioner = partitioner or HashPartitioner()
         self._ack: Ack | None = ack
         self._mutex = forks.lock(self, "_mutex")
-        self._told = forks.condition(self, "_told")
+        self._told = News()
         self._sticky: dict[str, int] = {}
         self._spread: dict[str, int] = {}
-        self._closed = False
+        self._closed = self._ended = False
         self._forget_sent()
         forks.on_fork(self, "_forget_sent")
         self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
@@ -114,8 +115,8 @@ class Producer:
         self._full: dict[str, deque[Chunk]] = {}
         self._senders: dict[str, threading.Lock] = {}
         self._topics: dict[str, Topic] = {}
-        self._waiting = 0
         self._failure: Exception | None = None
+        self._told = News()
         self._lingerer_sleeps = True
 
     def __enter__(self) -> Producer:
@@ -274,17 +275,21 @@ class Producer:
         while waiting:
             with self._senders[topic]:
                 try:
-                    chunk = waiting.popleft()
+                    chunk = waiting[0]  # it stays there until it is finished: an interrupt must not lose it
                 except IndexError:
                     return
                 try:
                     with self._mutex:
                         chunk.take()
-                    if chunk.values:
+                    if chunk.values and not chunk.is_sent:
                         self._send(chunk)
-                    chunk.finish()
+                    chunk.finish(chunk.error)
+                    waiting.popleft()
                 except Exception as error:
-                    chunk.finish(error)
+                    if not chunk.is_sent:
+                        chunk.finish(error)
+                    if waiting and waiting[0] is chunk:
+                        waiting.popleft()
                     if self._failure is None:
                         self._failure = error
                     if self._identity is not None:
@@ -292,9 +297,10 @@ class Producer:
                     if not isinstance(error, SegmentlogError | OSError):
                         raise
                 except BaseException:
-                    if self._identity is None:
-                        raise
-                    waiting.appendleft(chunk)  # under the same numbers it is appended once, whatever was interrupted
+                    # Under the same numbers it is appended once, whatever was interrupted; without numbers, who knows?
+                    if self._identity is None and not chunk.is_sent:
+                        why = "what was sending it was interrupted: it may or may not be appended; look in the log"
+                        chunk.finish(SegmentlogError(why))
                     raise
 
     # ------------------------------------------------------------ where records go
@@ -406,18 +412,12 @@ class Producer:
 
     def wait_for(self, is_sent: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for a chunk to be sent; False when it was not in time."""
-        with self._told:
-            self._waiting += 1  # before the first look: who sends it after that look tells
-            try:
-                return self._told.wait_for(is_sent, timeout_s)
-            finally:
-                self._waiting -= 1
+        return self._told.wait_for(is_sent, timeout_s)
 
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
-        if self._waiting:
-            with self._told:
-                self._told.notify_all()
+        if self._told.anybody:
+            self._told.tell()
 
     def flush(self) -> None:
         """Append everything that was sent so far. Raises the first failure that nobody was told of yet.
@@ -543,9 +543,9 @@ class Producer:
 
     def close(self) -> None:
         """Flush, and take no more records. An open transaction is aborted. Idempotent."""
+        if self._ended:
+            return
         with self._mutex:
-            if self._closed:
-                return
             self._closed = True  # before the flush: a chunk begun after it would be sent by nobody
         try:
             self.flush()
@@ -556,6 +556,7 @@ class Producer:
                 self._lingerer.stop()
             if self._identity is not None:
                 self._identity.close()
+            self._ended = True
 
 
 def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> Options:

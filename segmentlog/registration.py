@@ -13,6 +13,7 @@ from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage import forks
 from segmentlog.storage.forks import let_go
 from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.locks import held
 from segmentlog.transaction_log import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -49,12 +50,12 @@ class Registration:
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)
 
-    @contextlib.contextmanager
+    @held
     def deciding(self) -> Iterator[int]:
         """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
         self.check()
-        lock_fence(self._fs, self.name, self._fence_fd)
         try:
+            lock_fence(self._fs, self.name, self._fence_fd)
             self.check()
             yield self._fence_fd
         finally:

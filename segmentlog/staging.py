@@ -30,8 +30,9 @@ from segmentlog.partition.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.records import TopicPartition
 from segmentlog.staged_records import ListRecords, Partitions, StagedRecords
-from segmentlog.storage.forks import held
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
+from segmentlog.storage.locks import held
 
 if TYPE_CHECKING:
     from segmentlog.producer import Producer
@@ -160,9 +161,9 @@ class StagingFolder:
         self._fs.close(fd)
         self._fs.sync_folder(self.path)
 
-    @contextlib.contextmanager
+    @held
     def _locked(self) -> Iterator[None]:
-        with held(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        with held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self._fs.flock(fd, fcntl.LOCK_EX)
             yield
 

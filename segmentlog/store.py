@@ -49,6 +49,7 @@ from segmentlog.partition.scrubber import Scrubber, ScrubReport, ScrubTarget
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import forks
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
+from segmentlog.storage.locks import opened
 from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.workers import logger
@@ -205,7 +206,7 @@ class LogStore:
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
         os.makedirs(self.path, exist_ok=True)
-        with forks.held(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
+        with forks.held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
             self._fs.flock(folder_fd, fcntl.LOCK_EX)  # of two processes that make it, one does
             if not os.path.exists(store_file):
                 document = {
@@ -416,15 +417,13 @@ class LogStore:
         """Change a word of every partition's state page that there is, for all processes to see."""
         for number in range(self.read_topic_file(name).partitions):
             with contextlib.suppress(FileNotFoundError):
-                fd = self._fs.open(f"{self.path}/{name}/{number}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
-                try:
+                state_file = f"{self.path}/{name}/{number}/{STATE_FILE}"
+                with opened(self._fs, state_file, os.O_RDWR | os.O_CLOEXEC) as fd:
                     if self._fs.fstat(fd).st_size >= PAGE_SIZE:
                         page = StatePage.map(self._fs, fd, writable=True)
                         if page is not None:
                             change(page)
                             page.close()
-                finally:
-                    self._fs.close(fd)
 
     # ------------------------------------------------------------ partitions
 
@@ -479,11 +478,13 @@ class LogStore:
 
     def _drop_partitions(self, name: str) -> None:
         for key in [key for key in self._partitions if key[0] == name]:
-            self._partitions.pop(key).abandon()
+            self._partitions[key].abandon()
+            del self._partitions[key]  # after: what an interrupt leaves is closed with the store, or the next time
 
     def _close_partitions(self, name: str) -> None:
         for key in [key for key in self._partitions if key[0] == name]:
-            self._partitions.pop(key).close()
+            self._partitions[key].close()
+            del self._partitions[key]
 
     # ------------------------------------------------------------ producing and consuming
 
@@ -705,8 +706,8 @@ class LogStore:
             with contextlib.suppress(SegmentlogError, OSError):  # its locks are free then, whatever it could not say
                 consumer.close()
         with self._mutex:
-            if self._closed:
-                return
+            if self._closed and not self._partitions:
+                return  # else it was interrupted on its way
             self._closed = True
         # Without the mutex: a tick may be waiting for it.
         self._background.close()

@@ -21,6 +21,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -37,8 +38,9 @@ from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import TopicPartition
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
 from segmentlog.storage import forks
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.forks import Held, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import held
 from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.workers import logger
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = "~"
 """Begins the names of producers that were given none, and are forgotten when they are closed."""
+_FENCE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _EPOCH_MAX: Final = 32_000
 """Epochs are 16 bits; a name that was opened so often goes on under another id."""
 _BUSY_PAUSE_S: Final = 0.25
@@ -82,26 +85,30 @@ class Transactions:
 
     # ------------------------------------------------------------ names
 
-    @contextlib.contextmanager
+    @held
     def _locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
         """Hold the lock under which everything about a name is decided; the descriptor of its fence.
 
         Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
         """
-        fd = self._open_fence(self._folder_of(name))
+        fds: list[int] = []
         try:
-            lock_fence(self._fs, name, fd, wait_s)
-            yield fd
+            fds.extend(starmap(self._open_fence, ((self._folder_of(name),),)))
+            lock_fence(self._fs, name, fds[0], wait_s)
+            yield fds[0]
         finally:
-            let_go(self._fs, fd)
+            for fd in fds:
+                let_go(self._fs, fd)
 
-    def _open_fence(self, folder: str) -> int:
+    def _open_fence(self, folder: str) -> Held:
         while True:
             for path in (self._folder, folder):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(path)
-            with contextlib.suppress(FileNotFoundError):  # an anonymous one's, which another process has just forgotten
+            try:
                 return hold_open(self._fs, f"{folder}/fence", os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
+                pass
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -140,25 +147,22 @@ class Transactions:
                 unsettled=(),
                 updated_ms=self._now_ms(),
             )
-            lease = self._take_lease(name, state)
-            fence_fd = -1
+            files: list[int] = []
+            path = self._lease_path(name, state)
             try:
+                files.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
+                self._fs.flock(files[0], fcntl.LOCK_EX)
                 write_fence(self._fs, fd, state.producer_id, epoch)
                 self._write(name, state, "durable")
-                fence_fd = hold_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR)
+                files.extend(starmap(hold_open, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
+                return Registration(self._fs, name, state, files[1], (files[0], path))
             except BaseException:
-                let_go(self._fs, lease[0])
+                for one in files:
+                    let_go(self._fs, one)
                 raise
-            return Registration(self._fs, name, state, fence_fd, lease)
 
     def _folder_of(self, name: str) -> str:
         return f"{self._folder}/{group_folder_name(name)}"
-
-    def _take_lease(self, name: str, state: TransactionState) -> tuple[int, str]:
-        path = self._lease_path(name, state)
-        fd = hold_open(self._fs, path, os.O_RDWR | os.O_CREAT)
-        self._fs.flock(fd, fcntl.LOCK_EX)
-        return fd, path
 
     def _lease_path(self, name: str, state: TransactionState) -> str:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
@@ -167,18 +171,13 @@ class Transactions:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            fd = hold_open(self._fs, path, os.O_RDONLY)  # also in the read-only store of another user
+            with held_open(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
+                # Shared: two who look at the same time must not take each other for the instance.
+                self._fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        except PermissionError:
-            return True  # nobody can tell, and what lives is not to be aborted
-        try:
-            # Shared: two who look at the same time must not take each other for the instance.
-            self._fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            let_go(self._fs, fd)
+        except (PermissionError, BlockingIOError):
+            return True  # locked; or nobody can tell, and what lives is not to be aborted
         if not self._store.read_only:
             with contextlib.suppress(OSError):
                 self._fs.unlink(path)

@@ -125,6 +125,7 @@ def _loop(find: weakref.ref[Worker], wake: SimpleQueue[Worker | None], pause_s: 
             worker = None
 
 
+_PAUSE_LONGEST_S = 86_400.0
 _PAUSE_MAX_S = 0.2
 # So that a tick that paces itself hears of a close in time.
 

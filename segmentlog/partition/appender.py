@@ -23,6 +23,7 @@ from segmentlog.partition.producers import ProducerStamp, ProducerStates
 from segmentlog.policy.roll import should_roll
 from segmentlog.storage.fs import NO_ROOM, Buffer, DiskFailed
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.locks import held
 from segmentlog.storage.segment import ActiveSegment, MappedSegment, segment_stem
 from segmentlog.storage.state import (
     CONFIG_WORD,
@@ -83,8 +84,8 @@ class Appender:
                 handle.ensure_open()
             handle.used = True
             flock, fd = handle.fs.flock, handle.lock_fd
-            flock(fd, fcntl.LOCK_EX)
             try:
+                flock(fd, fcntl.LOCK_EX)  # inside: an interrupt may come before it has returned
                 log = self._look()
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
@@ -119,7 +120,7 @@ class Appender:
             self._take_note(log, [marker], lambda at, _: states.ended(producer_id, epoch, at, now_ms), now_ms)
             return offset
 
-    @contextlib.contextmanager
+    @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
         with self._handle.append_locked():
@@ -228,6 +229,7 @@ class Appender:
         rolls = self._must_roll(log, size_bytes, record_count, now_ms)
         if rolls:
             handle.check_in_place()
+        self._seen = None  # whatever ends this early: the next one looks for itself what is open here
         words[WRITING_WORD] = WRITING
         observed: list[_Observed] = []
         is_one_run = not rolls and (log.end_position or len(batches) == 1)
@@ -271,6 +273,7 @@ class Appender:
             tracked = bool(handle.page.words[PRODUCERS_WORD])
             if tracked:
                 self._states.catch_up(log)
+            self._seen = None
             handle.page.writing = WRITING
             after = replace(log, active_base_offset=log.log_end_offset, end_position=0, first_append_ms=0)
             try:
@@ -305,6 +308,8 @@ class Appender:
     def _catch_up(self, log: LogState) -> None:
         """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
         handle = self._handle
+        if self._sealing or self._begun:  # of an append that was interrupted
+            self._sealing, self._begun = [], []
         base = log.active_base_offset
         key = (base, log.epoch)
         index = self._index
@@ -314,7 +319,7 @@ class Appender:
             index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
             index.load(limit=log.end_position)
             self._index, self._key = index, key
-        if self._active is None:
+        if self._active is None or self._active.fd < 0:
             self._active = self._open_segment(base, create=False)
         if index.scanned_position != log.end_position:
             mapped = self._mapped
@@ -529,7 +534,7 @@ class Appender:
     def _let_go(self) -> None:
         """Close the file; what is known of the segment stays for the next append, however idle the partition is."""
         active, self._active = self._active, None  # first: a child forked in between must not close it again
-        self._mapped, self._seen = None, None
+        self._seen = self._mapped = None
         if active is not None:
             with contextlib.suppress(OSError):
                 active.close()

@@ -17,6 +17,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.partition.handle import Handle
 from segmentlog.storage.fs import DiskFailed, read_file, replace_file
+from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import segment_stem
 
 
@@ -36,15 +37,12 @@ def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tu
 def truncate_file(handle: Handle, base: int, size: int) -> None:
     """Cut a segment's file, durably. Raises `DiskFailed` when it is the fsync that fails."""
     path = segment_stem(handle.folder, base) + LOG_SUFFIX
-    fd = handle.fs.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with opened(handle.fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
         handle.fs.ftruncate(fd, size)
         try:
             handle.fs.fsync(fd)
         except OSError as error:
             raise DiskFailed.of(error, path) from error
-    finally:
-        handle.fs.close(fd)
 
 
 def remove_segment(handle: Handle, base: int) -> None:

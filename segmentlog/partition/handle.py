@@ -22,6 +22,7 @@ from segmentlog.storage import forks
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
+from segmentlog.storage.locks import held, if_free
 from segmentlog.storage.segment import ActiveSegment, list_segments
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 from segmentlog.storage.state import REWRITING as REWRITING
@@ -141,8 +142,10 @@ class Handle:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
         flags = os.O_RDWR | os.O_CREAT
         try:
-            self.lock_fd = hold_open(self.fs, self.lock_path, flags)
-            self.state_fd = hold_open(self.fs, f"{self.folder}/{STATE_FILE}", flags)
+            if self.state_fd < 0:
+                self.state_fd = hold_open(self.fs, f"{self.folder}/{STATE_FILE}", flags)
+            if self.lock_fd < 0:
+                self.lock_fd = hold_open(self.fs, self.lock_path, flags)
         except FileNotFoundError:
             self.close_files()
             raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
@@ -165,7 +168,7 @@ class Handle:
 
     def ensure_open(self) -> None:
         """Reopen files that were closed while idle or in another process (after a fork)."""
-        if self.lock_fd < 0:
+        if self.lock_fd < 0 or self.state_fd < 0:
             self.check_usable()
             self.check_in_place()  # before: opening makes files that are not there
             try:
@@ -200,18 +203,13 @@ class Handle:
 
     def release(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
-        if self.is_opening or not self.append_mutex.acquire(blocking=False):
+        if self.is_opening:
             return False
-        try:
-            if not self.sync_mutex.acquire(blocking=False):
+        with if_free(self.append_mutex) as one, if_free(self.sync_mutex) as both:
+            if not (one and both):
                 return False
-            try:
-                self.close_files()
-                return True
-            finally:
-                self.sync_mutex.release()
-        finally:
-            self.append_mutex.release()
+            self.close_files()
+            return True
 
     def keep_sealed(self, segment: ActiveSegment, epoch: int) -> None:
         """Keep a segment open that was sealed, until it is synced. Under the append lock.
@@ -240,14 +238,14 @@ class Handle:
 
     # ------------------------------------------------------------ locks
 
-    @contextlib.contextmanager
+    @held
     def append_locked(self) -> Iterator[None]:
         """Hold the append lock, for everything but the append itself (which does it by hand, for speed)."""
         self.check_writable()
         with self.append_mutex:
             self.ensure_open()
-            self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
             try:
+                self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
                 self.check_in_place()
                 yield
             except OSError as error:
@@ -256,13 +254,13 @@ class Handle:
             finally:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
 
-    @contextlib.contextmanager
+    @held
     def sync_locked(self) -> Iterator[None]:
         """Hold the sync lock: for fsyncs and for every write of the checkpoint."""
         with self.sync_mutex:
             self.ensure_open()
-            self.fs.flock(self.state_fd, fcntl.LOCK_EX)
             try:
+                self.fs.flock(self.state_fd, fcntl.LOCK_EX)
                 yield
             finally:
                 self.fs.flock(self.state_fd, fcntl.LOCK_UN)

@@ -12,8 +12,9 @@ import msgspec
 
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.partition.handle import Handle
-from segmentlog.storage.forks import held
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import read_file, write_all
+from segmentlog.storage.locks import held
 
 _ASK_EVERY_S = 0.05
 
@@ -41,16 +42,16 @@ class Lease:
         self._fd = -1
         handle.after_fork.append(self._forget)
 
-    @contextlib.contextmanager
+    @held
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
         """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
-        with held(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
+        with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
             locked = self._lock(fd, wait_s)
             if not locked:
                 yield False
                 return
-            self._fd = fd
             try:
+                self._fd = fd
                 yield True
             finally:
                 self._fd = -1

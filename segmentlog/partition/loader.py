@@ -16,9 +16,10 @@ from segmentlog.partition.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Tally
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, DiskFailed
 from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
@@ -36,14 +37,14 @@ def open_partition(handle: Handle) -> RecoveryReport:
     page = _map_page(handle)
     if _is_sound(handle, page):
         handle.adopt(page)
-        if not page.writing or not _lock_now(handle):
-            return _live_report(page)
         try:
-            return cut_torn_tail(handle, page) if page.writing else _live_report(page)
+            if page.writing and _lock_now(handle) and page.writing:
+                return cut_torn_tail(handle, page)
+            return _live_report(page)
         finally:
-            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
-    handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
+            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)  # harmless where it is not locked
     try:
+        handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
         if _is_sound(handle, page):  # somebody else recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
@@ -66,18 +67,15 @@ def _refuse_damage(handle: Handle) -> None:
 
 def _map_page(handle: Handle) -> StatePage:
     # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
-    fd = -1
     try:
-        fd = hold_open(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR)  # mapping may lock it for a moment
-        page = StatePage.map(handle.fs, fd, writable=True)
+        # Mapping may lock it for a moment.
+        with held_open(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR) as fd:
+            page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
         handle.close_files()
         if error.errno in NO_ROOM:
             raise DiskFull(f"{handle.folder}/{STATE_FILE}", PAGE_SIZE) from error
         raise
-    finally:
-        if fd >= 0:
-            let_go(handle.fs, fd)
     assert page is not None
     return page
 
@@ -175,12 +173,11 @@ def _open_read_only(handle: Handle) -> RecoveryReport:
 
 def find_live_page(handle: Handle) -> StatePage | None:
     """The page that those share who have the log open for writing, or had it since the machine started."""
-    with contextlib.suppress(FileNotFoundError):
-        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            page = StatePage.map(handle.fs, fd, writable=False)
-            if page is not None and why_doubted(handle.fs, handle.folder, page, fd) is None:
-                return page
-        finally:
-            handle.fs.close(fd)
+    with (
+        contextlib.suppress(FileNotFoundError),
+        opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd,
+    ):
+        page = StatePage.map(handle.fs, fd, writable=False)
+        if page is not None and why_doubted(handle.fs, handle.folder, page, fd) is None:
+            return page
     return None

@@ -7,7 +7,6 @@ in this folder; this one says what a partition promises.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -48,6 +47,7 @@ from segmentlog.records import (
     SegmentInfo,
 )
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import held
 from segmentlog.storage.state import CONFIG_WORD
 
 logger = logging.getLogger("segmentlog")
@@ -241,7 +241,7 @@ class Partition:
             return []
         return [entry for entry in self.producers() if entry.transaction_offset >= 0]
 
-    @contextlib.contextmanager
+    @held
     def _known_producers(self) -> Iterator[ProducerStates]:
         handle = self._handle
         if not handle.read_only:
@@ -438,7 +438,7 @@ class Partition:
 
     # ------------------------------------------------------------ changing it
 
-    @contextlib.contextmanager
+    @held
     def _changing(self) -> Iterator[None]:
         """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
         handle = self._handle
@@ -598,10 +598,10 @@ class Partition:
 
     def close(self) -> None:
         """fsync, and leave the partition so that the next open has nothing to do. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         handle = self._handle
+        if self._closed and handle.lock_fd < 0 and handle.state_fd < 0:
+            return  # else it was interrupted on its way
+        self._closed = True
         try:
             # Deleted meanwhile: nothing is left to sync.
             owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()

@@ -9,13 +9,14 @@ import os
 
 import msgspec
 
-from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogError
+from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogError, UnknownTopic
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.partition.handle import Handle
 from segmentlog.records import LostRange
-from segmentlog.storage.fs import DiskFailed, sync_data
+from segmentlog.storage.fs import DiskFailed, is_from_a_call, sync_data
+from segmentlog.storage.locks import keep, opened
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import WAITING_WORD, LogState, SyncState
+from segmentlog.storage.state import FAILED_WORD, WAITING_WORD, LogState, SyncState
 
 logger = logging.getLogger("segmentlog")
 
@@ -55,8 +56,8 @@ class Syncer:
             if handle.state_fd < 0:
                 handle.ensure_open()
             flock, fd = handle.fs.flock, handle.state_fd
-            flock(fd, fcntl.LOCK_EX)
             try:
+                flock(fd, fcntl.LOCK_EX)  # inside: an interrupt may come before it has returned
                 sync = page.sync.read()
                 if sync.durable_offset >= upto_offset:
                     return sync.durable_offset
@@ -74,6 +75,11 @@ class Syncer:
         since: what is durable then is the log that goes on behind them.
         """
         durable_offset = self.sync(end_offset)
+        self.check_kept(base_offset, end_offset)
+        return durable_offset
+
+    def check_kept(self, base_offset: int, end_offset: int) -> None:
+        """Raise `LogTruncated` when one of the records that were appended there was dropped since."""
         try:
             lost = self.lost_among(base_offset, end_offset)
         except OSError as error:
@@ -81,7 +87,6 @@ class Syncer:
             raise
         if lost is not None:
             raise LogTruncated(self._handle.log_name, max(base_offset, lost.base_offset), lost)
-        return durable_offset
 
     def lost_among(self, base_offset: int, end_offset: int) -> LostRange | None:
         """The first lost range that touches these offsets; they are never used again, so no epoch is asked."""
@@ -109,10 +114,21 @@ class Syncer:
             else:
                 self._sync_files(log, sync)
         except OSError as error:
-            handle.check_usable()  # deleted since the look above: no failure of the disk
-            handle.check_in_place()
-            if not is_known and not isinstance(error, DiskFailed):
-                raise  # a file that could not be opened, say: no fsync has failed
+            if not is_from_a_call(error):
+                raise
+            has_failed = is_known or isinstance(error, DiskFailed)  # else a file could not be opened, say
+            if has_failed:
+                # Before anything else is called: an interrupt must not have it forgotten, and then tried again.
+                page.words[FAILED_WORD] = 1
+            try:
+                handle.check_usable()  # deleted since the look above: no failure of the disk
+                handle.check_in_place()
+            except UnknownTopic:
+                if has_failed:
+                    page.words[FAILED_WORD] = 0
+                raise
+            if not has_failed:
+                raise
             # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
             handle.fail(f"an fsync failed ({error})")
         sync = SyncState(
@@ -169,6 +185,8 @@ class Syncer:
                 **changes,
             )
         except OSError as error:
+            if not is_from_a_call(error):
+                raise
             if not isinstance(error, SegmentlogError):
                 handle.check_usable()
                 handle.check_in_place()
@@ -191,7 +209,7 @@ class Syncer:
         if self._key != key:
             self._close()
             path = segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX
-            self._fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            keep(self, "_fd", fs.open, path, os.O_RDONLY | os.O_CLOEXEC)
             self._key = key
         sync_data(fs, self._fd, handle.folder)
         for base in [base for base in handle.sealed if base < log.active_base_offset]:
@@ -205,16 +223,17 @@ class Syncer:
         if kept is not None and kept[0] == epoch:  # a recovery may have put another file in its place
             sync_data(handle.fs, kept[1].fd, path)
             return
-        with contextlib.suppress(FileNotFoundError):  # retention was faster
-            fd = handle.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                sync_data(handle.fs, fd, path)
-            finally:
-                handle.fs.close(fd)
+        with (
+            contextlib.suppress(FileNotFoundError),  # retention was faster
+            opened(handle.fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd,
+        ):
+            sync_data(handle.fs, fd, path)
 
     def _close(self) -> None:
-        fd = self._fd
-        self._fd, self._key = -1, (-1, -1)
+        close_file = self._handle.fs.close
+        fd, self._fd, self._key = self._fd, -1, (-1, -1)  # before: its number may be another file's right after
         if fd >= 0:
-            with contextlib.suppress(OSError):
-                self._handle.fs.close(fd)
+            try:
+                close_file(fd)
+            except OSError:
+                pass

@@ -16,6 +16,7 @@ from segmentlog.storage.fs import (
     replace_file,
     write_all,
 )
+from segmentlog.storage.locks import opened
 
 
 class CheckpointFile:
@@ -52,11 +53,8 @@ class CheckpointFile:
             slot = data.ljust(slot_size, b"\0")
             replace_file(self._fs, self.path, slot + slot)
             return
-        fd = self._fs.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with opened(self._fs, self.path, os.O_RDWR | os.O_CLOEXEC) as fd:
             self._write_slot(fd, data.ljust(slot_size, b"\0"), sequence + 1)
-        finally:
-            self._fs.close(fd)
 
     def _write_slot(self, fd: int, data: bytes, sequence: int) -> None:
         position = sequence % 2 * len(data)

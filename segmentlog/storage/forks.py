@@ -30,7 +30,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import Any, Protocol
+
+from segmentlog.storage.locks import held
 
 
 class _Files(Protocol):
@@ -144,10 +147,16 @@ _held: dict[int, tuple[int, _Files]] = {}
 
 
 class Held(int):
-    """A descriptor that this process may hold a lock through. In a forked child its number is another file's."""
+    """A descriptor that this process may hold a lock through. In a forked child its number is another file's.
 
-    def __del__(self, _forget: Callable[[int, None], object] = _held.pop) -> None:
-        _forget(id(self), None)
+    Dropped without being let go of, because whoever was to keep it was interrupted, it is closed.
+    """
+
+    def __del__(self, _take: Callable[[int, None], tuple[int, _Files] | None] = _held.pop) -> None:
+        found = _take(id(self), None)
+        if found is not None:
+            with contextlib.suppress(BaseException):
+                found[1].close(found[0])
 
 
 _opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
@@ -158,8 +167,14 @@ def hold_open(fs: _Files, path: str, flags: int) -> Held:
     with _opening:
         while True:
             before = _generation
-            fd = Held(fs.open(path, flags | os.O_CLOEXEC, 0o666))
-            _held[id(fd)] = (int(fd), fs)
+            fds: list[Held] = []
+            fds.extend(map(Held, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
+            try:
+                (fd,) = fds
+                _held[id(fd)] = (int(fd), fs)
+            except BaseException:  # not noted yet, so that nothing would close it
+                fs.close(fds[0])
+                raise
             if _generation == before:
                 return fd
             # Forked in between by this very thread: the file is the parent's, and here it may be closed already.
@@ -167,28 +182,47 @@ def hold_open(fs: _Files, path: str, flags: int) -> Held:
                 fs.close(fd)
 
 
-def let_go(fs: _Files, fd: int) -> None:
-    """Unlock and close. In a forked child nothing: it is closed, and what has the number now is something else."""
+def let_go(fs: _Files, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
+    """Unlock and close; ``owner[key]`` is -1 from then on, and who was interrupted may call it again with that.
+
+    In a forked child nothing: it is closed, and what has the number now is something else.
+    """
     if not isinstance(fd, Held):
         raise TypeError(f"descriptor {fd} was not opened by hold_open")
     with _opening:
-        if _held.pop(id(fd), None) is None:
-            return
-        # Unlocked first: a process that is being started may still have a copy of the descriptor.
-        with contextlib.suppress(OSError):
-            fs.flock(fd, fcntl.LOCK_UN)
-        with contextlib.suppress(OSError):
-            fs.close(fd)
+        if id(fd) in _held:
+            try:
+                # Unlocked first: a process that is being started may still have a copy of the descriptor.
+                fs.flock(fd, fcntl.LOCK_UN)
+            except OSError:
+                pass
+            finally:
+                # With no call before the close: its number may be another file's right after.
+                del _held[id(fd)]
+                if owner is not None:
+                    owner[key] = -1
+                try:
+                    fs.close(fd)
+                except OSError:
+                    pass
 
 
-@contextlib.contextmanager
-def held(fs: _Files, path: str, flags: int) -> Iterator[Held]:
+@held
+def held_open(fs: _Files, path: str, flags: int) -> Iterator[Held]:
     """`hold_open` for as long as a block lasts."""
-    fd = hold_open(fs, path, flags)
+    fds: list[Held] = []
     try:
-        yield fd
+        fds.extend(starmap(hold_open, ((fs, path, flags),)))
+        yield fds[0]
     finally:
-        let_go(fs, fd)
+        for fd in fds:
+            try:
+                if id(fd) in _held:
+                    fs.flock(fd, fcntl.LOCK_UN)  # here, before a function that an interrupt may keep from beginning
+            except OSError:
+                pass
+            finally:
+                let_go(fs, fd)
 
 
 def opening() -> contextlib.AbstractContextManager[object]:

@@ -13,13 +13,14 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
 from segmentlog.storage import witness
-from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.forks import held_open
+from segmentlog.storage.locks import held, opened
 from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
@@ -51,9 +52,9 @@ class DiskFailed(OSError):
     """
 
     @classmethod
-    def of(cls, error: OSError, path: str) -> DiskFailed:
-        """The same, of that file."""
-        return cls(error.errno, error.strerror, path)
+    def of(cls, error: OSError, path: str) -> OSError:
+        """The same, of that file; what an interrupt raised stays what it is."""
+        return cls(error.errno, error.strerror, path) if is_from_a_call(error) else error
 
 
 class FileSystem:
@@ -123,13 +124,11 @@ class FileSystem:
 
         Raises `DiskFailed` for an error of the fsync, and a plain OSError when the folder cannot be opened.
         """
-        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.fsync(fd)
-        except OSError as error:
-            raise DiskFailed.of(error, path) from error
-        finally:
-            self.close(fd)
+        with opened(self, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as fd:
+            try:
+                self.fsync(fd)
+            except OSError as error:
+                raise DiskFailed.of(error, path) from error
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
@@ -194,16 +193,23 @@ def _relieved(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
 
 
+def is_from_a_call(error: OSError) -> bool:
+    """Whether a system call failed with it. Without a number it is an interrupt's: a time-out made of SIGALRM, say."""
+    return error.errno is not None
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an operation failed with it, as opposed to being interrupted by it."""
+    return isinstance(error, SegmentlogError) or (isinstance(error, OSError) and is_from_a_call(error))
+
+
 def _read_proc(path: str) -> bytes:
     """What the kernel says there."""
-    fd = FileSystem().open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(FileSystem(), path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         while part := os.read(fd, 1 << 12):
             parts.append(part)
         return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def _kind_in(mount: bytes) -> str:
@@ -213,8 +219,7 @@ def _kind_in(mount: bytes) -> str:
 
 def read_file(fs: FileSystem, path: str) -> bytes:
     """The whole of a small file."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         position, most = 0, 1 << 12
         while part := fs.pread(fd, most, position):
@@ -222,8 +227,6 @@ def read_file(fs: FileSystem, path: str) -> bytes:
             position += len(part)
             most = 1 << 20
         return b"".join(parts)
-    finally:
-        fs.close(fd)
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
@@ -262,21 +265,19 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
     or processes may replace one file at the same time: the last one wins.
     """
     try:
-        temporary, fd = _open_temporary(fs, path)
-        try:
-            fs.ftruncate(fd, 0)
-            write_all(fs, fd, [data], 0)
+        with temporary_beside(fs, path) as (temporary, fd):
             try:
-                fs.fsync(fd)
-            except OSError as error:
-                raise DiskFailed.of(error, path) from error
-            fs.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fs.unlink(temporary)
-            raise
-        finally:
-            let_go(fs, fd)
+                fs.ftruncate(fd, 0)
+                write_all(fs, fd, [data], 0)
+                try:
+                    fs.fsync(fd)
+                except OSError as error:
+                    raise DiskFailed.of(error, path) from error
+                fs.replace(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    fs.unlink(temporary)
+                raise
     except OSError as error:
         if error.errno in NO_ROOM:
             raise DiskFull(path, len(data)) from error
@@ -304,7 +305,8 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         fs.unlink(temporary)
 
 
-def _open_temporary(fs: FileSystem, path: str) -> tuple[str, Held]:
+@held
+def temporary_beside(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
     """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
 
     Always the same name if it can be had, so that what a killed process left is used up and
@@ -312,17 +314,15 @@ def _open_temporary(fs: FileSystem, path: str) -> tuple[str, Held]:
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
-        fd = hold_open(fs, name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
-        try:
-            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(fs.fstat(fd), fs.stat(name)):
-                return name, fd
-        except (BlockingIOError, FileNotFoundError):
-            pass  # somebody is writing it, or has just put it in place
-        except BaseException:
-            let_go(fs, fd)
-            raise
-        let_go(fs, fd)
+        with held_open(fs, name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
+            try:
+                fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_mine = os.path.samestat(fs.fstat(fd), fs.stat(name))
+            except (BlockingIOError, FileNotFoundError):
+                continue  # somebody is writing it, or has just put it in place
+            if is_mine:
+                yield name, fd
+                return
     raise OSError(errno.EBUSY, "temporary files come and go", aside)
 
 

@@ -27,6 +27,7 @@ from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.locks import opened
 
 _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
 
@@ -88,18 +89,15 @@ class SegmentIndex:
     def _read(self, suffix: str, sealed: bool) -> memoryview:
         """The file's bytes: a sealed one mapped, so that ten thousand loaded indexes are page cache, not memory."""
         try:
-            fd = self._fs.open(self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC)
+            with opened(self._fs, self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC) as fd:
+                size = self._fs.fstat(fd).st_size
+                if not size:
+                    return memoryview(b"")
+                if sealed:
+                    return self._fs.map_file(fd, size)
+                return memoryview(self._fs.pread(fd, size, 0))
         except FileNotFoundError:
             return memoryview(b"")
-        try:
-            size = self._fs.fstat(fd).st_size
-            if not size:
-                return memoryview(b"")
-            if sealed:
-                return self._fs.map_file(fd, size)
-            return memoryview(self._fs.pread(fd, size, 0))
-        finally:
-            self._fs.close(fd)
 
     def flush(self) -> None:
         """Write the entries that the files lack. A cache: failing to write it is no failure, not even a full disk."""
@@ -131,11 +129,8 @@ class SegmentIndex:
             self._flushed = count
 
     def _write(self, suffix: str, data: bytes, position: int) -> None:
-        fd = self._fs.open(self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with opened(self._fs, self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as fd:
             write_all(self._fs, fd, [data], position)
-        finally:
-            self._fs.close(fd)
 
     # ------------------------------------------------------------ entries
 

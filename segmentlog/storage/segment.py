@@ -10,6 +10,7 @@ from typing import Final
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, try_fallocate, write_all
+from segmentlog.storage.locks import keep, opened
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -64,7 +65,8 @@ class ActiveSegment:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self.is_cut = True
         """Nothing that a failed write left stands behind the end of the log."""
-        self.fd = fs.open(self.path, flags, 0o666)
+        self.fd = -1
+        keep(self, "fd", fs.open, self.path, flags, 0o666)
         self._limit = limit_bytes
         try:
             self._allocated = fs.fstat(self.fd).st_size
@@ -73,7 +75,15 @@ class ActiveSegment:
             raise
 
     def close(self) -> None:
-        self._fs.close(self.fd)
+        """Idempotent."""
+        close_file = self._fs.close
+        fd, self.fd = self.fd, -1  # before: its number may be another file's right after
+        if fd >= 0:
+            close_file(fd)
+
+    def __del__(self) -> None:  # whoever was to keep it was interrupted
+        with contextlib.suppress(BaseException):
+            self.close()
 
     def write(self, buffers: Sequence[Buffer], size_bytes: int, position: int) -> None:
         """Write at ``position``, the end of the log; all or nothing.
@@ -168,14 +178,11 @@ class MappedSegment:
         self._map()
 
     def _map(self) -> None:
-        fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
             found = self._fs.fstat(fd)
             self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
             if found.st_size:
                 self.view = self._fs.map_file(fd, found.st_size)
-        finally:
-            self._fs.close(fd)
 
     def upto(self, end_position: int) -> memoryview:
         """The first ``end_position`` bytes. Raises `CorruptBatch` when the file has fewer."""

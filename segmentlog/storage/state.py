@@ -191,8 +191,8 @@ class StatePage:
         if found.st_size < PAGE_SIZE:
             if not writable:
                 return None
-            fs.flock(fd, fcntl.LOCK_EX)
             try:
+                fs.flock(fd, fcntl.LOCK_EX)
                 size = fs.fstat(fd).st_size
                 if size == 0:
                     fs.keep_in_place(fd)

@@ -13,9 +13,11 @@ import ctypes
 import os
 import select
 import struct
+from itertools import starmap
 from typing import Final
 
 from segmentlog.storage import forks
+from segmentlog.storage.locks import keep
 
 _IN_MODIFY: Final = 0x2
 _IN_CLOSE_WRITE: Final = 0x8
@@ -46,8 +48,13 @@ class Watch:
 
     def _open(self) -> None:
         with forks.opening():
-            self._fd = _inotify_init()
-            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            keep(self, "_fd", _inotify_init)
+            ends: list[tuple[int, int]] = []
+            try:
+                ends.extend(starmap(os.pipe2, ((os.O_NONBLOCK | os.O_CLOEXEC,),)))
+            finally:
+                for self._wake_read, self._wake_write in ends:
+                    pass
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
         if self._fd >= 0:
@@ -131,16 +138,22 @@ class Watch:
         with contextlib.suppress(OSError):  # full of reasons to wake up already, or closed
             os.write(self._wake_write, b"\0")
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self) -> None:  # dropped, or whoever was to keep it was interrupted
+        with contextlib.suppress(BaseException):
+            self.close()
 
     def close(self) -> None:
-        fds = self._fd, self._wake_read, self._wake_write
-        self._fd = self._wake_read = self._wake_write = -1
         self._is_parents = None
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        # Each is forgotten before it is closed, with no call in between: its number may be another file's right after.
+        while self._fd >= 0 or self._wake_read >= 0 or self._wake_write >= 0:
+            fd = -1
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+            elif self._wake_read >= 0:
+                fd, self._wake_read = self._wake_read, -1
+            else:
+                fd, self._wake_write = self._wake_write, -1
+            os.close(fd)
 
 
 def _tells_of_an_end(events: bytes) -> bool:

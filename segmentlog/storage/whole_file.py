@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Final
 
-from segmentlog.storage.fs import FileSystem, _open_temporary
+from segmentlog.storage.fs import FileSystem, temporary_beside
 
 _ASIDE: Final = ".whole"
 
@@ -37,23 +37,22 @@ def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
             yield out
         return
     folder, name = os.path.split(real)
-    try:
-        temporary, fd = _open_temporary(fs, f"{folder}/.{name}{_ASIDE}")
-    except OSError as error:
-        error.filename = path
-        raise
-    try:
-        fs.ftruncate(fd, 0)
-        if mode is not None:
-            os.fchmod(fd, stat.S_IMODE(mode))
-        with os.fdopen(fd, "wb", closefd=False) as out:
-            yield out
-        fs.fsync(fd)
-        fs.replace(temporary, real)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            fs.unlink(temporary)
-        raise
-    finally:
-        fs.close(fd)
+    with contextlib.ExitStack() as stack:
+        try:
+            temporary, fd = stack.enter_context(temporary_beside(fs, f"{folder}/.{name}{_ASIDE}"))
+        except OSError as error:
+            error.filename = path
+            raise
+        try:
+            fs.ftruncate(fd, 0)
+            if mode is not None:
+                os.fchmod(fd, stat.S_IMODE(mode))
+            with os.fdopen(fd, "wb", closefd=False) as out:
+                yield out
+            fs.fsync(fd)
+            fs.replace(temporary, real)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fs.unlink(temporary)
+            raise
     fs.sync_folder(folder)

@@ -380,6 +380,7 @@ _ALLOWED = {
     ("storage/fs.py", "fcntl.flock"): "the seam itself",
     ("spark/pipelines/folders.py", "fcntl.flock"): "of what `held` has opened",
     ("partition/group.py", "_thread.allocate_lock"): "what a queued thread sleeps on: a child has no such thread",
+    ("storage/locks.py", "_thread.allocate_lock"): "the same",
     ("workers.py", "queue.SimpleQueue"): "has no lock that a finalizer could meet; made anew by its owner's `on_fork`",
     ("cli/spark.py", "threading.Event"): "a program's main thread waits for its own canceller, and nobody forks",
     ("spark/pipelines/verify.py", "threading.Event"): "of one call, between it and its progress thread",
