@@ -424,14 +424,18 @@ class Appender:
 
     def _open_segment(self, base: int, *, create: bool) -> ActiveSegment:
         handle = self._handle
-        return ActiveSegment(
-            handle.fs,
-            handle.folder,
-            base,
-            handle.config.segment_bytes,
-            create=create,
-            count_syncs=lambda: handle.page.sync.read().sync_count,
-        )
+        try:
+            return ActiveSegment(
+                handle.fs,
+                handle.folder,
+                base,
+                handle.config.segment_bytes,
+                create=create,
+                count_syncs=lambda: handle.page.sync.read().sync_count,
+            )
+        except FileNotFoundError:
+            handle.check_in_place()  # renamed or deleted a moment ago
+            raise
 
     def _begin_segment(self, base: int, epoch: int) -> None:
         handle = self._handle

@@ -42,8 +42,9 @@ class Handle:
     """Files and locks of one partition in this process.
 
     Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
-    lock (flock on ``state``). The mutexes keep out this process's threads, the flocks the
-    other processes; the kernel frees the flocks of a process that dies.
+    lock (flock on ``state``), `_open_mutex` (files that were released are opened anew). The
+    mutexes keep out this process's threads, the flocks the other processes; the kernel frees
+    the flocks of a process that dies.
     """
 
     def __init__(
@@ -101,19 +102,26 @@ class Handle:
     def reset_locks(self) -> None:
         self.append_mutex = threading.Lock()
         self.sync_mutex = threading.Lock()
+        self._open_mutex = threading.Lock()
 
     def open_files(self) -> None:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        opened: list[int] = []
         try:
-            self.lock_fd = self.fs.open(self.lock_path, flags, 0o666)
-            self.state_fd = self.fs.open(f"{self.folder}/{STATE_FILE}", flags, 0o666)
-        except FileNotFoundError:
-            self.close_files()
-            raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
-        except BaseException:
-            self.close_files()
+            for name in (LOCK_FILE, STATE_FILE):
+                opened.append(self.fs.open(f"{self.folder}/{name}", flags, 0o666))
+            if self.page.file_id is not None:
+                self._check_file_of(self.page.file_id, opened[-1])
+        except BaseException as error:
+            for fd in opened:
+                with contextlib.suppress(OSError):
+                    self.fs.close(fd)
+            if isinstance(error, FileNotFoundError):
+                raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
             raise
+        # Both at once, and only now: another thread may look without `_open_mutex`.
+        self.lock_fd, self.state_fd = opened
         if self._on_open is not None:
             self._on_open(self)
 
@@ -123,18 +131,29 @@ class Handle:
             self._on_roll(self)
 
     def adopt(self, page: StatePage) -> None:
-        """Go on with a page that was judged to be sound."""
+        """Go on with a page that was judged to be sound. Raises `UnknownTopic` when it is not the topic's any more."""
         self.page = page
-        self.config_version = page.config_version
-        self._moved = page.moved
+        # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
+        # the topic may have been altered, or deleted, since the files were opened.
+        self._moved, version = page.moved, page.config_version
+        self.config = self._load_config()
+        self.config_version = version
 
     def ensure_open(self) -> None:
         """Reopen files that were closed while idle or in another process (after a fork)."""
-        if self.lock_fd < 0:
-            self.check_usable()
-            self.check_in_place()  # before: opening makes files that are not there
-            self.open_files()
+        if self.lock_fd < 0 or self.state_fd < 0:
+            with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
+                if self.lock_fd < 0 or self.state_fd < 0:
+                    self.check_usable()
+                    self.check_in_place()  # before: opening makes files that are not there
+                    self.open_files()
         self.used = True
+
+    def _check_file_of(self, file_id: tuple[int, int], fd: int) -> None:
+        """Raise `UnknownTopic` when another log stands there since, with files of the same names."""
+        found = self.fs.fstat(fd)
+        if (found.st_dev, found.st_ino) != file_id:
+            raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
 
     def close_files(self) -> None:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
@@ -202,11 +221,22 @@ class Handle:
     @property
     def is_moved(self) -> bool:
         """Whether the topic was deleted or renamed under this handle."""
-        return self.page.moved != self._moved
+        moved = self.page.moved
+        if moved == self._moved:
+            return False
+        # Not for sure: it may have got this very name just now, or was upgraded, or somebody stood at another path.
+        try:
+            self._load_config()
+        except UnknownTopic:
+            return True
+        if not self.is_in_place():
+            return True
+        self._moved = moved
+        return False
 
     def check_usable(self) -> None:
         """Raise `UnknownTopic` when the topic was deleted or renamed under this handle."""
-        if self.page.moved != self._moved:
+        if self.page.moved != self._moved and self.is_moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
@@ -249,9 +279,10 @@ class Handle:
 
     def refresh_config(self) -> None:
         """Take over the configuration if it was altered, by whatever process."""
-        if self.page.config_version != self.config_version:
-            self.config_version = self.page.config_version
+        version = self.page.config_version
+        if version != self.config_version:
             self.config = self._load_config()
+            self.config_version = version  # once it is read: what keeps it from that is told every time
 
     def fail(self, why: str) -> None:
         """Refuse appends from now on, in every process. Raises `PartitionFailed`."""
@@ -287,7 +318,9 @@ class Handle:
         """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
         if self.read_only:
             return False
-        self.page.waiting_until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        if not until_ms <= self.page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
+            self.page.waiting_until_ms = until_ms
         return True
 
     def wake_followers(self) -> None:
@@ -297,6 +330,9 @@ class Handle:
             with contextlib.suppress(OSError):
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)
 
+
+_LONGEST_WAIT_MS = 60_000
+"""Nobody announces more: what lies further ahead is of an earlier boot."""
 
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 

@@ -70,6 +70,7 @@ class Partition:
         number: int,
         load_config: Callable[[], TopicConfig],
         *,
+        topic_id: str = "",
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         read_only: bool = False,
@@ -95,9 +96,16 @@ class Partition:
         self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
         self.topic = topic
         self.number = number
+        self.topic_id = topic_id
+        """Of the topic, whatever its name is by now; empty for a partition of no store."""
         self.damage: list[tuple[int, int, CorruptBatch]] = []
         """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
-        self.recovery_report: RecoveryReport = open_partition(self._handle)
+        try:
+            report = open_partition(self._handle)
+        except BaseException:
+            self._handle.close_files()
+            raise
+        self.recovery_report: RecoveryReport = report
         """What opening found and did, as the one who opened the partition first in this process saw it."""
 
     def __repr__(self) -> str:
@@ -618,6 +626,11 @@ class Partition:
         """
         handle = self._handle
         return handle.is_moved or (handle.is_snapshot and find_live_page(handle) is not None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed: by the store, or because the topic was renamed or deleted."""
+        return self._closed
 
     @property
     def failed(self) -> str | None:
