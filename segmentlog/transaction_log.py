@@ -183,6 +183,7 @@ class TransactionLog:
         if state is not None:
             log.append([msgspec.msgpack.encode(state)], [_encode_key(_VERSION, name)], ack=ack)
             return
+        self.states()
         # Both, or what stands under the other key would count again once a compaction has removed this.
         versions = (_VERSION_BY_NAME, _VERSION) if name in self._old_records else (_VERSION,)
         log.append([None] * len(versions), [_encode_key(version, name) for version in versions], ack=ack)
