@@ -39,6 +39,7 @@ endif
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
 	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_KILL_ROUNDS=10000 SEGMENTLOG_CRASHFS_ROUNDS=200 SEGMENTLOG_COMPACTION_STATES=100000 \
 	    SEGMENTLOG_DELIVERY_ROUNDS=5000 SEGMENTLOG_DELIVERY_STATES=50000 SEGMENTLOG_GROUP_ROUNDS=1000 \
+	    SEGMENTLOG_ADMIN_ROUNDS=5000 \
 	    $(PY) -m pytest -n $(WORKERS) --timeout 0 tests/crash tests/test_groups.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test  ## ruff: mistakes and layout

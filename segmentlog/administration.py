@@ -91,8 +91,8 @@ class Administration:
             self._fs.sync_folder(self._path)
         return file.topic_id
 
-    def alter(self, name: str, changes: dict[str, object], partitions: int | None) -> None:
-        """Change a topic's settings, durably; appends that come after it see it. Raises `InvalidConfig`."""
+    def alter(self, name: str, changes: dict[str, object], partitions: int | None) -> str:
+        """Change a topic's settings, durably; its id. Appends that come after it see it. Raises `InvalidConfig`."""
         with self.locked():
             self.sweep()
             file = self.adopt(name)
@@ -116,18 +116,20 @@ class Administration:
             self._tell(folder, StatePage.count_config_change)
             with contextlib.suppress(OSError):
                 self._fs.unlink(note)
+        return file.topic_id
 
-    def rename(self, name: str, new_name: str) -> None:
-        """Give a topic another name, durably. Raises `UnknownTopic`, `TopicExists`."""
+    def rename(self, name: str, new_name: str) -> str:
+        """Give a topic another name, durably; its id. Raises `UnknownTopic`, `TopicExists`."""
         with self.locked():
             self.sweep()
-            self.adopt(name)
+            file = self.adopt(name)
             folder = f"{self._path}/{new_name}"
             if os.path.lexists(folder):
                 raise TopicExists(new_name)
             self._fs.rename(f"{self._path}/{name}", folder)
             self._tell(folder, StatePage.count_move)
             self._fs.sync_folder(self._path)
+        return file.topic_id
 
     def delete(self, name: str) -> str:
         """Take a topic away, durably; the folder that is left of it, for `remove`. Raises `UnknownTopic`."""

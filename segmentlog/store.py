@@ -281,8 +281,7 @@ class LogStore:
         """
         self._check_writable("alter a topic")
         check_topic_name(name)
-        self._administration.alter(name, {**(config or {}), **options}, partitions)
-        return self.topic(name)
+        return Topic(self, name, self._administration.alter(name, {**(config or {}), **options}, partitions))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
@@ -311,8 +310,7 @@ class LogStore:
                 raise TopicExists(new_name)
             with self._mutex:
                 self._close_partitions(name)
-            self._administration.rename(name, new_name)
-        return self.topic(new_name)
+            return Topic(self, new_name, self._administration.rename(name, new_name))
 
     def read_topic_file(self, name: str, topic_id: str | None = None) -> TopicFile:
         """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.

@@ -263,6 +263,15 @@ class Handle:
             self.page.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
+    @contextlib.contextmanager
+    def telling_of_moves(self) -> Iterator[None]:
+        """A file that is not there because the folder is not there any more raises `UnknownTopic`."""
+        try:
+            yield
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
+
     @property
     def moved(self) -> int:
         """`StatePage.moved` when this handle was opened."""
