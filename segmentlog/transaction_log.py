@@ -181,15 +181,16 @@ class TransactionLog:
         log = self._find_log(create=True)
         assert log is not None
         if state is not None:
-            log.append([msgspec.msgpack.encode(state)], [_encode_key(_VERSION, name)], ack=ack)
+            log.append([msgspec.msgpack.encode(state)], [encode_key(name)], ack=ack)
             return
         self.states()
         # Both, or what stands under the other key would count again once a compaction has removed this.
         versions = (_VERSION_BY_NAME, _VERSION) if name in self._old_records else (_VERSION,)
-        log.append([None] * len(versions), [_encode_key(version, name) for version in versions], ack=ack)
+        log.append([None] * len(versions), [encode_key(name, version) for version in versions], ack=ack)
 
 
-def _encode_key(version: int, name: str) -> bytes:
+def encode_key(name: str, version: int = _VERSION) -> bytes:
+    """The key of the records that say what a name does."""
     return msgspec.msgpack.encode((version, name))
 
 
