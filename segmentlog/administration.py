@@ -5,8 +5,9 @@ counts, and what comes before or after it can be done again by whoever finds it 
 
              before                              the step                after
     make     @making-ID, with all that is in it  rename it to NAME
-    alter    the folders of new partitions       topic.json              the config word of each state page
-    rename                                       rename it to NEW_NAME   the moved word of each state page
+    alter    the folders of new partitions,      topic.json              the config word of each state page
+             @altering-ID
+    rename   @altering-ID                        rename it to NEW_NAME   the moved word of each state page
     delete                                       rename it @deleted-ID   the moved word, then remove the files
     upgrade  store.json: one is under way        every topic.json        both words, then store.json: it is done
 
@@ -107,16 +108,22 @@ class Administration:
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
             self._fs.sync_folder(folder)
-            # Should this process die between the file and the words, the next one to change anything tells the others.
-            note = f"{self._path}/{ALTERING_PREFIX}{file.topic_id}"
-            with contextlib.suppress(OSError):
-                self._fs.close(self._fs.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
-            self._topics.write(folder, file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest))
-            self._tell(folder, StatePage.count_config_change)
-            with contextlib.suppress(OSError):
-                self._fs.unlink(note)
+            changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)
+            with self._noted(file.topic_id):
+                self._topics.write(folder, changed)
+                self._tell(folder, StatePage.count_config_change)
         return file.topic_id
+
+    @contextlib.contextmanager
+    def _noted(self, topic_id: str) -> Iterator[None]:
+        """Should this process die in the middle of it, the next one to change anything tells those who have it open."""
+        note = f"{self._path}/{ALTERING_PREFIX}{topic_id}"
+        with contextlib.suppress(OSError):
+            self._fs.close(self._fs.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        yield
+        with contextlib.suppress(OSError):
+            self._fs.unlink(note)
 
     def rename(self, name: str, new_name: str) -> str:
         """Give a topic another name, durably; its id. Raises `UnknownTopic`, `TopicExists`."""
@@ -126,8 +133,9 @@ class Administration:
             folder = f"{self._path}/{new_name}"
             if os.path.lexists(folder):
                 raise TopicExists(new_name)
-            self._fs.rename(f"{self._path}/{name}", folder)
-            self._tell(folder, StatePage.count_move)
+            with self._noted(file.topic_id):
+                self._fs.rename(f"{self._path}/{name}", folder)
+                self._tell(folder, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return file.topic_id
 
@@ -186,6 +194,7 @@ class Administration:
         name = self._topics.name_of(topic_id)
         if name is not None:
             self._tell(f"{self._path}/{name}", StatePage.count_config_change)
+            self._tell(f"{self._path}/{name}", StatePage.count_move)
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(note)
 

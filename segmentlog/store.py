@@ -344,9 +344,16 @@ class LogStore:
         """
         self._check_open()
         partition = self._partitions.get((name, number))
-        if partition is not None and not partition.is_stale and topic_id in (None, partition.topic_id):
+        if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
-        self._settled_file(name)
+        file = self._settled_file(name)
+        if (
+            partition is not None
+            and not partition.is_stale
+            and topic_id is None
+            and file.topic_id == partition.topic_id
+        ):
+            return partition
         with self._mutex:
             self._check_open()
             file = self.read_topic_file(name, topic_id)
@@ -391,16 +398,22 @@ class LogStore:
         Raises `UnknownTopic` when there is no such topic any more, and whatever ``do`` raises.
         """
         while True:
-            log = self.open_partition(self.topic_name(where.topic_id), where.partition)
-            if log.topic_id == where.topic_id:  # else it was renamed meanwhile, and another one got its name
-                try:
-                    return do(log)
-                except UnknownTopic:
-                    if not log.is_stale:
-                        raise
-                except StoreClosed:  # renamed by this process
-                    if self._closed or not log.is_closed:
-                        raise
+            name = self.topic_name(where.topic_id)
+            try:
+                log = self.open_partition(name, where.partition, where.topic_id)
+            except UnknownTopic:
+                if self._topics.name_of(where.topic_id) == name:
+                    raise
+                continue  # renamed in between
+            try:
+                return do(log)
+            except UnknownTopic:
+                if not log.is_stale:
+                    raise
+            except StoreClosed:
+                # Renamed by this process: that takes it out of the store, and whoever just closes it does not.
+                if self._closed or self._partitions.get((log.topic, log.number)) is log:
+                    raise
 
     def _opened(self, handle: Handle) -> None:
         self._budget.opened(handle)

@@ -124,6 +124,24 @@ def test_what_was_killed_in_the_middle_of_altering_is_told(store: LogStore) -> N
     assert log.config.segment_records == 3
 
 
+def test_what_was_killed_in_the_middle_of_renaming_is_told(store: LogStore) -> None:
+    """Who has it open under the old name, which another one may get."""
+    log = store.topic("t").partition(0)
+    log.append([b"1"])
+    fs = FaultyFileSystem()
+    dying = LogStore(store.path, background=False, fs=fs)
+    fs.before("map_file", lambda: fs.die_at(1))  # of the page
+    with pytest.raises(Died):
+        dying.rename_topic("t", "v")
+    with segmentlog.open(store.path, background=False) as other:
+        other.rename_topic("u", "t")
+        other.topic("t").partition(0).append([b"2"])
+    with pytest.raises(UnknownTopic):
+        log.append([b"3"])
+    assert (values_of(store, "v"), values_of(store, "t")) == ([b"1"], [b"2"])
+    assert store.open_partition("t", 0).topic_id == store.topic("t").id
+
+
 def test_settings_that_change_within_a_tick_of_the_clock_are_seen(store: LogStore, faulty: LogStore) -> None:
     """A file may be replaced by one of the same inode, time and size."""
     for number in range(60):

@@ -83,6 +83,9 @@ class Appender:
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
                 return self._place_tracked(log, batches, now_ms, stamp)
+            except FileNotFoundError:
+                handle.check_in_place()  # renamed or deleted a moment ago
+                raise
             finally:
                 flock(fd, fcntl.LOCK_UN)
 
@@ -92,7 +95,7 @@ class Appender:
         Raises `ProducerFenced` when a newer epoch of the producer has one open.
         """
         handle = self._handle
-        with handle.append_locked():
+        with handle.telling_of_moves(), handle.append_locked():
             log = self._look()
             states = self._states
             states.catch_up(log)
@@ -113,7 +116,7 @@ class Appender:
     @contextlib.contextmanager
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
-        with self._handle.append_locked():
+        with self._handle.telling_of_moves(), self._handle.append_locked():
             self._states.catch_up(self._look())
             yield self._states
 
@@ -424,18 +427,14 @@ class Appender:
 
     def _open_segment(self, base: int, *, create: bool) -> ActiveSegment:
         handle = self._handle
-        try:
-            return ActiveSegment(
-                handle.fs,
-                handle.folder,
-                base,
-                handle.config.segment_bytes,
-                create=create,
-                count_syncs=lambda: handle.page.sync.read().sync_count,
-            )
-        except FileNotFoundError:
-            handle.check_in_place()  # renamed or deleted a moment ago
-            raise
+        return ActiveSegment(
+            handle.fs,
+            handle.folder,
+            base,
+            handle.config.segment_bytes,
+            create=create,
+            count_syncs=lambda: handle.page.sync.read().sync_count,
+        )
 
     def _begin_segment(self, base: int, epoch: int) -> None:
         handle = self._handle

@@ -635,11 +635,6 @@ class Partition:
         return handle.is_moved or (handle.is_snapshot and find_live_page(handle) is not None)
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was closed: by the store, or because the topic was renamed or deleted."""
-        return self._closed
-
-    @property
     def failed(self) -> str | None:
         """Why the partition refuses appends; None while it does not."""
         return self._handle.failed or ("an fsync failed" if self._handle.page.failed else None)
