@@ -346,13 +346,8 @@ class LogStore:
         partition = self._partitions.get((name, number))
         if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
-        file = self._settled_file(name)
-        if (
-            partition is not None
-            and not partition.is_stale
-            and topic_id is None
-            and file.topic_id == partition.topic_id
-        ):
+        topic_id = self._settled_file(name).topic_id if topic_id is None else topic_id
+        if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
         with self._mutex:
             self._check_open()
