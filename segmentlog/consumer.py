@@ -292,9 +292,9 @@ class Consumer:
             raise InvalidConfig("group", None, wanted)
         return self._session
 
-    def _begin(self, tp: TopicPartition, committed: CommittedOffset | None, is_new: bool) -> None:
+    def _begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, is_new: bool) -> None:
         """Read a partition that the group has given to this member."""
-        log = self._store.topic(tp.topic).partition(tp.partition)
+        log = self._store.open_partition(tp.topic, tp.partition, topic_id)
         if committed is not None:
             position = committed.offset
         elif self._without_position == "error":
@@ -482,7 +482,7 @@ class Consumer:
             for cursor in self._cursors.values():
                 cursor.log.handle.check_usable()
                 if cursor.log.is_stale:  # opened read-only before anybody wrote to it
-                    cursor.log = self._store.open_partition(cursor.log.topic, cursor.log.number)
+                    cursor.log = self._store.open_partition(cursor.tp.topic, cursor.tp.partition, cursor.log.topic_id)
             self._finish_transactions()
             if self._has_more():
                 return True
@@ -592,8 +592,8 @@ class _Reader:
         assert consumer is not None, "only a consumer that is there polls"
         return consumer
 
-    def begin(self, tp: TopicPartition, committed: CommittedOffset | None, *, is_new: bool) -> None:
-        self._consumer._begin(tp, committed, is_new)
+    def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
+        self._consumer._begin(tp, topic_id, committed, is_new)
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:

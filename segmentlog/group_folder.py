@@ -14,7 +14,7 @@ import msgspec
 from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.policy.assignment import assign
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
 from segmentlog.storage.locks import held
@@ -69,10 +69,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class PartitionOwner(msgspec.Struct, frozen=True):
-    """Who acquired a partition, under which generation."""
+    """Who acquired a partition, under which generation, and what the topic was called then."""
 
     member: str
     generation: int
+    topic: str = ""
 
 
 _info_decoder = msgspec.json.Decoder(MemberInfo)
@@ -162,9 +163,9 @@ class GroupFolder:
     def evict(self, member: str) -> None:
         """Take everything from a member that does not poll. The caller holds the lock."""
         # The member's own file last: whoever dies in the middle leaves it for the next one to find.
-        for tp, owner in self.owners().items():
+        for where, owner in self.owners().items():
             if owner.member == member:
-                self.unlink(self.partition_path(tp))
+                self.unlink(self.partition_path(where))
         self.unlink(f"{self.members_path}/{member}")
 
     def unlink(self, path: str) -> None:
@@ -174,21 +175,21 @@ class GroupFolder:
 
     # ------------------------------------------------------------ partitions
 
-    def partition_path(self, tp: TopicPartition) -> str:
-        """Of the file whose lock is the right to read a partition."""
-        return f"{self.partitions_path}/{tp.topic}-{tp.partition}"
+    def partition_path(self, where: PartitionId) -> str:
+        """Of the file whose lock is the right to read a partition, whatever the topic is called."""
+        return f"{self.partitions_path}/{where.topic_id}-{where.partition}"
 
-    def owners(self) -> dict[TopicPartition, PartitionOwner]:
+    def owners(self) -> dict[PartitionId, PartitionOwner]:
         """Who acquired which partition last; they may have let go of it since."""
         found = {}
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             names = self.fs.listdir(self.partitions_path)
         for name in names:
-            topic, _, number = name.rpartition("-")
+            topic_id, _, number = name.rpartition("-")
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, ValueError):
                 owner = _owner_decoder.decode(read_file(self.fs, f"{self.partitions_path}/{name}"))
-                found[TopicPartition(topic, int(number))] = owner
+                found[PartitionId(topic_id, int(number))] = owner
         return found
 
     # ------------------------------------------------------------ the assignment
@@ -243,7 +244,7 @@ class GroupFolder:
 
     def _last_generation(self) -> int:
         """The highest that any trace is left of, for a group whose assignment is lost."""
-        committed = self.store.group_offsets.committed(self.group).values()
+        committed = self.store.group_offsets.positions(self.group).values()
         return max([0, *(one.generation for one in committed), *(one.generation for one in self.owners().values())])
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, int]:

@@ -6,7 +6,7 @@
       members/<member id>        flock EX by the member for its life; 20 digits: when it polled last
                                  (monotonic ms), a newline, then JSON: `MemberInfo`
       assignment                 JSON: `Assignment`; replaced as a whole, with the next generation
-      partitions/<topic>-<n>     flock EX by the member that reads the partition; JSON: who, since which generation
+      partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: who, since which generation
 
 A member is live while its file cannot be locked. Whoever finds one dead, or without a poll for
 its max_poll_interval_ms, makes the next assignment. It is the partition's lock that gives the
@@ -34,7 +34,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import ConsumerFenced, InvalidConfig, StoreClosed
+from segmentlog.errors import ConsumerFenced, InvalidConfig, StoreClosed, UnknownTopic
 from segmentlog.group_folder import (
     GroupFolder,
     MemberInfo,
@@ -43,7 +43,7 @@ from segmentlog.group_folder import (
     encode_beat,
 )
 from segmentlog.policy.assignment import STRATEGIES
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import write_all
 from segmentlog.storage.locks import held, keep
@@ -79,6 +79,8 @@ class Member:
         self._pid, self._fd, self._lock_fd = os.getpid(), -1, -1
         self.owned: dict[TopicPartition, int] = {}
         """Descriptors of the files of the partitions that it holds the locks of."""
+        self.topic_ids: dict[TopicPartition, str] = {}
+        """Which topics' partitions those are: that had the names when they were taken."""
         if strategy not in STRATEGIES:
             raise InvalidConfig("assignment_strategy", strategy, "'sticky', 'range' or 'roundrobin'")
         self.folder = folder
@@ -273,19 +275,23 @@ class Member:
         if not missing:
             return []
         taken: list[TopicPartition] = []
-        owner = msgspec.json.encode(PartitionOwner(self.id, self.generation))
         with self.folder.locked(exclusive=False):  # no eviction meanwhile
             if self.folder.assignment_version() != self._seen or not self._is_member():
                 return []
             for tp in missing:
+                try:
+                    topic_id = self.folder.store.topic(tp.topic).id
+                except UnknownTopic:  # deleted or renamed: the next assignment is without it
+                    continue
+                path = self.folder.partition_path(PartitionId(topic_id, tp.partition))
+                owner = msgspec.json.encode(PartitionOwner(self.id, self.generation, tp.topic))
                 fds: list[int] = []
                 try:
-                    fds.extend(
-                        starmap(hold_open, ((self._fs, self.folder.partition_path(tp), os.O_RDWR | os.O_CREAT),))
-                    )
+                    fds.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
                     self._fs.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
                     self._fs.ftruncate(fds[0], 0)
                     write_all(self._fs, fds[0], [owner], 0)
+                    self.topic_ids[tp] = topic_id
                     self.owned[tp] = fds.pop()
                 except BlockingIOError:
                     continue
@@ -304,6 +310,7 @@ class Member:
                     self._fs.ftruncate(fd, 0)
                 let_go(self._fs, fd, self.owned, tp)
             self.owned.pop(tp, None)  # only now: an interrupt must not leave a lock that nobody knows of
+            self.topic_ids.pop(tp, None)
 
     # ------------------------------------------------------------ committing
 
@@ -322,7 +329,8 @@ class Member:
             self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
-                if fd < 0 or not folder.is_current(fd, folder.partition_path(tp)):
+                where = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
+                if fd < 0 or not folder.is_current(fd, folder.partition_path(where)):
                     why = f"does not own {tp} any more" if fd >= 0 else f"does not own {tp}"
                     raise ConsumerFenced(folder.group, self.id, why)
             yield

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
@@ -21,7 +22,7 @@ from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.partition.encoding import Columns
 from segmentlog.partition.producers import ProducerStamp
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId
 from segmentlog.storage import forks
 from segmentlog.storage.fs import is_failure
 from segmentlog.storage.locks import held
@@ -32,14 +33,18 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 
+def _sync(log: Partition, upto_offset: int, base_offset: int) -> int:
+    return log.sync_upto(upto_offset, base_offset)
+
+
 class _Transaction:
     """What a transaction wrote to, and what went wrong in it."""
 
     def __init__(self) -> None:
-        self.logs: dict[TopicPartition, Partition] = {}
-        self.ends: dict[TopicPartition, int] = {}
+        self.logs: dict[PartitionId, Partition] = {}
+        self.ends: dict[PartitionId, int] = {}
         """The offset behind the last record of it in each partition."""
-        self.bases: dict[TopicPartition, int] = {}
+        self.bases: dict[PartitionId, int] = {}
         """The offset of the first."""
         self.failure: Exception | None = None
 
@@ -93,15 +98,20 @@ class Identity:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
         self._check_process()
         with self._mutex:
-            transaction = self._transaction
-            if transaction is not None:
-                fresh = [tp for number in partitions if (tp := TopicPartition(topic, number)) not in transaction.logs]
-                if fresh:
-                    assert self._registration is not None
-                    self._store.transactions.add_partitions(self._registration, fresh)
-                    for tp in fresh:
-                        transaction.logs[tp] = self._store.open_partition(*tp)
+            if self._transaction is not None:
+                self._take_part([self._store.open_partition(topic, number) for number in partitions])
             yield
+
+    def _take_part(self, logs: Iterable[Partition]) -> None:
+        """Have it written down that the transaction writes to these, before it does."""
+        transaction = self._transaction
+        assert transaction is not None
+        named = {PartitionId(log.topic_id, log.number): log for log in logs}
+        fresh = {where: log for where, log in named.items() if where not in transaction.logs}
+        if fresh:
+            assert self._registration is not None
+            self._store.transactions.add_partitions(self._registration, fresh)
+            transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under this producer's next numbers; the offset of the first record."""
@@ -115,6 +125,9 @@ class Identity:
     def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
         if self._is_foreign:
             self._check_process()
+        transaction = self._transaction
+        if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
+            self._take_part([log])  # another topic has got the name since `sending`
         sequence = self._sequences.get(log)
         if sequence is None:
             sequence = (self.last_number(log) + 1) % SEQUENCE_END
@@ -123,15 +136,15 @@ class Identity:
             self.producer_id,
             self.epoch,
             sequence,
-            self._transaction is not None,
+            transaction is not None,
             None if registration is None else registration.check,
         )
         try:
             offset = append(stamp)
-            if self._transaction is not None:
-                tp = TopicPartition(log.topic, log.number)
-                self._transaction.bases.setdefault(tp, offset)
-                self._transaction.ends[tp] = offset + count
+            if transaction is not None:
+                where = PartitionId(log.topic_id, log.number)
+                transaction.bases.setdefault(where, offset)
+                transaction.ends[where] = offset + count
         except (PartitionFailed, OutOfOrderSequence, LogTruncated):
             self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
             raise
@@ -209,8 +222,9 @@ class Identity:
         assert transaction is not None
         if transaction.failure is not None:
             raise transaction.failure
-        for tp, end_offset in list(transaction.ends.items()):
-            transaction.logs[tp].sync_upto(end_offset, transaction.bases[tp])
+        for where, end_offset in list(transaction.ends.items()):
+            base_offset = transaction.bases[where]
+            self._store.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
 
     @property
     def last_note(self) -> str | None:

@@ -225,7 +225,7 @@ class Producer:
         with self._mutex:
             self._check_topic(topic)
         self.flush()
-        log = self._topics[topic].partition(partition)
+        log = self._store.open_partition(topic, partition)
         with self._senders[topic]:
             if self._identity is None:
                 return log.append_batches(batches, self._ack)
@@ -310,7 +310,11 @@ class Producer:
         topic = self._topics[chunk.topic]
         partitions, count = chunk.given_places()
         if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
-            count = topic.partition_count  # it may have grown
+            try:
+                count = topic.partition_count  # it may have grown
+            except UnknownTopic:  # or been deleted and made anew: records are sent to names
+                topic = self._topics[chunk.topic] = self._store.topic(chunk.topic)
+                count = topic.partition_count
             partitions = self._partitions_of(chunk, count)
         total = len(partitions)
         counts = np.bincount(partitions, minlength=count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -14,16 +13,15 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from segmentlog.administration import Administration, needs_upgrade
 from segmentlog.background import Background, PartitionName
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.descriptors import budget
 from segmentlog.errors import (
-    DiskFull,
     InvalidConfig,
-    InvalidTopicName,
     ReadOnlyStore,
     SegmentlogError,
     StoreClosed,
@@ -33,11 +31,8 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import (
     FORMAT_VERSION,
-    HIDDEN,
-    INTERNAL_TOPICS,
-    MAX_PARTITIONS,
     OFFSETS_TOPIC,
-    STATE_FILE,
+    READABLE_FORMATS,
     STORE_FILE,
     TOPIC_FILE,
     TRANSACTIONS_TOPIC,
@@ -46,12 +41,11 @@ from segmentlog.format.names import (
 from segmentlog.partition.handle import Clock, Handle
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.scrubber import Scrubber, ScrubReport, ScrubTarget
-from segmentlog.records import RecoveryMode
+from segmentlog.records import PartitionId, RecoveryMode
 from segmentlog.storage import forks
-from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
-from segmentlog.storage.locks import opened
+from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.network import NetworkMark
-from segmentlog.storage.state import PAGE_SIZE, StatePage
+from segmentlog.topic_folders import TopicFile, TopicFolders
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -66,16 +60,24 @@ if TYPE_CHECKING:
     from segmentlog.transactions import Transactions
 
 
+_T = TypeVar("_T")
+
 OFFSETS_RETENTION_MINUTES: Final = 7 * 24 * 60
 """Kafka's `offsets.retention.minutes`."""
 
 
 class Topic:
-    """A topic of an open store. Thread-safe; get one from `LogStore.topic`."""
+    """A topic of an open store. Thread-safe; get one from `LogStore.topic`.
 
-    def __init__(self, store: LogStore, name: str) -> None:
+    It stands for the topic, and not for its name: once that was deleted or renamed everything raises
+    `UnknownTopic`, also when another topic has got the name.
+    """
+
+    def __init__(self, store: LogStore, name: str, topic_id: str) -> None:
         self._store = store
         self.name = name
+        self.id = topic_id
+        """A UUID: the topic's own as long as it is there, whatever it is called."""
         self.folder = f"{store.path}/{name}"
 
     def __repr__(self) -> str:
@@ -84,28 +86,20 @@ class Topic:
     @property
     def config(self) -> TopicConfig:
         """The configuration as it is on disk now."""
-        return self._store.read_topic_file(self.name).config
+        return self._store.read_topic_file(self.name, self.id).config
 
     @property
     def partition_count(self) -> int:
         """How many partitions there are now."""
-        return self._store.read_topic_file(self.name).partitions
+        return self._store.read_topic_file(self.name, self.id).partitions
 
     def partition(self, number: int) -> Partition:
         """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
-        return self._store.open_partition(self.name, number)
+        return self._store.open_partition(self.name, number, self.id)
 
     def partitions(self) -> list[Partition]:
         """All of them, opened."""
         return [self.partition(number) for number in range(self.partition_count)]
-
-
-class TopicFile(NamedTuple):
-    """What topic.json says: how many partitions, the configuration, the most that a batch ever may have held."""
-
-    partitions: int
-    config: TopicConfig
-    largest_batch_bytes: int
 
 
 class LogStore:
@@ -148,7 +142,8 @@ class LogStore:
         self._clock.steady_ms()  # from here on a jump of the wall clock is noticed
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
+        self._topics = TopicFolders(self._fs, self.path)
+        self._administration = Administration(self._fs, self.path, self._topics)
         self._group_offsets: GroupOffsets | None = None
         self._groups: Groups | None = None
         self.members: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -163,10 +158,12 @@ class LogStore:
             scrubber=self._make_scrubber(scrub_bytes_per_s),
             cleaner_buffer_bytes=cleaner_dedupe_buffer_bytes,
             cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
-            expire=self._expire_groups,
+            expire=self._tidy_up,
             finish_transactions=self.finish_transactions,
         )
-        self.store_id = self._open(create and not self.read_only)
+        self.store_id = self._topics.store_id = self._open(create and not self.read_only)
+        if not self.read_only:
+            self._administration.sweep()
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
         forks.on_fork(self, "_forget_parent")
@@ -218,16 +215,19 @@ class LogStore:
                 self._fs.sync_folder(os.path.dirname(self.path))
         return self._check_store_file(store_file, read_file(self._fs, store_file))
 
-    @staticmethod
-    def _check_store_file(path: str, text: bytes) -> str:
+    def _check_store_file(self, path: str, text: bytes) -> str:
         try:
             document = json.loads(text)
             version, store_id = document["format"], document["store_id"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreVersionError(path, "damaged: it should be JSON with 'format' and 'store_id'") from None
-        if version != FORMAT_VERSION:
-            why = f"the store has format {version!r}, and this version of segmentlog reads format {FORMAT_VERSION}"
+        if version not in READABLE_FORMATS:
+            known = " and ".join(map(str, READABLE_FORMATS))
+            why = f"the store has format {version!r}, and this version of segmentlog reads format {known}"
             raise StoreVersionError(path, f"{why}; use the version that wrote it")
+        self._topics.store_id = str(store_id)
+        if not self.read_only and needs_upgrade(document):
+            self._administration.upgrade()
         return str(store_id)
 
     def __enter__(self) -> LogStore:
@@ -255,20 +255,17 @@ class LogStore:
     def topics(self, *, internal: bool = False) -> list[str]:
         """Names of the topics, sorted; those of the store itself only with ``internal``."""
         self._check_open()
-        names = []
-        for name in self._fs.listdir(self.path):
-            if HIDDEN in name or (name in INTERNAL_TOPICS and not internal):
-                continue
-            if os.path.exists(f"{self.path}/{name}/{TOPIC_FILE}"):
-                names.append(name)
-        return sorted(names)
+        return self._topics.names(internal=internal)
 
     def topic(self, name: str) -> Topic:
         """The topic of that name. Raises `UnknownTopic`."""
         self._check_open()
         check_topic_name(name, internal=True)
-        self.read_topic_file(name)
-        return Topic(self, name)
+        return Topic(self, name, self._settled_file(name).topic_id)
+
+    def _settled_file(self, name: str) -> TopicFile:
+        """What a topic is, in the format of today where this process may write it."""
+        return self._topics.read(name) if self.read_only else self._administration.adopt(name)
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None, **options: object
@@ -292,29 +289,7 @@ class LogStore:
             return self.topic(name)
 
     def _make_topic(self, name: str, partitions: int, settings: TopicConfig) -> Topic:
-        _check_partition_count(partitions)
-        folder = f"{self.path}/{name}"
-        with self._mutex:
-            if os.path.lexists(folder):
-                raise TopicExists(name)
-            # Made aside and renamed: nobody ever sees half a topic.
-            making = f"{self.path}/{HIDDEN}making-{os.urandom(16).hex()}"
-            try:
-                self._fs.mkdir(making)
-                for number in range(partitions):
-                    self._fs.mkdir(f"{making}/{number}")
-                self._write_topic_file(making, partitions, settings, settings.max_message_bytes)
-                self._fs.rename(making, folder)
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    self._fs.remove_tree(making)
-                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise TopicExists(name) from None
-                if error.errno in NO_ROOM:
-                    raise DiskFull(folder, 0) from error
-                raise
-            self._fs.sync_folder(self.path)
-        return Topic(self, name)
+        return Topic(self, name, self._administration.make(name, partitions, settings))
 
     def alter_topic(
         self,
@@ -331,132 +306,103 @@ class LogStore:
         """
         self._check_writable("alter a topic")
         check_topic_name(name)
-        with self._mutex:
-            count, current, largest = self.read_topic_file(name)
-            settings = current.replace({**(config or {}), **options})
-            wanted = count if partitions is None else partitions
-            _check_partition_count(wanted)
-            if wanted < count:
-                raise InvalidConfig("partitions", wanted, f"{count} or more: records of a partition cannot be moved")
-            folder = f"{self.path}/{name}"
-            for number in range(count, wanted):
-                with contextlib.suppress(FileExistsError):
-                    self._fs.mkdir(f"{folder}/{number}")
-            self._fs.sync_folder(folder)
-            self._write_topic_file(folder, wanted, settings, max(largest, settings.max_message_bytes))
-            self._for_each_page(name, StatePage.count_config_change)
-        return Topic(self, name)
+        return Topic(self, name, self._administration.alter(name, {**(config or {}), **options}, partitions))
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`."""
+        """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
+
+        One that is made anew under the name is another topic: nothing that knew this one takes it for it.
+        """
         self._check_writable("delete a topic")
         check_topic_name(name)
+        gone = self._administration.delete(name)
         with self._mutex:
-            self.read_topic_file(name)
-            gone = f"{self.path}/{HIDDEN}deleted-{os.urandom(16).hex()}"
-            self._for_each_page(name, StatePage.count_move)
-            self._fs.rename(f"{self.path}/{name}", gone)
-            self._fs.sync_folder(self.path)
             self._drop_partitions(name)
-            self._fs.remove_tree(gone)
-        self._forget_positions(name)
+        self._administration.remove(gone)
+        self._forget_positions()
 
     def rename_topic(self, name: str, new_name: str) -> Topic:
-        """Give a topic another name. Who uses it under the old one gets `UnknownTopic`; groups go on under the new."""
+        """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
+
+        Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
+        """
         self._check_writable("rename a topic")
         check_topic_name(name)
         check_topic_name(new_name)
-        with self._mutex:
-            self.read_topic_file(name)
+        with self._administration.locked():
+            self._topics.read(name)
             if os.path.lexists(f"{self.path}/{new_name}"):
                 raise TopicExists(new_name)
-            self._close_partitions(name)
-            self._for_each_page(name, StatePage.count_move)
-            self._fs.rename(f"{self.path}/{name}", f"{self.path}/{new_name}")
-            self._fs.sync_folder(self.path)
-        self._forget_positions(name, new_name)
-        return Topic(self, new_name)
+            with self._mutex:
+                self._close_partitions(name)
+            return Topic(self, new_name, self._administration.rename(name, new_name))
 
-    def read_topic_file(self, name: str) -> TopicFile:
-        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`."""
-        try:
-            check_topic_name(name, internal=True)  # it may come from a file, a checkpoint of Spark's, say
-        except InvalidTopicName:
-            raise UnknownTopic(name) from None
-        path = f"{self.path}/{name}/{TOPIC_FILE}"
-        try:
-            found = self._fs.stat(path)
-            version = (found.st_ino, found.st_mtime_ns, found.st_size)
-            cached = self._topic_files.get(name)
-            if cached is not None and cached[0] == version:
-                return cached[1]
-            document = json.loads(read_file(self._fs, path))
-            if document["format"] != FORMAT_VERSION:
-                raise StoreVersionError(path, f"the topic has format {document['format']!r}, not {FORMAT_VERSION}")
-            count, config = document["partitions"], TopicConfig.from_mapping(document["config"])
-            _check_partition_count(count)
-            largest = max(int(document.get("largest_batch_bytes", 0)), config.max_message_bytes)
-            parsed = TopicFile(count, config, largest)
-            self._topic_files[name] = (version, parsed)  # every change is a new file
-            return parsed
-        except (FileNotFoundError, NotADirectoryError):
-            raise UnknownTopic(name) from None
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise StoreVersionError(path, f"damaged ({error}); restore it from a backup or write it anew") from None
+    def read_topic_file(self, name: str, topic_id: str | None = None) -> TopicFile:
+        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
 
-    def _write_topic_file(self, folder: str, partitions: int, config: TopicConfig, largest_batch_bytes: int) -> None:
-        document = {
-            "format": FORMAT_VERSION,
-            "partitions": partitions,
-            "config": config.to_mapping(),
-            "largest_batch_bytes": largest_batch_bytes,
-        }
-        replace_file(self._fs, f"{folder}/{TOPIC_FILE}", json.dumps(document, indent=2).encode() + b"\n")
+        With ``topic_id`` the name has to be that topic's still.
+        """
+        file = self._topics.read(name)
+        if topic_id is not None and file.topic_id != topic_id:
+            raise UnknownTopic(name, "it was deleted or renamed while it was in use, and another one has the name")
+        return file
 
-    def _for_each_page(self, name: str, change: Any) -> None:
-        """Change a word of every partition's state page that there is, for all processes to see."""
-        for number in range(self.read_topic_file(name).partitions):
-            with contextlib.suppress(FileNotFoundError):
-                state_file = f"{self.path}/{name}/{number}/{STATE_FILE}"
-                with opened(self._fs, state_file, os.O_RDWR | os.O_CLOEXEC) as fd:
-                    if self._fs.fstat(fd).st_size >= PAGE_SIZE:
-                        page = StatePage.map(self._fs, fd, writable=True)
-                        if page is not None:
-                            change(page)
-                            page.close()
+    def topic_name(self, topic_id: str) -> str:
+        """The name that a topic has now. Raises `UnknownTopic` when there is none with this id any more."""
+        if self.read_only:
+            name = self._topics.name_of(topic_id) or self._topics.name_of(topic_id)
+            if name is None:
+                raise UnknownTopic(topic_id, "there is no topic with this id")
+            return name
+        return self._administration.name_of(topic_id)
+
+    def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
+        """The names of those of these topics that there are, and maybe of more; for people."""
+        return self._topics.names_of(topic_ids)
 
     # ------------------------------------------------------------ partitions
 
-    def open_partition(self, name: str, number: int) -> Partition:
-        """A partition of this store, the same object every time. Raises `UnknownTopic`."""
+    def open_partition(self, name: str, number: int, topic_id: str | None = None) -> Partition:
+        """A partition of this store, the same object every time. Raises `UnknownTopic`.
+
+        With ``topic_id`` also when the name is another topic's by now.
+        """
         self._check_open()
         partition = self._partitions.get((name, number))
-        if partition is not None and not partition.is_stale:
+        if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
+            return partition
+        topic_id = self._settled_file(name).topic_id if topic_id is None else topic_id
+        if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
         with self._mutex:
             self._check_open()
+            file = self.read_topic_file(name, topic_id)
             partition = self._partitions.get((name, number))
-            if partition is not None and not partition.is_stale:
+            if partition is not None and not partition.is_stale and partition.topic_id == file.topic_id:
                 return partition
             if partition is not None:  # whoever still has it may read on what it has mapped
                 partition.handle.release()
-            count = self.read_topic_file(name).partitions
-            if not isinstance(number, int) or not 0 <= number < count:
-                raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {count - 1}")
-            partition = Partition(
-                f"{self.path}/{name}/{number}",
-                name,
-                number,
-                lambda: self.read_topic_file(name).config,
-                load_batch_limit=lambda: self.read_topic_file(name).largest_batch_bytes,
-                fs=self._fs,
-                clock=self._clock,
-                read_only=self.read_only,
-                recovery=self.recovery,
-                background=self._background.has_threads,
-                on_open=self._opened,
-                on_roll=self._background.rolled,
-            )
+            if not isinstance(number, int) or not 0 <= number < file.partitions:
+                raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
+            try:
+                partition = Partition(
+                    f"{self.path}/{name}/{number}",
+                    name,
+                    number,
+                    lambda: self.read_topic_file(name, file.topic_id).config,
+                    topic_id=file.topic_id,
+                    load_batch_limit=lambda: self.read_topic_file(name, file.topic_id).largest_batch_bytes,
+                    fs=self._fs,
+                    clock=self._clock,
+                    read_only=self.read_only,
+                    recovery=self.recovery,
+                    background=self._background.has_threads,
+                    on_open=self._opened,
+                    on_roll=self._background.rolled,
+                )
+            except FileNotFoundError:
+                self.read_topic_file(name, file.topic_id)  # deleted or renamed meanwhile?
+                raise
             self._partitions[name, number] = partition
             policy = partition.config.fsync
             if policy.kind == "ms" and policy.amount < 1000:
@@ -467,6 +413,29 @@ class LogStore:
         if partition.last_stable_offset < partition.log_end_offset:
             self.finish_transactions()  # whoever comes first after a crash finishes what it left undecided
         return partition
+
+    def on_partition(self, where: PartitionId, do: Callable[[Partition], _T]) -> _T:
+        """What ``do`` returns for a partition of a topic, which it may be told anew under the topic's new name.
+
+        Raises `UnknownTopic` when there is no such topic any more, and whatever ``do`` raises.
+        """
+        while True:
+            name = self.topic_name(where.topic_id)
+            try:
+                log = self.open_partition(name, where.partition, where.topic_id)
+            except UnknownTopic:
+                if self._topics.name_of(where.topic_id) == name:
+                    raise
+                continue  # renamed in between
+            try:
+                return do(log)
+            except UnknownTopic:
+                if not log.is_stale:
+                    raise
+            except StoreClosed:
+                # Renamed by this process: that takes it out of the store, and whoever just closes it does not.
+                if self._closed or self._partitions.get((log.topic, log.number)) is log:
+                    raise
 
     def _opened(self, handle: Handle) -> None:
         budget.opened(handle)
@@ -612,14 +581,19 @@ class LogStore:
                 self._groups = self._groups or Groups(self, self._fs, self._clock, self.group_offsets)
         return self._groups
 
-    def _forget_positions(self, topic: str, renamed_to: str | None = None) -> None:
-        """A topic made anew under the name is another one: groups begin it anew."""
+    def _forget_positions(self) -> None:
+        """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""
         if self._has_internal(OFFSETS_TOPIC):
-            self.group_offsets.forget_topic(topic, renamed_to)
+            seen = self.group_offsets.topic_ids()
+            with self._administration.locked():  # or a topic that is being renamed would look like one that is gone
+                gone = seen - self._topics.by_id().keys()
+            self.group_offsets.forget_topics(gone)
 
-    def _expire_groups(self, now_ms: int) -> None:
-        if self._has_internal(OFFSETS_TOPIC):
-            self.groups.expire_tick(now_ms, self._offsets_retention_ms)
+    def _tidy_up(self, now_ms: int) -> None:
+        """What background work does for the store now and then."""
+        self._administration.sweep()
+        if self._has_internal(OFFSETS_TOPIC) and self.groups.expire_tick(now_ms, self._offsets_retention_ms):
+            self._forget_positions()
 
     def table(
         self, topic: str, *, follow: bool = False, isolation: Isolation = "read_uncommitted", durable_only: bool = False
@@ -753,11 +727,6 @@ class _Partitions:
 
     def open(self, name: PartitionName) -> Partition:
         return self._store.open_partition(*name)
-
-
-def _check_partition_count(count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
-        raise InvalidConfig("partitions", count, f"a whole number from 1 to {MAX_PARTITIONS}")
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()

@@ -155,7 +155,7 @@ class Table(Mapping[bytes, bytes]):
 
     def _check_usable(self) -> None:
         """Raise `StoreClosed`, or `UnknownTopic` when the topic was deleted or renamed meanwhile."""
-        if self._store.open_partition(self._topic.name, 0) is not self._sources[0].log:
+        if self._store.open_partition(self._topic.name, 0, self._topic.id) is not self._sources[0].log:
             raise UnknownTopic(self._topic.name, "it was deleted or renamed while in use")
 
     def _prepare_access(self) -> None:

@@ -21,6 +21,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +36,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import PRODUCERS_FOLDER, group_folder_name
 from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, held_open, hold_open, let_go
@@ -203,22 +204,21 @@ class Transactions:
 
     def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
         """How many partitions the topic had when the name first sent to it in order; noted if that is now."""
+        topic_id = self._store.topic(topic).id
         with registration.deciding():
             state = registration.state
-            if topic not in state.resume:
-                registration.state = replace(state, resume={**state.resume, topic: partitions})
+            if topic_id not in state.resume:
+                registration.state = replace(state, resume={**state.resume, topic_id: partitions})
                 self._write(registration.name, registration.state, "durable")
-            return registration.state.resume[topic]
+            return registration.state.resume[topic_id]
 
     # ------------------------------------------------------------ what the owner does
 
-    def add_partitions(self, registration: Registration, partitions: Iterable[TopicPartition]) -> None:
+    def add_partitions(self, registration: Registration, logs: Mapping[PartitionId, Partition]) -> None:
         """Write down which partitions the transaction writes to, before it does."""
-        partitions = list(partitions)
         with registration.deciding():
             state = registration.state
-            for tp in partitions:  # what a power cut left open there must not become part of this one
-                log = self._store.open_partition(*tp)
+            for log in logs.values():  # what a power cut left open there must not become part of this one
                 if log.last_stable_offset < log.log_end_offset:
                     self._end_lost(log, state)
             if state.status != "Ongoing":
@@ -227,7 +227,7 @@ class Transactions:
                     state, status="Ongoing", started_ms=now_ms, started_up_ms=self._clock.monotonic_ms(),
                     updated_ms=now_ms, partitions=(), ends=(),
                 )  # fmt: skip
-            known = dict.fromkeys((*state.partitions, *partitions))
+            known = dict.fromkeys((*state.partitions, *logs))
             state = replace(
                 state, partitions=tuple(known), unsettled=self._still_unsettled(state.producer_id, state.unsettled),
             )  # fmt: skip
@@ -235,7 +235,7 @@ class Transactions:
             self._write(registration.name, state)
             registration.state, registration.unsure = state, False
 
-    def commit(self, registration: Registration, ends: Mapping[TopicPartition, int], note: str | None = None) -> None:
+    def commit(self, registration: Registration, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
         """Decide for the transaction, durably. Its data, up to ``ends``, is on disk already; ``note`` is with it.
 
         Raises `ProducerFenced`: it was aborted; `PartitionFailed`, when nobody knows whether the
@@ -244,7 +244,7 @@ class Transactions:
         state = registration.state
         if state.status != "Ongoing":  # it wrote to no partition, and those of the last one are none of it
             registration.state = state = replace(state, partitions=(), started_ms=self._now_ms())
-        self._end(registration, "PrepareCommit", tuple(ends.get(tp, 0) for tp in state.partitions), note)
+        self._end(registration, "PrepareCommit", tuple(ends.get(one, 0) for one in state.partitions), note)
 
     def abort(self, registration: Registration) -> None:
         """Take back what the transaction wrote."""
@@ -287,15 +287,13 @@ class Transactions:
     def _complete(self, name: str, state: TransactionState) -> TransactionState:
         """Write the markers, then that it is done; the state as it is then, still open if a partition has no room."""
         committed = state.status == "PrepareCommit"
-        unsettled = {(one.topic, one.partition): one for one in state.unsettled}
+        unsettled = {PartitionId(one.topic_id, one.partition): one for one in state.unsettled}
         failure: Exception | None = None
-        for tp in state.partitions:
+        for where in state.partitions:
             try:
-                log = self._store.open_partition(*tp)
-                said = self._said(log, state)
-                offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
-                if said and offset is not None:
-                    unsettled[tp] = Unsettled(*tp, offset, log.epoch)
+                marker = self._store.on_partition(where, lambda log: self._tell(log, state))
+                if marker is not None:
+                    unsettled[where] = marker
             except UnknownTopic:
                 continue  # deleted, with all that it held
             except StoreClosed:
@@ -315,35 +313,40 @@ class Transactions:
         self._write(name, state)
         return state
 
+    def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
+        """Write the marker of what was decided, if there is anything to decide; that of a commit may yet be lost."""
+        said = self._said(log, state)
+        offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
+        return Unsettled(log.topic_id, log.number, offset, log.epoch) if said and offset is not None else None
+
     @staticmethod
     def _said(log: Partition, state: TransactionState) -> bool | None:
         """`TransactionState.said` of what is open in a partition; None when nothing is."""
         entry = log.producer(state.producer_id)
         if entry is None or entry.transaction_offset < 0:
             return None
-        return state.said(TopicPartition(log.topic, log.number), entry)
+        return state.said(PartitionId(log.topic_id, log.number), entry)
 
     def _still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
         """Those whose markers are not known to be on disk, or were lost in a crash."""
         left = []
         for one in unsettled:
             with contextlib.suppress(UnknownTopic):
-                log = self._store.open_partition(one.topic, one.partition)
-                is_durable = log.durable_offset > one.offset
-                if is_durable and log.epoch != one.epoch:  # a crash since: is it there?
-                    entry = log.producer(producer_id)
-                    is_durable = entry is None or not 0 <= entry.transaction_offset < one.offset
-                if not is_durable:
+                where = PartitionId(one.topic_id, one.partition)
+                if not self._store.on_partition(where, partial(_is_settled, producer_id=producer_id, marker=one)):
                     left.append(one)
         return tuple(left)
 
     def _settle(self, state: TransactionState) -> None:
         """Put the markers of commits on disk, before what stands for them goes."""
         for one in self._still_unsettled(state.producer_id, state.unsettled):
-            with contextlib.suppress(UnknownTopic):
-                log = self._store.open_partition(one.topic, one.partition)
+
+            def settle(log: Partition) -> None:
                 self._end_lost(log, state)
                 log.flush()
+
+            with contextlib.suppress(UnknownTopic):
+                self._store.on_partition(PartitionId(one.topic_id, one.partition), settle)
 
     def finish(self, now_ms: int | None = None) -> float:
         """Finish what others left: decided transactions, those of dead instances and those that took too long.
@@ -457,3 +460,13 @@ class Transactions:
                 return False
             self._decide(name, state, fd, fence=True)
             return state.status == "Ongoing"
+
+
+def _is_settled(log: Partition, producer_id: int, marker: Unsettled) -> bool:
+    """Whether a commit's marker is on disk."""
+    if log.durable_offset <= marker.offset:
+        return False
+    if log.epoch == marker.epoch:
+        return True
+    entry = log.producer(producer_id)  # a crash since: is it there?
+    return entry is None or not 0 <= entry.transaction_offset < marker.offset

@@ -37,7 +37,7 @@ from segmentlog.format.control import encode_marker
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.group_folder import GroupFolder
 from segmentlog.group_offsets import encode
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -491,16 +491,16 @@ def test_a_consumer_that_nobody_closed_holds_nothing(store: LogStore) -> None:
 def test_a_pending_position_is_waited_for(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition whose position an open transaction commits is not read before that is decided."""
     waited: list[int] = []
-    pending = {_TPS[1]}
+    pending = {PartitionId(store.topic("t").id, 1)}
 
     def finish() -> None:
         waited.append(1)
         if len(waited) == 3:
-            store.group_offsets.append(*encode("g", {_TPS[1]: 7}, committed_ms=1))
+            store.group_offsets.append(*encode("g", {_TPS[1]: 7}, lambda tp: store.topic(tp.topic).id, committed_ms=1))
             pending.clear()
 
     monkeypatch.setattr(store, "finish_transactions", finish, raising=False)
-    monkeypatch.setattr(store.group_offsets, "pending", lambda group: set(pending))
+    monkeypatch.setattr(store.group_offsets, "undecided", lambda group: set(pending))
     assigned: list[TopicPartition] = []
     with store.consumer("t", group="g", on_assigned=assigned.extend) as consumer:
         assert consumer.poll_group() == [_TPS[0], _TPS[2], _TPS[3]]

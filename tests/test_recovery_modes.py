@@ -131,9 +131,9 @@ def test_an_unknown_mode_is_refused(folder: Path) -> None:
 def test_a_store_of_a_newer_format_is_refused(folder: Path) -> None:
     """With the version it has, and nothing is changed."""
     path = folder / "store.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     before = tree_bytes(folder)
-    with pytest.raises(StoreVersionError, match="format 2"):
+    with pytest.raises(StoreVersionError, match="format 3"):
         segmentlog.open(folder)
     assert tree_bytes(folder) == before
 

@@ -54,7 +54,7 @@ def test_topics_are_created_listed_altered_renamed_and_deleted(store: LogStore) 
         store.topic("b")
     store.delete_topic("c")
     assert store.topics() == ["a"]
-    assert sorted(path.name for path in Path(store.path).iterdir()) == ["a", "store.json"]
+    assert sorted(path.name for path in Path(store.path).iterdir()) == ["@administration", "a", "store.json"]
     again = store.create_topic("c")
     assert values(again.partition(0)) == []
 
@@ -242,7 +242,7 @@ def test_a_topic_deleted_while_open_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"format": 2, "store_id": "x"}',
+        '{"format": 3, "store_id": "x"}',
         '{"format": "1", "store_id": "x"}',
         "{}",
         "",
@@ -270,7 +270,7 @@ def test_a_topic_of_another_version_is_not_touched(tmp_path: Path) -> None:
         store.create_topic("new")
         store.create_topic("old").partition(0).append([b"a"])
         file = tmp_path / "store" / "new" / "topic.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 3}))
         with pytest.raises(StoreVersionError, match="new"):
             store.topic("new")
         assert values(store.topic("old").partition(0)) == [b"a"]
@@ -336,7 +336,7 @@ def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:
     for one in threads:
         one.join()
     assert sorted(outcomes) == ["TopicExists"] * 7 + ["made"]
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["store.json", "t"]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["@administration", "store.json", "t"]
 
 
 def test_hundreds_of_partitions_under_a_small_descriptor_limit(tmp_path: Path) -> None:

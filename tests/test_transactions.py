@@ -26,6 +26,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import PRODUCERS_FOLDER
 from segmentlog.identity import Identity
+from segmentlog.records import PartitionId
 from segmentlog.transaction_log import TransactionState, Unsettled
 
 
@@ -618,8 +619,8 @@ def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog
         producer.send_many("a", [b"elsewhere"], partition=0)
     state = store.transactions.states()["n"]
     log.append([b"committed"], producer=ProducerStamp(state.producer_id, state.epoch, 0, True))
-    lost = Unsettled("b", 0, 1, log.epoch - 1)
-    partition = segmentlog.TopicPartition("b", 0)
+    lost = Unsettled(log.topic_id, 0, 1, log.epoch - 1)
+    partition = PartitionId(log.topic_id, 0)
     _state_of(store, "n", status="PrepareAbort", partitions=(partition,), ends=(), unsettled=(lost,))
     store.finish_transactions()
     assert values_of(store, "b") == [b"committed"]

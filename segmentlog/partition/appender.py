@@ -90,6 +90,9 @@ class Appender:
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
                 return self._place_tracked(log, batches, now_ms, stamp)
+            except FileNotFoundError:
+                handle.check_in_place()  # renamed or deleted a moment ago
+                raise
             except OSError as error:
                 handle.raise_local(error, "nothing was appended")
                 raise
@@ -102,7 +105,7 @@ class Appender:
         Raises `ProducerFenced` when a newer epoch of the producer has one open.
         """
         handle = self._handle
-        with handle.append_locked():
+        with handle.telling_of_moves(), handle.append_locked():
             log = self._look()
             states = self._states
             states.catch_up(log)
@@ -123,7 +126,7 @@ class Appender:
     @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
-        with self._handle.append_locked():
+        with self._handle.telling_of_moves(), self._handle.append_locked():
             self._states.catch_up(self._look())
             yield self._states
 

@@ -159,6 +159,7 @@ class CompactionPass:
             now = self._handle.page.log.read()
             if (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch):
                 return False
+            self._handle.check_in_place()  # renamed or deleted a moment ago
             raise CorruptBatch(str(error.filename), 0, "a segment file", "none") from None
 
     def _announce(self, offset: int) -> None:

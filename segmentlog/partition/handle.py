@@ -20,7 +20,7 @@ from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDE
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import forks
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
 from segmentlog.storage.locks import held, if_free
 from segmentlog.storage.segment import ActiveSegment, list_segments
@@ -63,8 +63,9 @@ class Handle:
     """Files and locks of one partition in this process.
 
     Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
-    lock (flock on ``state``). The mutexes keep out this process's threads, the flocks the
-    other processes; the kernel frees the flocks of a process that dies.
+    lock (flock on ``state``), `_open_mutex` (files that were released are opened anew). The
+    mutexes keep out this process's threads, the flocks the other processes; the kernel frees
+    the flocks of a process that dies.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Handle:
         self.after_fork: list[Callable[[], None]] = []
         """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
         self.append_mutex = forks.lock(self, "append_mutex")
+        self._open_mutex = forks.lock(self, "_open_mutex")
         self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
 
     def __del__(self) -> None:
@@ -134,6 +136,7 @@ class Handle:
     def found_again(self) -> None:
         """Kept by the finalizer of its store, when the collector had cleared the weak references to it already."""
         self.append_mutex = forks.lock(self, "append_mutex")
+        self._open_mutex = forks.lock(self, "_open_mutex")
         self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
 
     # ------------------------------------------------------------ files
@@ -141,17 +144,20 @@ class Handle:
     def open_files(self) -> None:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
         flags = os.O_RDWR | os.O_CREAT
+        opened: list[Held] = []
         try:
-            if self.state_fd < 0:
-                self.state_fd = hold_open(self.fs, f"{self.folder}/{STATE_FILE}", flags)
-            if self.lock_fd < 0:
-                self.lock_fd = hold_open(self.fs, self.lock_path, flags)
-        except FileNotFoundError:
-            self.close_files()
-            raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
-        except BaseException:
-            self.close_files()
+            for name in (LOCK_FILE, STATE_FILE):
+                opened.append(hold_open(self.fs, f"{self.folder}/{name}", flags))
+            if self.page.file_id is not None:
+                self._check_file_of(self.page.file_id, opened[-1])
+        except BaseException as error:
+            for fd in opened:
+                let_go(self.fs, fd)
+            if isinstance(error, FileNotFoundError):
+                raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
             raise
+        # Both at once, and only now: another thread may look without `_open_mutex`.
+        self.lock_fd, self.state_fd = opened
         if self._on_open is not None:
             self._on_open(self)
 
@@ -161,27 +167,38 @@ class Handle:
             self._on_roll(self)
 
     def adopt(self, page: StatePage) -> None:
-        """Go on with a page that was judged to be sound."""
+        """Go on with a page that was judged to be sound. Raises `UnknownTopic` when it is not the topic's any more."""
         self.page = page
-        self.config_version = page.config_version
-        self._moved = page.moved
+        # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
+        # the topic may have been altered, or deleted, since the files were opened.
+        self._moved, version = page.moved, page.config_version
+        self.config = self._load_config()
+        self.config_version = version
 
     def ensure_open(self) -> None:
         """Reopen files that were closed while idle or in another process (after a fork)."""
         if self.lock_fd < 0 or self.state_fd < 0:
-            self.check_usable()
-            self.check_in_place()  # before: opening makes files that are not there
-            try:
-                self.open_files()
-            except OSError as error:
-                self.raise_local(error, "nothing was changed")
-                raise
+            with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
+                if self.lock_fd < 0 or self.state_fd < 0:
+                    self.check_usable()
+                    self.check_in_place()  # before: opening makes files that are not there
+                    try:
+                        self.open_files()
+                    except OSError as error:
+                        self.raise_local(error, "nothing was changed")
+                        raise
         self.used = True
 
     @property
     def has_files(self) -> bool:
         """Whether it holds descriptors."""
         return self.lock_fd >= 0
+
+    def _check_file_of(self, file_id: tuple[int, int], fd: int) -> None:
+        """Raise `UnknownTopic` when another log stands there since, with files of the same names."""
+        found = self.fs.fstat(fd)
+        if (found.st_dev, found.st_ino) != file_id:
+            raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
 
     def close_files(self) -> None:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
@@ -280,11 +297,22 @@ class Handle:
     @property
     def is_moved(self) -> bool:
         """Whether the topic was deleted or renamed under this handle."""
-        return self.page.moved != self._moved
+        moved = self.page.moved
+        if moved == self._moved:
+            return False
+        # Not for sure: it may have got this very name just now, or was upgraded, or somebody stood at another path.
+        try:
+            self._load_config()
+        except UnknownTopic:
+            return True
+        if not self.is_in_place():
+            return True
+        self._moved = moved
+        return False
 
     def check_usable(self) -> None:
         """Raise `UnknownTopic` when the topic was deleted or renamed under this handle."""
-        if self.page.moved != self._moved:
+        if self.page.moved != self._moved and self.is_moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
@@ -311,6 +339,15 @@ class Handle:
             self.page.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
+    @contextlib.contextmanager
+    def telling_of_moves(self) -> Iterator[None]:
+        """A file that is not there because the folder is not there any more raises `UnknownTopic`."""
+        try:
+            yield
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
+
     @property
     def moved(self) -> int:
         """`StatePage.moved` when this handle was opened."""
@@ -327,9 +364,10 @@ class Handle:
 
     def refresh_config(self) -> None:
         """Take over the configuration if it was altered, by whatever process."""
-        if self.page.config_version != self.config_version:
-            self.config_version = self.page.config_version
+        version = self.page.config_version
+        if version != self.config_version:
             self.config = self._load_config()
+            self.config_version = version  # once it is read: what keeps it from that is told every time
 
     def raise_local(self, error: OSError, outcome: str) -> None:
         """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
@@ -403,7 +441,9 @@ class Handle:
         """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
         if self.read_only:
             return False
-        self.page.waiting_until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        if not until_ms <= self.page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
+            self.page.waiting_until_ms = until_ms
         return True
 
     def wake_followers(self) -> None:
@@ -412,3 +452,7 @@ class Handle:
         if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
             with contextlib.suppress(OSError):
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)
+
+
+_LONGEST_WAIT_MS = 60_000
+"""Nobody announces more: what lies further ahead is of an earlier boot."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed
+from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.producers import ProducerEntry
@@ -70,6 +70,7 @@ class Partition:
         number: int,
         load_config: Callable[[], TopicConfig],
         *,
+        topic_id: str = "",
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         read_only: bool = False,
@@ -95,6 +96,8 @@ class Partition:
         self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
         self.topic = topic
         self.number = number
+        self.topic_id = topic_id
+        """Of the topic, whatever its name is by now; empty for a partition of no store."""
         self.damage: list[tuple[int, int, CorruptBatch]] = []
         """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
         self.recovery_report: RecoveryReport = self._opened()
@@ -442,7 +445,7 @@ class Partition:
     def _changing(self) -> Iterator[None]:
         """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
         handle = self._handle
-        with handle.append_locked():
+        with handle.telling_of_moves(), handle.append_locked():
             handle.check_appendable()
             settle(handle)
             finish_swaps(handle)
@@ -524,7 +527,8 @@ class Partition:
     def roll(self) -> bool:
         """Seal the active segment and begin the next one; False when it holds nothing."""
         self._check_open()
-        return self._appender.roll()
+        with self._handle.telling_of_moves():
+            return self._appender.roll()
 
     def retain(self, *, dry_run: bool = False, wait_s: float = 0.0, now_ms: int | None = None) -> RetentionReport:
         """Delete the segments that the topic's configuration does not keep; with ``dry_run`` only say which.
@@ -538,7 +542,8 @@ class Partition:
         if not dry_run:
             self._handle.check_writable()
         now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
-        return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
+        with self._handle.telling_of_moves():
+            return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
 
     def compact(
         self,
@@ -562,9 +567,10 @@ class Partition:
             wanted = "compact or delete,compact, for a topic that is to be compacted"
             raise InvalidConfig("cleanup.policy", self._handle.config.cleanup_policy, wanted)
         now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
-        return self._cleaner.run(
-            now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
-        )
+        with self._handle.telling_of_moves():
+            return self._cleaner.run(
+                now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
+            )
 
     def compaction_due(self, now_ms: int | None = None) -> str | None:
         """Why a compaction is worth it now, by the topic's configuration; None when it is not."""
@@ -606,7 +612,11 @@ class Partition:
             # Deleted meanwhile: nothing is left to sync.
             owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
             if owes_sync and handle.failed is None and not handle.page.failed:
-                self._close_cleanly()
+                try:
+                    self._close_cleanly()
+                except (UnknownTopic, FileNotFoundError):
+                    if handle.is_in_place() and not handle.is_moved:  # else it was deleted or renamed since that look
+                        raise
         finally:
             with handle.append_mutex, handle.sync_mutex:
                 handle.close_files()

@@ -102,8 +102,9 @@ class Syncer:
     def _sync_locked(self, sync: SyncState) -> int:
         handle = self._handle
         page = handle.page
-        if handle.failed is not None or page.failed or page.moved != handle.moved:
+        if page.moved != handle.moved:
             handle.check_usable()
+        if handle.failed is not None or page.failed:
             handle.fail(handle.failed or "an fsync failed")
         log = page.log.read()
         is_known = self._key == (log.active_base_offset, log.epoch)

@@ -516,7 +516,7 @@ def test_binary_is_not_forced_into_csv(call: Run) -> None:
     ("command", "fields"),
     [
         ("topics", {"topic", "partitions", "offsets"}),
-        ("details words", {"topic", "config", "partitions"}),
+        ("details words", {"topic", "id", "config", "partitions"}),
         ("consume words", {"topic", "partition", "offset", "timestamp", "key", "value"}),
         ("tail words", {"topic", "partition", "offset", "timestamp", "key", "value"}),
         ("produce words binary", {"partition", "base_offset", "count"}),

@@ -470,7 +470,7 @@ def test_positions_are_reset(call: Run, store: Path, group: str, arguments: tupl
 
 
 def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, group: str) -> None:
-    """When they are named; then there is nothing to shift."""
+    """When they are named; then there is nothing to shift. Those of a topic that is gone are nobody's any more."""
     with segmentlog.open(store) as opened:
         opened.create_topic("other").partition(0).append([b"a", b"b"])
     status, _, err = call("groups", "reset", group, "--topic", "other", "--shift-by", "1")
@@ -481,7 +481,7 @@ def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, g
     shutil.rmtree(store / "other")  # by hand: `delete` takes the positions along
     status, out, err = call("groups", "reset", group, "--to-earliest", "--json")
     assert (status, len(documents(out))) == (0, 2)
-    assert "other/0 is gone" in err
+    assert "other" not in err
     assert call("groups", "describe", group)[0] == 0
 
 
