@@ -437,7 +437,7 @@ def test_every_file_that_is_locked_was_opened_through_the_list() -> None:
         locks = any(isinstance(node, ast.Attribute) and node.attr in ("flock", "lockf") for node in ast.walk(tree))
         if locks:
             names = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(tree)}
-            assert names & {"hold_open", "held", "lock_fence"}, f"{name} locks a file that it opens by itself"
+            assert names & {"hold_open", "held_open", "lock_fence"}, f"{name} locks a file that it opens by itself"
 
 
 _IMPORTS = """
