@@ -280,6 +280,20 @@ class ConsumerFenced(SegmentlogError):
         )
 
 
+class ConsumerBusy(SegmentlogError):
+    """A consumer was asked for records by a thread while another one's iteration over it was under way."""
+
+    def __init__(self, user: int, thread: int) -> None:
+        super().__init__(user, thread)
+        self.user, self.thread = user, thread
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.user} is iterating over the consumer, and thread {self.thread} asks for records of it, too:"
+            " give each thread a consumer of its own (with group= they share the partitions), or end that iteration"
+        )
+
+
 class GroupNotEmpty(SegmentlogError):
     """Positions of a group cannot be reset or deleted while members are at work."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from segmentlog.cli.common import open_store, say, stoppable, stopped_by
-from segmentlog.cli.options import SELECTOR, Selector, json_option, matching_topics, offset_of_last
+from segmentlog.cli.options import SELECTOR, Selector, json_option, matching_topics
 
 if TYPE_CHECKING:
     from segmentlog.consumer import Consumer
@@ -49,6 +49,8 @@ def tail(
                 log = store.topic(tp.topic).partition(tp.partition)
                 end = log.log_end_offset
                 wanted = any(one.fits(*tp) for one in topics)
+                from segmentlog.cursor import offset_of_last
+
                 begin = offset_of_last(log, lines, end) if wanted else end
                 for batch in log.read(begin) if begin < end else ():
                     if batch.base_offset >= end:
