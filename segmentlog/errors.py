@@ -144,7 +144,7 @@ class CorruptBatch(SegmentlogError):
 
 
 class DiskFull(SegmentlogError, OSError):
-    """No room on the disk. What was asked for was not done; the log is as it was before, and works again with some room.
+    """No room on the disk. What was asked for was not done; the log is as before, and works again once there is room.
 
     ``size_bytes`` is what there was no room for; 0 when it was a name in a folder, or nobody knows.
     """

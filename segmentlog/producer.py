@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,10 +128,12 @@ class Producer:
         key: bytes | None = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] | None = None,
-        timestamp: int | None = None,
+        timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> Delivery:
         """Send one record; returns at once, unless it is the one that fills a chunk.
+
+        ``timestamp`` is in milliseconds since 1970, or a datetime (a naive one is local time).
 
         Raises `InvalidRecord` for wrong types, `RecordTooLarge` and `UnknownTopic`; what fails
         later is in the `Delivery`.
@@ -202,7 +205,7 @@ class Producer:
         keys: Sequence[bytes | None] | None = None,
         *,
         headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
-        timestamps: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> Deliveries:
         """Send a list of records at once, after what was sent before them; returns when they are appended.
@@ -575,7 +578,7 @@ class Producer:
                 self._identity.close()
 
 
-def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> Options:
+def _checked_options(headers: Any, timestamp: int | datetime | None, partition: int | None) -> Options:
     """Raises `InvalidRecord`, `InvalidConfig`."""
     from segmentlog.format.columns import as_timestamps, check_headers
 

@@ -118,7 +118,7 @@ class Partition:
 
         values      a list of bytes or None
         keys        a list as long, or None when no record has one
-        timestamps  milliseconds since 1970, a list or integer array as long; None: now
+        timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now
         headers     for each record a sequence of (name, value) pairs, or None
         ack         "durable" returns once the records are on disk, whatever the topic's fsync
                     policy; "written" and None once they survive this process, or as the policy says
