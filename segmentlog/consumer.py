@@ -15,7 +15,7 @@ from datetime import time as time_of_day
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from segmentlog.arguments import as_partition
+from segmentlog.arguments import as_bool, as_int, as_partition, as_text, as_topic_partition
 from segmentlog.cursor import Cursor, offset_of_last
 from segmentlog.errors import ConsumerBusy, CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.names import check_topic_name
@@ -106,11 +106,24 @@ class Consumer:
     ) -> None:
         topics = _flat(topics)
         _check_start(start)
-        if isolation not in ("read_uncommitted", "read_committed"):
+        follow, durable_only = as_bool("follow", follow), as_bool("durable_only", durable_only)
+        skip_damaged, auto_commit = as_bool("skip_damaged", skip_damaged), as_bool("auto_commit", auto_commit)
+        max_poll_interval_ms = as_int("max_poll_interval_ms", max_poll_interval_ms, 1)
+        max_poll_records = as_int("max_poll_records", max_poll_records, 1)
+        auto_commit_interval_ms = as_int("auto_commit_interval_ms", auto_commit_interval_ms, 1)
+        fetch_bytes = as_int("fetch_bytes", fetch_bytes, 1)
+        client_id = as_text("client_id", client_id)
+        for name, call in (("on_assigned", on_assigned), ("on_revoked", on_revoked), ("on_lost", on_lost)):
+            if call is not None and not callable(call):
+                raise InvalidConfig(name, call, "a function that takes a list of partitions")
+        if not isinstance(isolation, str) or isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
-        if not isinstance(fetch_bytes, int) or fetch_bytes < 1:
-            raise InvalidConfig("fetch_bytes", fetch_bytes, "a number of bytes from 1 on")
-        if auto_offset_reset not in (None, "earliest", "latest", "error"):
+        if not isinstance(auto_offset_reset, str | None) or auto_offset_reset not in (
+            None,
+            "earliest",
+            "latest",
+            "error",
+        ):
             raise InvalidConfig("auto_offset_reset", auto_offset_reset, "'earliest', 'latest' or 'error'")
         self._store = store
         self._reset: OffsetReset = auto_offset_reset or "error"
@@ -145,13 +158,6 @@ class Consumer:
                 raise InvalidConfig("auto_commit", auto_commit, "False without a group, which would keep the positions")
             self._assign(start)
             return
-        for name, number in (
-            ("max_poll_interval_ms", max_poll_interval_ms),
-            ("max_poll_records", max_poll_records),
-            ("auto_commit_interval_ms", auto_commit_interval_ms),
-        ):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise InvalidConfig(name, number, "a whole number from 1 on")
         store.check_writable("join a group")
         member = store.groups.member(
             group, self._subscription(group), strategy=assignment_strategy, client_id=client_id,
@@ -175,6 +181,7 @@ class Consumer:
         return names
 
     def __enter__(self) -> Consumer:
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -281,7 +288,7 @@ class Consumer:
         """
         session = self._of_group("positions to commit")
         self._check_open()
-        session.commit(positions, metadata=metadata, sync=sync)
+        session.commit(positions, metadata=as_text("metadata", metadata), sync=as_bool("sync", sync))
 
     def commit_async(self, positions: Mapping[Any, int] | None = None, *, metadata: str = "") -> None:
         """`commit` without waiting for anything, cheap enough for every record: one in 10 ms is written, the last.
@@ -292,7 +299,7 @@ class Consumer:
         """
         session = self._of_group("positions to commit")
         self._check_open()
-        session.commit_soon(positions, metadata=metadata)
+        session.commit_soon(positions, metadata=as_text("metadata", metadata))
 
     def committing(
         self, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
@@ -306,7 +313,7 @@ class Consumer:
 
     def committed(self, topic: str, partition: int = 0) -> CommittedOffset | None:
         """What the group has committed of a partition, whoever reads it; None when it has not."""
-        return self._of_group("committed positions").committed(TopicPartition(topic, partition))
+        return self._of_group("committed positions").committed(as_topic_partition(topic, partition))
 
     def _of_group(self, what: str) -> GroupSession:
         if self._session is None:
@@ -604,7 +611,7 @@ class Consumer:
     def seek(self, topic: str, partition: int, to: Start) -> int:
         """Go on from another place; returns the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
         cursor = self._cursor(topic, partition)
-        _check_start(to)
+        _check_start(to, "to")
         cursor.position = self._resolve(cursor.log, to)
         return cursor.position
 
@@ -623,8 +630,9 @@ class Consumer:
         self._cursor(topic, partition).paused = False
 
     def _cursor(self, topic: str, partition: int) -> Cursor:
+        tp = as_topic_partition(topic, partition)
         try:
-            return self._cursors[TopicPartition(topic, partition)]
+            return self._cursors[tp]
         except KeyError:
             raise UnknownTopic(topic, f"partition {partition} is not read by this consumer") from None
 
@@ -661,6 +669,9 @@ class Consumer:
             self._session.member.check_process()
 
 
+_RESETS = (None, "earliest", "latest", "error")
+
+
 def _flat(topics: Sequence[Any]) -> list[str | tuple[str, int]]:
     """What is to be read, lists of it taken apart. Raises `InvalidConfig`."""
     flat: list[str | tuple[str, int]] = []
@@ -678,13 +689,13 @@ def _flat(topics: Sequence[Any]) -> list[str | tuple[str, int]]:
     return flat
 
 
-def _check_start(start: object) -> None:
+def _check_start(start: object, name: str = "start") -> None:
     if isinstance(start, str) and start in ("earliest", "latest"):
         return
     if isinstance(start, int | date | timedelta) and not isinstance(start, bool):
         return
     wanted = "'earliest', 'latest', an offset, -N for the last N, a datetime or date, or a timedelta for so long ago"
-    raise InvalidConfig("start", start, wanted)
+    raise InvalidConfig(name, start, wanted)
 
 
 _TOPICS = "names of topics, (topic, partition) or patterns, at least one"

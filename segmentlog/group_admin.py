@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, UnknownTopic
-from segmentlog.format.names import GROUPS_FOLDER, HIDDEN
+from segmentlog.format.names import GROUPS_FOLDER, HIDDEN, group_folder_name
 from segmentlog.group_folder import GroupFolder
 from segmentlog.group_offsets import CommittedOffset, GroupOffsets, encode, encode_deletion
 from segmentlog.groups import Member
@@ -163,9 +164,12 @@ class Groups:
         is no offset.
         """
         self._store.check_writable("change consumer groups")
-        for tp in positions:
-            self._store.topic(tp[0]).partition(tp[1])
-        named = {TopicPartition(*tp): offset for tp, offset in positions.items()}
+        group_folder_name(group)  # raises for what is no name
+        group = str(group)
+        named = as_positions("positions", positions)
+        for tp in named:
+            self._store.topic(tp.topic).partition(tp.partition)
+        metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
         keys, values = encode(group, named, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):
             end_offset = self._offsets.append(keys, values) if keys else 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.arguments import as_partition
+from segmentlog.arguments import as_bool, as_int, as_partition
 from segmentlog.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.errors import (
     InvalidConfig,
@@ -83,14 +83,15 @@ class Producer:
         transaction_timeout_ms: int = 60_000,
         background: bool = True,
     ) -> None:
-        if not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
+        if isinstance(linger_ms, bool) or not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
             raise InvalidConfig("linger_ms", linger_ms, "milliseconds from 0 to 3,600,000")
-        if not isinstance(batch_size, int) or not 1 <= batch_size <= 1 << 30:
-            raise InvalidConfig("batch_size", batch_size, "bytes from 1 to 1 GiB")
-        if ack not in (None, "written", "durable"):
+        batch_size = as_int("batch_size", batch_size, 1, 1 << 30, wanted="bytes from 1 to 1 GiB")
+        if not isinstance(ack, str | None) or ack not in (None, "written", "durable"):
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
-        if not isinstance(transaction_timeout_ms, int) or not 1 <= transaction_timeout_ms <= 86_400_000:
-            raise InvalidConfig("transaction_timeout_ms", transaction_timeout_ms, "milliseconds from 1 to 86,400,000")
+        transaction_timeout_ms = as_int("transaction_timeout_ms", transaction_timeout_ms, 1, 86_400_000)
+        enable_idempotence = as_bool("enable_idempotence", enable_idempotence)
+        if partitioner is not None and not callable(getattr(partitioner, "partitions", None)):
+            raise InvalidConfig("partitioner", partitioner, "an object with a method `partitions`, or None")
         if name is not None and not enable_idempotence:
             raise InvalidConfig("enable_idempotence", enable_idempotence, "True for a producer with a name")
         self._store = store
@@ -114,6 +115,8 @@ class Producer:
         self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
 
     def __enter__(self) -> Producer:
+        if self._closed:
+            raise StoreClosed("producer")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -142,8 +145,8 @@ class Producer:
             value, key = _as_bytes("values", value), _as_bytes("keys", key)
         try:
             chunk = self._chunks[topic]
-        except KeyError:
-            chunk = self._begin(topic)
+        except (KeyError, TypeError):  # none yet, or what is no name
+            chunk = self._begin(check_topic_name(topic))
         size_bytes = _RECORD_OVERHEAD if value is None else _RECORD_OVERHEAD + len(value)
         options = None
         if headers is not None or timestamp is not None or partition is not None:
@@ -284,6 +287,8 @@ class Producer:
     def _check_topic(self, topic: str) -> None:
         if self._closed:
             raise StoreClosed("producer")
+        if topic.__class__ is not str:
+            topic = check_topic_name(topic)
         if topic not in self._full:
             check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
             self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from segmentlog.arguments import as_bool, as_int, as_mapping, as_partition
 from segmentlog.background import Background, PartitionName
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.descriptors import DescriptorBudget
@@ -123,8 +124,10 @@ class LogStore:
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
-        if recovery not in ("strict", "tail", "salvage"):
+        self.path = _as_path(path)
+        create, read_only = as_bool("create", create), as_bool("read_only", read_only)
+        background = as_bool("background", background)
+        if not isinstance(recovery, str) or recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         self._fs = fs or FileSystem()
         if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
@@ -186,7 +189,10 @@ class LogStore:
         if os.path.isdir(self.path) and any(name != "lost+found" for name in self._fs.listdir(self.path)):
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
-        os.makedirs(self.path, exist_ok=True)
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise StoreVersionError(self.path, f"the folder cannot be made: {error.strerror}") from error
         folder_fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._fs.flock(folder_fd, fcntl.LOCK_EX)  # of two processes that make it, one does
@@ -215,6 +221,7 @@ class LogStore:
         return str(store_id)
 
     def __enter__(self) -> LogStore:
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -228,6 +235,7 @@ class LogStore:
     def topics(self, *, internal: bool = False) -> list[str]:
         """Names of the topics, sorted; those of the store itself only with ``internal``."""
         self._check_open()
+        as_bool("internal", internal)
         names = []
         for name in self._fs.listdir(self.path):
             if HIDDEN in name or (name in INTERNAL_TOPICS and not internal):
@@ -252,7 +260,8 @@ class LogStore:
         """
         self._check_writable("create a topic")
         check_topic_name(name)
-        return self._make_topic(name, partitions, TopicConfig.from_mapping({**(config or {}), **options}))
+        config = as_mapping("config", config, _CONFIG_WANTED)
+        return self._make_topic(name, partitions, TopicConfig.from_mapping({**config, **options}))
 
     def internal_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> Topic:
         """A topic of the store itself, made if it is not there, by whoever comes first."""
@@ -265,7 +274,7 @@ class LogStore:
             return self.topic(name)
 
     def _make_topic(self, name: str, partitions: int, settings: TopicConfig) -> Topic:
-        _check_partition_count(partitions)
+        partitions = _check_partition_count(partitions)
         folder = f"{self.path}/{name}"
         with self._mutex:
             if os.path.lexists(folder):
@@ -306,9 +315,8 @@ class LogStore:
         check_topic_name(name)
         with self._mutex:
             count, current, largest = self.read_topic_file(name)
-            settings = current.replace({**(config or {}), **options})
-            wanted = count if partitions is None else partitions
-            _check_partition_count(wanted)
+            settings = current.replace({**as_mapping("config", config, _CONFIG_WANTED), **options})
+            wanted = count if partitions is None else _check_partition_count(partitions)
             if wanted < count:
                 raise InvalidConfig("partitions", wanted, f"{count} or more: records of a partition cannot be moved")
             folder = f"{self.path}/{name}"
@@ -401,6 +409,8 @@ class LogStore:
     def open_partition(self, name: str, number: int) -> Partition:
         """A partition of this store, the same object every time. Raises `UnknownTopic`."""
         self._check_open()
+        if number.__class__ is not int:
+            number = as_partition(number)
         partition = self._partitions.get((name, number))
         if partition is not None and not partition.is_stale:
             return partition
@@ -708,9 +718,23 @@ class _Partitions:
         return self._store.open_partition(*name)
 
 
-def _check_partition_count(count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
-        raise InvalidConfig("partitions", count, f"a whole number from 1 to {MAX_PARTITIONS}")
+def _check_partition_count(count: object) -> int:
+    return as_int("partitions", count, 1, MAX_PARTITIONS)
+
+
+def _as_path(path: object) -> str:
+    """An absolute path; `~` is one's home, as in a shell. Raises `InvalidConfig`."""
+    wanted = "the path of a folder"
+    if not isinstance(path, str | bytes | os.PathLike) or not (text := os.fsdecode(path)) or "\0" in text:
+        raise InvalidConfig("path", path, wanted)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidConfig("path", path, wanted) from None
+    return os.path.abspath(os.path.expanduser(text))
+
+
+_CONFIG_WANTED = "a mapping of keys of the topic config to their values"
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()

@@ -94,9 +94,13 @@ def _check_view(column: str, index: int, view: memoryview) -> None:
 
 def check_headers(headers: Sequence[Any]) -> list[Headers]:
     """Normalise one sequence of (name, value) pairs a record; None and () mean no headers."""
+    if not hasattr(headers, "__iter__") or isinstance(headers, type):
+        raise InvalidRecord("headers", 0, type(headers).__name__, "for each record pairs of (str, bytes or None)")
     filled = [() if one is None else one for one in headers]
     try:
         checked = msgspec.convert(filled, list[Headers], builtin_types=(bytes,))
+    except UnicodeEncodeError:
+        raise InvalidRecord("headers", 0, ascii(headers)[:40], "pairs of (str, bytes or None)") from None
     except msgspec.ValidationError as error:
         raise InvalidRecord("headers", _index_in(str(error)), str(error), "pairs of (str, bytes or None)") from None
     for index, one in enumerate(checked):
