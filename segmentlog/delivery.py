@@ -34,8 +34,9 @@ class Chunk:
 
     __slots__ = (
         "_partitions", "_positions", "_ranks", "_triples", "add", "all_headers", "all_partition", "all_timestamps",
-        "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys", "logs", "noted",
-        "number", "partitions", "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
+        "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys", "logs",
+        "needs_keys", "noted", "number", "partitions", "producer", "room", "sealed", "surely_fits", "taken",
+        "timestamps", "topic", "values",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, topic: str, room: int) -> None:
@@ -45,6 +46,9 @@ class Chunk:
         self.begun_ns = time.monotonic_ns()
         self.room = room
         """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
+        self.needs_keys = False
+        self.surely_fits = 0
+        """Bytes of a value, and of a key, up to which a record without headers is not too large for a batch."""
         self.sealed = self.taken = False
         self.number = itertools.count().__next__
         self._triples: list[Any] = []
@@ -82,7 +86,8 @@ class Chunk:
         self._triples, self.taken = [], True
 
     def _take(self, triples: list[Any]) -> None:
-        numbers, self.values, self.keys = triples[::3], triples[1::3], triples[2::3]
+        numbers, self.values, keys = triples[::3], triples[1::3], triples[2::3]
+        self.keys = keys if keys.count(None) < len(keys) else ()  # no column of nothing but nulls
         if self.noted or numbers != list(range(len(numbers))):  # in another order than they were numbered, or fewer
             positions = self._positions = {number: position for position, number in enumerate(numbers)}
             for number, (headers, timestamp, partition) in list(self.noted.items()):

@@ -144,18 +144,19 @@ class CorruptBatch(SegmentlogError):
 
 
 class DiskFull(SegmentlogError, OSError):
-    """No room for an append. The log is as it was before; appending works again once there is room."""
+    """No room on the disk. What was asked for was not done; the log is as before, and works again once there is room.
 
-    def __init__(self, path: str, size_bytes: int) -> None:
+    ``size_bytes`` is what there was no room for; 0 when it was a name in a folder, or nobody knows.
+    """
+
+    def __init__(self, path: str, size_bytes: int = 0) -> None:
         super().__init__(path, size_bytes)
         self.errno = errno.ENOSPC  # an OSError of two arguments takes the first for it
         self.path, self.size_bytes = path, size_bytes
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}: no room on the disk for {self.size_bytes} more bytes; nothing was appended;"
-            " free some space and try again"
-        )
+        for_what = f" for {self.size_bytes} more bytes; nothing was appended" if self.size_bytes else ""
+        return f"{self.path}: no room on the disk{for_what}; free some space and try again"
 
 
 class LocalError(SegmentlogError, OSError):
@@ -307,6 +308,20 @@ class ConsumerFenced(SegmentlogError):
         return (
             f"group {self.group!r}: member {self.member} {self.what}; nothing was committed;"
             " what it read since its last commit is read again by another member"
+        )
+
+
+class ConsumerBusy(SegmentlogError):
+    """A consumer was asked for records by a thread while another one's iteration over it was under way."""
+
+    def __init__(self, user: int, thread: int) -> None:
+        super().__init__(user, thread)
+        self.user, self.thread = user, thread
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.user} is iterating over the consumer, and thread {self.thread} asks for records of it, too:"
+            " give each thread a consumer of its own (with group= they share the partitions), or end that iteration"
         )
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER
+from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, group_folder_name
 from segmentlog.group_folder import GroupFolder
 from segmentlog.group_offsets import CommittedOffset, GroupOffsets, encode
 from segmentlog.groups import Member
@@ -174,7 +175,10 @@ class Groups:
         is no offset.
         """
         self._store.check_writable("change consumer groups")
-        named = {TopicPartition(*tp): offset for tp, offset in positions.items()}
+        group_folder_name(group)  # raises for what is no name
+        group = str(group)
+        named = as_positions("positions", positions)
+        metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
         topic_ids = {tp: self._store.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
         keys, values = encode(group, named, topic_ids.__getitem__, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):

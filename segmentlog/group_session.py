@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from segmentlog.arguments import as_positions
 from segmentlog.errors import ConsumerFenced, UnknownTopic
 from segmentlog.group_offsets import CommittedOffset, Encoded, GroupOffsets, encode
 from segmentlog.groups import Member
@@ -283,11 +284,10 @@ class GroupSession:
         if positions is None:
             return self._reader.positions_to_commit(settled=False)
         found: dict[TopicPartition, tuple[int, int]] = {}
-        for (topic, partition), offset in positions.items():
-            tp = TopicPartition(topic, partition)
+        for tp, offset in as_positions("positions", positions).items():
             if tp not in self.member.owned:
-                self._store.topic(topic).partition(partition)
-            found[tp] = (offset, self._reader.epoch_at(tp, offset) if isinstance(offset, int) else -1)
+                self._store.topic(tp.topic).partition(tp.partition)
+            found[tp] = (offset, self._reader.epoch_at(tp, offset))
         return found
 
     def _commit_quietly(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from segmentlog.administration import Administration, needs_upgrade
+from segmentlog.arguments import as_bool, as_mapping, as_partition
 from segmentlog.background import Background, PartitionName
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.descriptors import budget
@@ -129,8 +130,10 @@ class LogStore:
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
-        if recovery not in ("strict", "tail", "salvage"):
+        self.path = _as_path(path)
+        create, read_only = as_bool("create", create), as_bool("read_only", read_only)
+        background = as_bool("background", background)
+        if not isinstance(recovery, str) or recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         self._fs = fs or FileSystem()
         if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
@@ -202,7 +205,10 @@ class LogStore:
         if os.path.isdir(self.path) and any(name != "lost+found" for name in self._fs.listdir(self.path)):
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
-        os.makedirs(self.path, exist_ok=True)
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise StoreVersionError(self.path, f"the folder cannot be made: {error.strerror}") from error
         with forks.held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
             self._fs.flock(folder_fd, fcntl.LOCK_EX)  # of two processes that make it, one does
             if not os.path.exists(store_file):
@@ -231,6 +237,7 @@ class LogStore:
         return str(store_id)
 
     def __enter__(self) -> LogStore:
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -255,7 +262,7 @@ class LogStore:
     def topics(self, *, internal: bool = False) -> list[str]:
         """Names of the topics, sorted; those of the store itself only with ``internal``."""
         self._check_open()
-        return self._topics.names(internal=internal)
+        return self._topics.names(internal=as_bool("internal", internal))
 
     def topic(self, name: str) -> Topic:
         """The topic of that name. Raises `UnknownTopic`."""
@@ -276,7 +283,8 @@ class LogStore:
         """
         self._check_writable("create a topic")
         check_topic_name(name)
-        return self._make_topic(name, partitions, TopicConfig.from_mapping({**(config or {}), **options}))
+        config = as_mapping("config", config, _CONFIG_WANTED)
+        return self._make_topic(name, partitions, TopicConfig.from_mapping({**config, **options}))
 
     def internal_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> Topic:
         """A topic of the store itself, made if it is not there, by whoever comes first."""
@@ -306,7 +314,8 @@ class LogStore:
         """
         self._check_writable("alter a topic")
         check_topic_name(name)
-        return Topic(self, name, self._administration.alter(name, {**(config or {}), **options}, partitions))
+        config = as_mapping("config", config, _CONFIG_WANTED)
+        return Topic(self, name, self._administration.alter(name, {**config, **options}, partitions))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
@@ -368,6 +377,8 @@ class LogStore:
         With ``topic_id`` also when the name is another topic's by now.
         """
         self._check_open()
+        if number.__class__ is not int:
+            number = as_partition(number)
         partition = self._partitions.get((name, number))
         if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
@@ -727,6 +738,21 @@ class _Partitions:
 
     def open(self, name: PartitionName) -> Partition:
         return self._store.open_partition(*name)
+
+
+def _as_path(path: object) -> str:
+    """An absolute path; `~` is one's home, as in a shell. Raises `InvalidConfig`."""
+    wanted = "the path of a folder"
+    if not isinstance(path, str | bytes | os.PathLike) or not (text := os.fsdecode(path)) or "\0" in text:
+        raise InvalidConfig("path", path, wanted)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidConfig("path", path, wanted) from None
+    return os.path.abspath(os.path.expanduser(text))
+
+
+_CONFIG_WANTED = "a mapping of keys of the topic config to their values"
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from segmentlog.errors import LogTruncated, UnknownTopic
+from segmentlog.arguments import as_bool, as_offset, as_partition
+from segmentlog.errors import InvalidConfig, LogTruncated, UnknownTopic
 from segmentlog.format.keys import MAX_EXACT, identity_of
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.key_table import KeyTable
@@ -74,6 +75,7 @@ class Table(Mapping[bytes, bytes]):
         limits: Mapping[int, int] | None = None,
         small_run: int = _SMALL,
     ) -> None:
+        follow, durable_only = as_bool("follow", follow), as_bool("durable_only", durable_only)
         self._store = store
         self._topic = store.topic(topic_name)
         self._follow = follow
@@ -290,14 +292,17 @@ class Table(Mapping[bytes, bytes]):
         ``{0: 17, 1: 4}``. Raises `OffsetOutOfRange` for an offset outside of the log, and for one
         below `Partition.compacted_below`: compaction has removed records there because newer ones
         follow, and some of them were the latest of their keys at that offset. It raises the same
-        from an access later on, once compaction or retention got there. Raises ValueError unless
+        from an access later on, once compaction or retention got there. Raises `InvalidConfig` unless
         every partition has an offset.
         """
         count = self._topic.partition_count
-        limits = {0: offsets} if isinstance(offsets, int) else dict(offsets)
+        if isinstance(offsets, Mapping):
+            limits = {as_partition(number): as_offset("offsets", offset) for number, offset in offsets.items()}
+        else:
+            limits = {0: as_offset("offsets", offsets)}
         if set(limits) != set(range(count)):
             wanted = f"an offset for each partition of topic {self._topic.name!r}, 0 to {count - 1}"
-            raise ValueError(f"as_of({offsets!r}): it takes {wanted}")
+            raise InvalidConfig("offsets", offsets, wanted)
         return Table(
             self._store,
             self._topic.name,

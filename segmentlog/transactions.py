@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from segmentlog.arguments import as_text
 from segmentlog.errors import (
     InvalidConfig,
     ProducerBusy,
@@ -118,7 +119,7 @@ class Transactions:
         """
         if not isinstance(name, str) or not name or name.startswith(ANONYMOUS):
             raise InvalidConfig("name", name, f"a text that is not empty and does not begin with {ANONYMOUS!r}")
-        return self._register(name, timeout_ms, secrets.randbelow(NAMED_ID_END))
+        return self._register(as_text("name", name), timeout_ms, secrets.randbelow(NAMED_ID_END))
 
     def register_anonymous(self, producer_id: int, timeout_ms: int) -> Registration:
         """For a producer without a name that begins a transaction."""

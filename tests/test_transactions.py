@@ -244,10 +244,15 @@ def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> No
 
 def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
     """Whether the program looked at the failure or not; the next transaction is a new one."""
-    with store.producer(name="n") as producer:
+    with store.producer(name="n", linger_ms=10_000) as producer:
+        with pytest.raises(RecordTooLarge), producer.transaction():  # noqa: PT012
+            producer.send("b", b"0")
+            producer.send("b", b"x" * 2_000_000)
         with pytest.raises(TransactionAborted) as caught, producer.transaction():  # noqa: PT012
             producer.send("b", b"1")
-            producer.send("b", b"x" * 2_000_000)
+            producer.send("b", b"x" * 2000)
+            store.alter_topic("b", max_message_bytes=1000)
+        store.alter_topic("b", max_message_bytes=1_048_588)
         assert isinstance(caught.value.__cause__, RecordTooLarge)
         with pytest.raises(TransactionAborted), producer.transaction():  # noqa: PT012
             producer.send_many("b", [b"2"])

@@ -9,7 +9,7 @@ import click
 
 from segmentlog.cli.common import open_store, say, stoppable, stopped_by
 from segmentlog.cli.following import consumer_of
-from segmentlog.cli.options import SELECTOR, Selector, json_option, offset_of_last
+from segmentlog.cli.options import SELECTOR, Selector, json_option
 from segmentlog.cli.taken import end_with_stdout
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def tail(
                 log = store.topic(tp.topic).partition(tp.partition)
                 end = log.log_end_offset
                 wanted = any(one.fits(*tp) for one in topics)
+                from segmentlog.cursor import offset_of_last
+
                 begin = offset_of_last(log, lines, end) if wanted else end
                 for batch in log.read(begin) if begin < end else ():
                     if batch.base_offset >= end:

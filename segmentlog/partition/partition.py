@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from segmentlog.arguments import as_bool, as_int, as_offset, as_seconds, as_time_ms
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.batch import EncodedBatch
@@ -133,7 +134,7 @@ class Partition:
 
         values      a list of bytes or None
         keys        a list as long, or None when no record has one
-        timestamps  milliseconds since 1970, a list or integer array as long; None: now
+        timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now
         headers     for each record a sequence of (name, value) pairs, or None
         ack         "durable" returns once the records are on disk, whatever the topic's fsync
                     policy; "written" and None once they survive this process, or as the policy says
@@ -149,8 +150,10 @@ class Partition:
         this call before they were on disk), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
         `ProducerFenced` and `OutOfOrderSequence`: nothing was appended.
         """
-        if ack not in _ACKS:
+        if not isinstance(ack, str | None) or ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        if producer is not None and not isinstance(producer, ProducerStamp):
+            raise InvalidConfig("producer", producer, "a ProducerStamp, or None")
         return self.append_columns(check_columns(values, keys, timestamps, headers), ack, stamp=producer)
 
     def append_columns(
@@ -228,6 +231,7 @@ class Partition:
     def producer(self, producer_id: int) -> ProducerEntry | None:
         """What the log knows of a producer; None when it never appended here, or was forgotten."""
         self._check_open()
+        producer_id = as_int("producer_id", producer_id, -1)
         with self._known_producers() as states:
             return states.find(producer_id, self._handle.clock.now_ms())
 
@@ -329,6 +333,11 @@ class Partition:
         if self._closed or self._handle.is_moved:
             self._check_open()
             self._handle.check_usable()
+        if offset.__class__ is not int:
+            offset = as_offset("offset", offset)
+        if max_bytes is not None and max_bytes.__class__ is not int:
+            max_bytes = as_int("max_bytes", max_bytes, 1)
+        control = as_bool("control", control)
         if on_skip is None and self._handle.recovery == "salvage":
             on_skip = self._note_damage
         bound = self.end_offset(isolation=isolation, durable_only=durable_only)
@@ -354,6 +363,7 @@ class Partition:
 
     def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
         """Where a reader of that kind ends now."""
+        durable_only = as_bool("durable_only", durable_only)
         log = self._handle.page.log.read()
         if isolation == "read_uncommitted":
             bound = log.log_end_offset
@@ -369,12 +379,12 @@ class Partition:
         Raises `OffsetOutOfRange` and `LogTruncated` as `read` does.
         """
         self._check_open()
-        return self._reader.check_position(offset)
+        return self._reader.check_position(as_offset("offset", offset))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one."""
         self._check_open()
-        return self._reader.offset_for_timestamp(timestamp_ms, self.log_end_offset)
+        return self._reader.offset_for_timestamp(as_time_ms("timestamp_ms", timestamp_ms), self.log_end_offset)
 
     # ------------------------------------------------------------ what it is
 
@@ -458,6 +468,7 @@ class Partition:
         reader in the middle of it is not disturbed. Raises `OffsetOutOfRange` beyond the end.
         """
         self._check_open()
+        before_offset = as_offset("before_offset", before_offset)
         handle = self._handle
         with self._changing():
             log = handle.page.log.read()
@@ -494,6 +505,7 @@ class Partition:
         `LogTruncated`. Durable when it returns.
         """
         self._check_open()
+        offset = as_offset("offset", offset)
         handle = self._handle
         with self._changing(), handle.sync_locked():
             page = handle.page
@@ -539,9 +551,10 @@ class Partition:
         new log start gets `OffsetOutOfRange`. Raises `ReadOnlyStore`, `PartitionFailed`.
         """
         self._check_open()
-        if not dry_run:
+        if not as_bool("dry_run", dry_run):
             self._handle.check_writable()
-        now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
+        now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
+        wait_s = as_seconds("wait_s", wait_s)
         with self._handle.telling_of_moves():
             return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
 
@@ -566,7 +579,11 @@ class Partition:
         if not self._handle.config.compacts:
             wanted = "compact or delete,compact, for a topic that is to be compacted"
             raise InvalidConfig("cleanup.policy", self._handle.config.cleanup_policy, wanted)
-        now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
+        if pace is not None and not callable(pace):
+            raise InvalidConfig("pace", pace, "a function that takes a number of bytes")
+        now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
+        buffer_bytes = as_int("buffer_bytes", buffer_bytes, 1, _BUFFER_BYTES_MAX)
+        dry_run, wait_s = as_bool("dry_run", dry_run), as_seconds("wait_s", wait_s)
         with self._handle.telling_of_moves():
             return self._cleaner.run(
                 now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
@@ -670,4 +687,5 @@ def _at_full_speed(size_bytes: int) -> None:
     pass
 
 
+_BUFFER_BYTES_MAX = 1 << 40
 _ACKS = (None, "written", "durable")
