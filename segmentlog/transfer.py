@@ -208,21 +208,22 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
     except (OSError, ValueError) as error:
         raise TransferError(f"{path} is no Parquet file that can be read: {error}") from None
     name = fields.timestamp or "timestamp"
-    for batch in file.iter_batches(batch_size=8192):
-        stamps: list[int | None] | None = None
-        at = batch.schema.get_field_index(name)
-        if at >= 0 and arrow.types.is_timestamp(batch.schema.field(at).type) and not fields.whole:
-            stamps = _arrow_milliseconds(batch.column(at), arrow)
-            batch = batch.select([number for number in range(batch.num_columns) if number != at])
-        try:
-            documents = batch.to_pylist()
-        except (OverflowError, ValueError) as error:
-            raise TransferError(f"{path} has a value that Python's types cannot hold: {error}") from None
-        if stamps is not None:
-            for document, timestamp in zip(documents, stamps, strict=True):
-                document[name] = timestamp
-        yield from islice(documents, skip, None)
-        skip = max(skip - len(documents), 0)
+    with file:
+        for batch in file.iter_batches(batch_size=8192):
+            stamps: list[int | None] | None = None
+            at = batch.schema.get_field_index(name)
+            if at >= 0 and arrow.types.is_timestamp(batch.schema.field(at).type) and not fields.whole:
+                stamps = _arrow_milliseconds(batch.column(at), arrow)
+                batch = batch.select([number for number in range(batch.num_columns) if number != at])
+            try:
+                documents = batch.to_pylist()
+            except (OverflowError, ValueError) as error:
+                raise TransferError(f"{path} has a value that Python's types cannot hold: {error}") from None
+            if stamps is not None:
+                for document, timestamp in zip(documents, stamps, strict=True):
+                    document[name] = timestamp
+            yield from islice(documents, skip, None)
+            skip = max(skip - len(documents), 0)
 
 
 def _arrow_milliseconds(column: Any, arrow: Any) -> list[int | None]:

@@ -457,6 +457,8 @@ def test_killed_at_any_call_a_change_was_made_or_was_not(tmp_path: Path, what: s
             died = True
         else:
             died = False
+            fs.heal()
+            dying.close()
         with segmentlog.open(path, background=False) as store:
             for name in store.topics():
                 topic = store.topic(name)

@@ -85,10 +85,9 @@ def test_dropped_stores_are_closed_cleanly(tmp_path: Path, background: bool) -> 
     assert {str(one.message) for one in warned} == {f"store {tmp_path}/{number} was not closed" for number in range(5)}
     assert {one.category for one in warned} == {ResourceWarning}
     warned.clear()
-    assert _soon(lambda: _is_closed(tmp_path) and _threads() <= before)
+    folders = [tmp_path / str(number) / "t" / "0" for number in range(5)]
+    assert _soon(lambda: all(map(_checkpoint_is_clean, folders)) and _is_closed(tmp_path) and _threads() <= before)
     for number in range(5):
-        folder = tmp_path / str(number) / "t" / "0"
-        assert _checkpoint_is_clean(folder)
         with segmentlog.open(tmp_path / str(number)) as store:
             partition = store.topic("t").partition(0)
             assert partition.recovery_report.verdict == "clean"
