@@ -142,22 +142,16 @@ def generation() -> int:
 # ---------------------------------------------------------------- descriptors
 
 
-_held: dict[int, tuple[int, _Files]] = {}
-"""Number and file system by the identity of the `Held`: simulated processes have the same numbers."""
-
-
 class Held(int):
     """A descriptor that this process may hold a lock through. In a forked child its number is another file's.
 
-    Dropped without being let go of, because whoever was to keep it was interrupted, it is closed.
+    It has no finalizer: what the cyclic collector has found may be brought back (`LogStore.__del__`), and then it is in
+    use. Whoever keeps one lets go of it.
     """
 
-    def __del__(self, _take: Callable[[int, None], tuple[int, _Files] | None] = _held.pop) -> None:
-        found = _take(id(self), None)
-        if found is not None:
-            with contextlib.suppress(BaseException):
-                found[1].close(found[0])
 
+_held: dict[int, tuple[Held, _Files]] = {}
+"""By identity: simulated processes have the same numbers."""
 
 _opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
 
@@ -171,7 +165,7 @@ def hold_open(fs: _Files, path: str, flags: int) -> Held:
             fds.extend(map(Held, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
             try:
                 (fd,) = fds
-                _held[id(fd)] = (int(fd), fs)
+                _held[id(fd)] = (fd, fs)
             except BaseException:  # not noted yet, so that nothing would close it
                 fs.close(fds[0])
                 raise

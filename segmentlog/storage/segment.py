@@ -9,8 +9,9 @@ from typing import Final
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, try_fallocate, write_all
-from segmentlog.storage.locks import keep, opened
+from segmentlog.storage.locks import opened
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -65,8 +66,8 @@ class ActiveSegment:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self.is_cut = True
         """Nothing that a failed write left stands behind the end of the log."""
-        self.fd = -1
-        keep(self, "fd", fs.open, self.path, flags, 0o666)
+        # Like a file that is locked, for what else that brings: dropped, it is closed, and so it is in a forked child.
+        self.fd: int = hold_open(fs, self.path, flags)
         self._limit = limit_bytes
         try:
             self._allocated = fs.fstat(self.fd).st_size
@@ -76,14 +77,9 @@ class ActiveSegment:
 
     def close(self) -> None:
         """Idempotent."""
-        close_file = self._fs.close
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
-            close_file(fd)
-
-    def __del__(self) -> None:  # whoever was to keep it was interrupted
-        with contextlib.suppress(BaseException):
-            self.close()
+            let_go(self._fs, fd)
 
     def write(self, buffers: Sequence[Buffer], size_bytes: int, position: int) -> None:
         """Write at ``position``, the end of the log; all or nothing.
