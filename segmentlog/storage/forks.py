@@ -251,21 +251,21 @@ def _forget_parent() -> None:
     copies = list(_held.values())
     _held.clear()
     for fd, fs in copies:
-        # Not unlocked: that would take the lock from the parent.
-        with contextlib.suppress(Exception):
+        # Not unlocked: that would take the lock from the parent. Whatever one says to it, the others are closed, too.
+        with contextlib.suppress(BaseException):
             fs.close(fd)
     entries = list(_entries.values())
     for entry in entries:
         owner = entry()
         if owner is not None and entry.make is not None:
             setattr(owner, entry.name, entry.make())
-    first: Exception | None = None
+    first: BaseException | None = None
     for entry in entries:
         owner = entry()
         if owner is not None and entry.forget:
             try:
                 getattr(owner, entry.forget)()
-            except Exception as error:  # the others are to be seen to all the same
+            except BaseException as error:  # the others are to be seen to all the same
                 first = first or error
     if first is not None:
         raise first
