@@ -75,17 +75,27 @@ class FileSystem:
     flock: Callable[[int, int], None] = staticmethod(fcntl.flock)
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """`os.open`, once more if the first time there was no descriptor left and `relief` could free some."""
+        """`os.open`, once more if the first time there was no descriptor left and `relief` could free some.
+
+        Raises `DiskFull` when there is no room for the file's name.
+        """
         try:
             return os.open(path, flags, mode)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(path) from error
             if not _relieved(error):
                 raise
         return os.open(path, flags, mode)
 
     def mkdir(self, path: str) -> None:
-        """Make a folder; FileExistsError if it is there."""
-        os.mkdir(path, 0o777)
+        """Make a folder; FileExistsError if it is there, `DiskFull` when there is no room for it."""
+        try:
+            os.mkdir(path, 0o777)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(path) from error
+            raise
 
     def listdir(self, path: str) -> list[str]:
         try:
@@ -230,11 +240,28 @@ def read_file(fs: FileSystem, path: str) -> bytes:
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all buffers at ``position``, going on after a short write. Raises OSError."""
+    """Write all buffers at ``position``, going on after a short write. Raises OSError, `DiskFull` without room."""
+    try:
+        _write_all(fs, fd, buffers, position)
+    except OSError as error:
+        if error.errno in NO_ROOM and not isinstance(error, DiskFull):
+            raise DiskFull(_path_of(fd), sum(map(len, buffers))) from error
+        raise
+
+
+def _path_of(fd: int) -> str:
+    """For people: where a descriptor's file lies, as far as that can be told."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"descriptor {fd}"
+
+
+def _write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
     if len(buffers) > _BUFFERS_MAX:
         for start in range(0, len(buffers), _BUFFERS_MAX):
             some = buffers[start : start + _BUFFERS_MAX]
-            write_all(fs, fd, some, position)
+            _write_all(fs, fd, some, position)
             position += sum(map(len, some))
         return
     total = sum(map(len, buffers))
