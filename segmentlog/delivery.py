@@ -75,6 +75,11 @@ class Chunk:
         self.generation = forks.generation()
         """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
+    @property
+    def record_count(self) -> int:
+        """How many records were added so far."""
+        return len(self._triples) // 3 or len(self.values)
+
     def take(self) -> None:
         """Turn what was added into columns, once. The caller holds the producer's lock."""
         if self.taken:

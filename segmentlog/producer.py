@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -108,8 +109,10 @@ class Producer:
         self._sticky: dict[str, int] = {}
         self._spread: dict[str, int] = {}
         self._closed = self._ended = False
+        self._made_in = forks.generation()
         self._forget_sent()
         forks.on_fork(self, "_forget_sent")
+        store.producers.add(self)
         self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
 
     def _forget_sent(self) -> None:
@@ -578,6 +581,22 @@ class Producer:
         if self._identity is None:
             raise InvalidConfig("enable_idempotence", False, f"True for {what}")
         return self._identity
+
+    @property
+    def unsent_count(self) -> int:
+        """Records that were sent and are not appended yet, as nearly as can be told while others send."""
+        waiting = [*self._chunks.values(), *(chunk for chunks in self._full.values() for chunk in chunks)]
+        return sum(chunk.record_count for chunk in waiting if not chunk.is_sent)
+
+    def __del__(self) -> None:
+        # Whatever thread comes by runs this, at any point and with any lock held: the store flushes it, later.
+        if getattr(self, "_ended", True) or self._made_in != forks.generation():
+            return
+        unsent_count = self.unsent_count
+        if unsent_count:
+            self._store.left_behind.append(self)
+            text = f"a producer was dropped before {unsent_count} of its records were appended: flush or close it"
+            warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def close(self) -> None:
         """Flush, and take no more records. An open transaction is aborted. Idempotent."""

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -151,6 +152,10 @@ class LogStore:
         self._groups: Groups | None = None
         self.members: weakref.WeakSet[Consumer] = weakref.WeakSet()
         """Consumers that are members of groups: they leave when the store is closed."""
+        self.producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        """They are flushed and closed with the store."""
+        self.left_behind: deque[Producer] = deque()
+        """Producers that were dropped with records yet to append."""
         self._transactions: Transactions | None = None
         self._closed = False
         self._background = Background(
@@ -177,6 +182,7 @@ class LogStore:
         """In a forked child: the mark is the parent's to remove, and of the same machine."""
         self._neighbour = None
         self.members = weakref.WeakSet()
+        self.left_behind = deque()
 
     def _is_on_read_only_disk(self) -> bool:
         try:
@@ -649,7 +655,12 @@ class LogStore:
             raise first
 
     def flush_tick(self, now_ms: int | None = None) -> float:
-        """One turn of the flusher; see `Background.flush_tick`. With ``background`` a thread does it."""
+        """One turn of the flusher; see `Background.flush_tick`. With ``background`` a thread does it.
+
+        Producers that were dropped with records yet to append are closed here.
+        """
+        while self.left_behind:
+            self.left_behind.popleft().close()
         return self._background.flush_tick(now_ms)
 
     def retention_tick(self, now_ms: int | None = None) -> float:
@@ -683,13 +694,17 @@ class LogStore:
         return problems
 
     def close(self) -> None:
-        """fsync everything appended here and leave a clean store. Idempotent. Members of groups leave them.
+        """Flush and close the producers, fsync everything appended here and leave a clean store. Idempotent.
 
-        Every partition is closed even if one fails; the first error is raised at the end.
+        Members of groups leave them; those with ``auto_commit`` commit. Every producer and every partition
+        is closed even if one fails; the first error is raised at the end.
         """
+        first = self._close_producers()
         for consumer in list(self.members):
-            with contextlib.suppress(SegmentlogError, OSError):  # its locks are free then, whatever it could not say
+            try:
                 consumer.close()
+            except (SegmentlogError, OSError) as error:  # its locks are free all the same
+                logger.warning("%s: a consumer could not be closed cleanly: %s", self.path, error)
         with self._mutex:
             if self._closed and not self._partitions:
                 return  # else it was interrupted on its way
@@ -697,7 +712,6 @@ class LogStore:
         # Without the mutex: a tick may be waiting for it.
         self._background.close()
         with self._mutex:
-            first: Exception | None = None
             for partition in self._partitions.values():
                 try:
                     partition.close()
@@ -709,6 +723,20 @@ class LogStore:
                 self._neighbour.remove()
         if first is not None:
             raise first
+
+    def _close_producers(self) -> Exception | None:
+        """Flush and close them all; the first error, with a note of what was left unsent."""
+        first: Exception | None = None
+        for producer in [*self.producers, *self.left_behind]:
+            unsent_count = producer.unsent_count
+            try:
+                producer.close()
+            except (SegmentlogError, OSError) as error:
+                name = f"producer {producer.name!r}" if producer.name else "a producer without a name"
+                error.add_note(f"when the store was closed, with {unsent_count} records of {name} yet to append")
+                first = first or error
+        self.left_behind.clear()
+        return first
 
     def _check_open(self) -> None:
         if self._closed:
@@ -791,8 +819,14 @@ def _close_dropped(store: LogStore) -> None:
 def _close_stores() -> None:
     """A program that ends without closing its store still leaves it clean."""
     for store in list(_open_stores):
-        with contextlib.suppress(Exception):
+        unsent_count = sum(producer.unsent_count for producer in store.producers)
+        if unsent_count:
+            text = f"{store.path}: {unsent_count} records are appended only as the program ends: close their producer"
+            warnings.warn(text, ResourceWarning, stacklevel=1)
+        try:
             store.close()
+        except Exception as error:
+            logger.warning("%s: not closed cleanly as the program ends: %s", store.path, error)
     ends_s = time.monotonic() + _CLOSING_S
     while _being_closed and time.monotonic() < ends_s:
         time.sleep(0.005)
