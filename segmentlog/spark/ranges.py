@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
+from segmentlog.errors import CorruptBatch, InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
 from segmentlog.format.names import check_topic_name
 from segmentlog.partition.partition import Partition
+from segmentlog.partition.reader import SkipListener
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import EARLIEST, LATEST, Bound, ReadOptions
 from segmentlog.store import LogStore
@@ -120,7 +121,41 @@ def _resolve(
                 )
                 raise InvalidConfig(bound.option, timestamp_ms, accepted)
             found[tp] = end_offset if offset is None else offset
+            if not is_start:  # a time names no offset: what is not decided yet is not asked for by it
+                found[tp] = min(found[tp], end_offset)
     return found
+
+
+def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOptions) -> None:
+    """Raise `InvalidConfig` for bounds of which the end comes before the start: nothing can lie between them.
+
+    Not where a start is above the end for another reason: of a partition whose last transaction is open, or that
+    retention has overtaken with failOnDataLoss = false.
+    """
+    starting, ending = options.starting, options.ending
+    for tp in sorted(starts):
+        first, last = _given(starting, tp), _given(ending, tp)
+        if (starting.at == "offsets") == (ending.at == "offsets") and min(first, last) >= 0:
+            wrong = first > last
+        else:
+            first, last = starts[tp], ends[tp]
+            wrong = last < first and options.fail_on_data_loss and last < end_of(store, tp, options)
+        if wrong:
+            accepted = f"at or before {ending.option}: {tp.topic}/{tp.partition} would be read from {first} to {last}"
+            raise InvalidConfig(starting.option, _text(starting), accepted)
+
+
+def _given(bound: Bound, tp: TopicPartition) -> int:
+    """The offset or time that the user named for it; -1 for words."""
+    if bound.at in ("offsets", "timestamps"):
+        return bound.per_partition[tp.topic][tp.partition]
+    return bound.timestamp_ms
+
+
+def _text(bound: Bound) -> str:
+    if bound.at in ("offsets", "timestamps"):
+        return json.dumps(bound.per_partition)
+    return str(bound.timestamp_ms) if bound.at == "timestamp" else bound.at
 
 
 def _named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -230,9 +265,19 @@ def _batch_start(log: Partition, offset: int, start: int) -> int:
             return base_offset if base_offset > start else offset
     except LogTruncated as error:
         return error.lost.end_offset
-    except OffsetOutOfRange:  # gone meanwhile: whoever reads it tells
+    except (OffsetOutOfRange, CorruptBatch):  # gone meanwhile, or damaged: whoever reads it tells
         pass
     return offset
+
+
+def step_over(log: Partition) -> SkipListener:
+    """What to give to `Partition.read` with skipDamaged: damage is told in Spark's log, and no more than that."""
+
+    def tell(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        name = f"{log.topic}/{log.number}"
+        logger.warning("%s: stepped over offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
+
+    return tell
 
 
 # ---------------------------------------------------------------- offsets as Spark keeps them
