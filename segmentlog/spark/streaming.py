@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
@@ -25,6 +26,7 @@ from segmentlog.spark.ranges import (
     partitions_to_read,
     readable_start,
     starting_offsets,
+    step_over,
     to_json,
 )
 from segmentlog.spark.reading import open_store, plan, read_task
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 Document = dict[str, dict[str, int]]
 
+_TELL_AGAIN_S: Final = 10.0
+# Another one is at work in the group, or the disk is full: an idle query asks 50 times a second.
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a streaming query. It lives in one process of the driver's, its `read` on executors."""
@@ -47,6 +52,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store: LogStore | None = None
         self._writable: LogStore | None = None
         """To tell a group of; made when it is first needed."""
+        self._told: Offsets | None = None
+        self._told_until = 0.0
+        """What a group was told last, and when it is told the same again, as it could not be."""
         self._last_progress: float | None = None
         self._final: Offsets | None = None
         """With `Trigger.AvailableNow`: where the query ends."""
@@ -76,6 +84,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = from_json(start)
         ends = self._ends() if self._final is None else self._final
         self._check_deleted(starts, ends)
+        # Spark asks once the micro-batch that ended there is done, and calls `commit` when it has another one only.
+        self._tell_group({tp: offset for tp, offset in starts.items() if tp in ends})
         begins = self._begins(starts, ends)
         if self._final is None and not self._is_worth_it(begins, ends):
             return to_json(starts)
@@ -150,7 +160,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for tp in waiting:
             log = self._open().open_partition(*tp)
             begin = readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
-            for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation):
+            on_skip = step_over(log) if self._options.skip_damaged else None
+            for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
                 reached[tp] = min(ends[tp], batch.next_offset)
         return reached
 
@@ -181,14 +192,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Document) -> None:
         """Spark will not ask for anything before ``end`` again: tell the group, if there is one."""
+        self._tell_group(from_json(end))
+
+    def _tell_group(self, done: Offsets) -> None:
         group = self._options.group
-        if group is None:
+        if group is None or (done == self._told and time.monotonic() < self._told_until):
             return
+        self._told, self._told_until = done, math.inf
         try:
             if self._writable is None:
                 self._writable = segmentlog.open(self._options.path, create=False, background=False)
-            self._writable.groups.reset(group, from_json(end), sync=False)
+            self._writable.groups.reset(group, done, sync=False)
         except (SegmentlogError, OSError) as error:  # for people to see: the query itself goes by its checkpoint
+            self._told_until = time.monotonic() + _TELL_AGAIN_S
             logger.warning("group %s: the positions of the query are not told: %s", group, error)
 
     def stop(self) -> None:

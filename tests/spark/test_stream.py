@@ -16,6 +16,7 @@ import segmentlog
 from segmentlog.errors import SegmentlogError
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import read_options
+from segmentlog.spark.progress import behind
 from segmentlog.spark.ranges import DataLoss
 from segmentlog.spark.schema import source_schema
 from segmentlog.spark.streaming import StreamReader
@@ -208,14 +209,46 @@ def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follo
     fill(log.partition(1), *range(4))
     with follower.follow(now=False, subscribe="grouped", startingOffsets="earliest", groupId="query") as query:
         follower.wait_for(query, texts(*range(6), *range(4)))
-        fill(log.partition(0), 6)  # Spark tells that a micro-batch is done when it plans the next one
+        fill(log.partition(0), 6)
         follower.wait_for(query, texts(*range(7), *range(4)))
         ends = time.monotonic() + 20
-        while time.monotonic() < ends and not store.groups.describe("query").partitions:
+        while time.monotonic() < ends and (lags := lags_of(store, "query")) != [0, 0]:
             time.sleep(0.05)
-    described = {one.partition: one for one in store.groups.describe("query").partitions}
-    assert described[1].lag == 0
-    assert described[0].lag in (0, 1)
+    assert lags == [0, 0]  # while it is idle
+
+
+def test_a_query_that_ends_has_told_its_group(store: segmentlog.LogStore, follower: Follower) -> None:
+    """A query over what is there now leaves a lag of 0, and one that failed the lag of what it did not do."""
+    log = store.create_topic("ended").partition(0)
+    fill(log, *range(6))
+    follower.run(subscribe="ended", startingOffsets="earliest", groupId="ended", maxOffsetsPerTrigger=4)
+    assert lags_of(store, "ended") == [0]
+    fill(log, 6, 7)
+    log.append([b"\xff"])
+    with pytest.raises(StreamingQueryException, match="no UTF-8"):
+        follower.run(subscribe="ended", groupId="ended", maxOffsetsPerTrigger=2)
+    assert lags_of(store, "ended") == [1]
+
+
+def lags_of(store: segmentlog.LogStore, group: str) -> list[int]:
+    """By partition."""
+    return [one.lag for one in sorted(store.groups.describe(group).partitions, key=lambda one: one.partition)]
+
+
+def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: Follower, path: str) -> None:
+    """Offsets by partition and stored bytes, from the progress of each micro-batch; Kafka's names for them."""
+    topic = store.create_topic("behind", partitions=2, compression_type="none")
+    for _ in range(10):
+        topic.partition(0).append([b"x" * 1000])
+    with follower.follow(subscribe="behind", startingOffsets="earliest", maxOffsetsPerTrigger=4) as query:
+        query.awaitTermination()
+        found = [behind(progress, path) for progress in query.recentProgress]
+    assert [one.offsets for one in found[:3]] == [{("behind", 0): left, ("behind", 1): 0} for left in (6, 2, 0)]
+    assert 6000 < found[0].size_bytes < 7000
+    assert found[2].size_bytes == 0
+    assert found[0].metrics()["maxOffsetsBehindLatest"] == "6"
+    assert str(found[1]).startswith(f"segmentlog {path}: behind: 2 offsets (")
+    assert behind(None, path).total == 0
 
 
 # ---------------------------------------------------------------- the reader alone
