@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from segmentlog.consumer import Consumer as Consumer
     from segmentlog.delivery import Delivery as Delivery
     from segmentlog.errors import (
+        ConsumerBusy as ConsumerBusy,
+    )
+    from segmentlog.errors import (
         ConsumerFenced as ConsumerFenced,
     )
     from segmentlog.errors import (
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         InvalidTopicName as InvalidTopicName,
+    )
+    from segmentlog.errors import (
+        LocalError as LocalError,
     )
     from segmentlog.errors import (
         LogTruncated as LogTruncated,
@@ -126,8 +132,8 @@ _HOMES = {
     "segmentlog.consumer": ("Consumer",),
     "segmentlog.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig", "InvalidRecord",
-        "InvalidTopicName", "LogTruncated",
+        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig",
+        "InvalidRecord", "InvalidTopicName", "LocalError", "LogTruncated",
         "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",

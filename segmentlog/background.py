@@ -18,11 +18,13 @@ import msgspec
 
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.format.names import OFFSETS_TOPIC
 from segmentlog.partition.handle import Clock, Handle
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.scrubber import Scrubber, ScrubReport
 from segmentlog.policy.retention import is_bounded
 from segmentlog.quantities import UNLIMITED
+from segmentlog.storage import forks
 from segmentlog.workers import Worker, Workers, logger
 
 _FLUSH_TICK_MAX_S = 0.25
@@ -122,18 +124,26 @@ class Background:
         self._round_due_ms = 0
         self._round_pause_s = _RETENTION_TICK_MAX_S
         self._uncleanable: dict[PartitionName, _Uncleanable] = {}
+        self._troubles: dict[tuple[str, PartitionName], str] = {}
+        """What keeps a kind of work from being done in a partition: its own affair, and told once."""
         self._workers = Workers()
         self._flusher: Worker | None = None
         self._retainer: Worker | None = None
         self._cleaner: Worker | None = None
         if threads and not read_only:
-            self._flusher = self._workers.add("flush", self.flush_tick)
-            self._retainer = self._workers.add("retention", self.retention_tick, _FIRST_LOOK_S)
+            # Those of one partition do not slow down the work for others, as a tick that raises is slowed down.
+            self._flusher = self._workers.add("flush", lambda: self._flush(None)[0])
+            self._retainer = self._workers.add("retention", lambda: self._retain_all(None)[0], _FIRST_LOOK_S)
             self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
             if finish_transactions is not None:
                 self._workers.add("transactions", finish_transactions)
         if threads and scrubber is not None:
             self._workers.add("scrub", self.scrub_tick)
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the thread is gone that may have been in the middle of a round."""
+        self._rolled, self._round, self._round_due_ms = set(self._rolled), None, 0
 
     @property
     def has_threads(self) -> bool:
@@ -162,7 +172,18 @@ class Background:
     # ------------------------------------------------------------ flush
 
     def flush_tick(self, now_ms: int | None = None) -> float:
-        """fsync what the topics' policies want fsynced by now; returns the seconds until it should be asked again."""
+        """fsync what the topics' policies want fsynced by now; returns the seconds until it should be asked again.
+
+        An error in one partition does not keep it from the others, nor from being asked again; the first is raised
+        at the end, and `health` tells all of them.
+        """
+        pause_s, first = self._flush(now_ms)
+        if first is not None:
+            raise first
+        return pause_s
+
+    def _flush(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        first: Exception | None = None
         pause_s = _FLUSH_TICK_MAX_S
         opened = self._partitions.opened()
         for partition in opened:
@@ -171,11 +192,27 @@ class Background:
                 # Four looks an interval, so that nothing stays un-fsynced for longer than one.
                 pause_s = min(pause_s, max(policy.amount / 4000, _FLUSH_TICK_MIN_S))
         for partition in opened:
-            partition.let_go_of_deleted()
-            if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
-                with contextlib.suppress(StoreClosed, UnknownTopic):
+            name = PartitionName(partition.topic, partition.number)
+            try:
+                partition.let_go_of_deleted()
+                if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
                     partition.flush()
-        return pause_s
+                self._went_well("flushed", name)
+            except (StoreClosed, UnknownTopic):
+                self._went_well("flushed", name)
+            except Exception as error:
+                first = first or error
+                self._went_wrong("flushed", name, error)
+        return pause_s, first
+
+    def _went_wrong(self, what: str, name: PartitionName, error: Exception) -> None:
+        if self._troubles.get((what, name)) != str(error):
+            self._troubles[what, name] = str(error)
+            logger.warning("%s/%d: cannot be %s: %s; trying again", *name, what, error)
+
+    def _went_well(self, what: str, name: PartitionName) -> None:
+        if self._troubles:
+            self._troubles.pop((what, name), None)
 
     # ------------------------------------------------------------ retention
 
@@ -183,36 +220,55 @@ class Background:
         """Delete what retention does not keep: at once in partitions that rolled, in all others by turns.
 
         ``now_ms`` is the wall clock. Returns the seconds until the next call. An error in one
-        partition does not keep it from the others; the first is raised at the end.
+        partition does not keep it from the others; the first is raised at the end, and `health` tells all of them.
         """
+        pause_s, first = self._retain_all(now_ms)
+        if first is not None:
+            raise first
+        return pause_s
+
+    def _retain_all(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        steady_ms = self._clock.steady_ms() if now_ms is None else now_ms
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         first: Exception | None = None
+        listing: OSError | None = None
+        offsets = PartitionName(OFFSETS_TOPIC, 0)
         try:
             with contextlib.suppress(StoreClosed):
-                self._expire(now_ms)
-        except (SegmentlogError, OSError) as error:
+                self._expire(steady_ms)
+            self._went_well("cleared of old positions", offsets)
+        except Exception as error:
             first = error
+            self._went_wrong("cleared of old positions", offsets, error)
         while self._rolled:
             first = self._retain(self._rolled.pop(), now_ms) or first
-        if self._round is None and now_ms >= self._round_due_ms:
+        if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
+            # Due, or the clock went back: then it would not be for long.
             self._round, self._round_pause_s = self._partitions.names(), _RETENTION_TICK_MAX_S
         ends_s = time.monotonic() + _SLICE_S
         while self._round is not None and time.monotonic() < ends_s:
-            name, config = next(self._round, (None, None))
+            name = config = None
+            try:
+                name, config = next(self._round, (None, None))
+            except OSError as error:  # of a topic whose file cannot be read; the others have had their turn
+                listing = error
             if name is None or config is None:
                 self._round, self._round_due_ms = None, now_ms + int(self._round_pause_s * 1000)
             elif is_bounded(config) or config.compacts:
                 self._round_pause_s = min(self._round_pause_s, _look_again_s(config))
                 first = self._retain(name, now_ms) or first
-        if first is not None:
-            raise first
-        return _SLICE_PAUSE_S if self._round is not None else max((self._round_due_ms - now_ms) / 1000, 0.001)
+        if listing is not None:
+            raise listing
+        pause_s = _SLICE_PAUSE_S if self._round is not None else max((self._round_due_ms - now_ms) / 1000, 0.001)
+        return pause_s, first
 
     def _retain(self, name: PartitionName, now_ms: int) -> Exception | None:
         try:
             with contextlib.suppress(StoreClosed, UnknownTopic):
                 self._partitions.open(name).retain(now_ms=now_ms)
-        except (SegmentlogError, OSError) as error:
+            self._went_well("retained", name)
+        except Exception as error:
+            self._went_wrong("retained", name, error)
             return error
         return None
 
@@ -225,17 +281,23 @@ class Background:
         and tried again later: after damage when its files have changed, else after a while.
         """
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
-        due = []
-        for name, config in self._partitions.names():
-            if config.compacts and not self._is_left_out(name):
-                with contextlib.suppress(StoreClosed, UnknownTopic):
-                    ratio = self._dirty_ratio(name, now_ms)
-                    if ratio is not None:
-                        due.append((ratio, name))
+        due: list[tuple[float, PartitionName]] = []
+        listing: OSError | None = None
+        try:
+            for name, config in self._partitions.names():
+                if config.compacts and not self._is_left_out(name):
+                    with contextlib.suppress(StoreClosed, UnknownTopic):
+                        ratio = self._dirty_ratio(name, now_ms)
+                        if ratio is not None:
+                            due.append((ratio, name))
+        except OSError as error:  # of a topic whose file cannot be read
+            listing = error
+        if due:
+            self._compact(max(due)[1], now_ms)
+        if listing is not None:
+            raise listing
         if not due:
             return _CLEANER_TICK_S
-        _, name = max(due)
-        self._compact(name, now_ms)
         return 0.0 if len(due) > 1 else _CLEANER_TICK_S
 
     def _is_left_out(self, name: PartitionName) -> bool:
@@ -253,7 +315,9 @@ class Background:
         try:
             partition = self._partitions.open(name)
             return partition.dirty_ratio() if partition.compaction_due(now_ms=now_ms) else None
-        except (CorruptBatch, OSError) as error:
+        except Exception as error:
+            if isinstance(error, StoreClosed | UnknownTopic):
+                raise
             self._leave_out(name, error)
             return None
 
@@ -264,7 +328,7 @@ class Background:
                     now_ms=now_ms, buffer_bytes=self.cleaner_buffer_bytes, pace=self._pace
                 )
             self._uncleanable.pop(name, None)
-        except (SegmentlogError, OSError) as error:
+        except Exception as error:
             self._leave_out(name, error)
 
     def _pace(self, size_bytes: int) -> None:
@@ -311,6 +375,15 @@ class Background:
     def health(self) -> dict[str, str]:
         """Work that keeps failing, and partitions that cannot be compacted."""
         problems = self._workers.errors()
+        there: set[PartitionName] | None = None
+        if self._troubles:
+            with contextlib.suppress(OSError):
+                there = {name for name, _ in self._partitions.names()}
+        for (what, (topic, number)), why in list(self._troubles.items()):
+            if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
+                self._troubles.pop((what, PartitionName(topic, number)), None)  # deleted since
+                continue
+            problems[f"{topic}/{number}"] = f"cannot be {what}: {why}"
         for (topic, number), why in self.uncleanable().items():
             problems[f"{topic}/{number}"] = f"cannot be compacted: {why}"
         return problems

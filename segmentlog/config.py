@@ -83,6 +83,8 @@ class FsyncPolicy:
                 return cls("bytes", parse_size(word))
             if word.endswith("s"):
                 return cls("ms", parse_duration_ms(word))
+            if not isinstance(text, str | int):  # a timedelta
+                return cls("ms", parse_duration_ms(text))
         except ValueError:  # InvalidConfig too: the caller wrote the whole text, so the message shows it
             pass
         raise InvalidConfig("fsync", text, _FSYNC_ACCEPTED)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from segmentlog.cursor import Cursor
-from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
+from segmentlog.arguments import as_bool, as_int, as_partition, as_text, as_topic_partition
+from segmentlog.cursor import Cursor, offset_of_last
+from segmentlog.errors import ConsumerBusy, CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.names import check_topic_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.group_folder import is_pattern
@@ -22,6 +25,7 @@ from segmentlog.group_offsets import CommittedOffset, Encoded
 from segmentlog.group_session import GroupSession, finish_transactions
 from segmentlog.group_session import Rebalanced as Rebalanced
 from segmentlog.records import Record, TopicPartition
+from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 from segmentlog.workers import logger
 
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
     from segmentlog.partition.partition import Isolation, Partition
     from segmentlog.store import LogStore
 
-Start = Literal["earliest", "latest"] | int | datetime
-"""Where reading begins: an end of the log, an offset, or the first record at or after a time."""
+Start = Literal["earliest", "latest"] | int | datetime | date | timedelta
+"""Where reading begins: an end of the log, an offset, so many before the end, the first record at or after a time."""
 
 OffsetReset = Literal["earliest", "latest", "error"]
 
@@ -44,7 +48,8 @@ _HANDOVER_S = 2.0
 class Consumer:
     """Reads records of topics, of single partitions (``("clicks", 0)``), or of a pattern (``"events-*"``).
 
-    start         "earliest", "latest", an offset, or a datetime (a naive one is local time)
+    start         "earliest", "latest", an offset; -5: the last five of each partition; a datetime (a naive one is
+                  local time), a date (its first moment), or a timedelta: so long ago
     follow        go on waiting for records; without it iteration ends at the log ends it met
     isolation     "read_committed" shows no record of an open or aborted transaction
     durable_only  shows only what no crash can take back
@@ -100,15 +105,26 @@ class Consumer:
         on_revoked: Rebalanced | None = None,
         on_lost: Rebalanced | None = None,
     ) -> None:
-        if not topics:
-            raise InvalidConfig("topics", topics, "at least one topic, (topic, partition) or pattern")
-        if isinstance(start, bool) or not (start in ("earliest", "latest") or isinstance(start, int | datetime)):
-            raise InvalidConfig("start", start, "'earliest', 'latest', an offset, or a datetime")
-        if isolation not in ("read_uncommitted", "read_committed"):
+        topics = _flat(topics)
+        _check_start(start)
+        follow, durable_only = as_bool("follow", follow), as_bool("durable_only", durable_only)
+        skip_damaged, auto_commit = as_bool("skip_damaged", skip_damaged), as_bool("auto_commit", auto_commit)
+        max_poll_interval_ms = as_int("max_poll_interval_ms", max_poll_interval_ms, 1)
+        max_poll_records = as_int("max_poll_records", max_poll_records, 1)
+        auto_commit_interval_ms = as_int("auto_commit_interval_ms", auto_commit_interval_ms, 1)
+        fetch_bytes = as_int("fetch_bytes", fetch_bytes, 1)
+        client_id = as_text("client_id", client_id)
+        for name, call in (("on_assigned", on_assigned), ("on_revoked", on_revoked), ("on_lost", on_lost)):
+            if call is not None and not callable(call):
+                raise InvalidConfig(name, call, "a function that takes a list of partitions")
+        if not isinstance(isolation, str) or isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
-        if not isinstance(fetch_bytes, int) or fetch_bytes < 1:
-            raise InvalidConfig("fetch_bytes", fetch_bytes, "a number of bytes from 1 on")
-        if auto_offset_reset not in (None, "earliest", "latest", "error"):
+        if not isinstance(auto_offset_reset, str | None) or auto_offset_reset not in (
+            None,
+            "earliest",
+            "latest",
+            "error",
+        ):
             raise InvalidConfig("auto_offset_reset", auto_offset_reset, "'earliest', 'latest' or 'error'")
         self._store = store
         self._reset: OffsetReset = auto_offset_reset or "error"
@@ -123,9 +139,12 @@ class Consumer:
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._turn: deque[TopicPartition] = deque()
         self._watch: Watch | None = None
-        self._closed = self._closing = False
+        self._closed = self._closing = self._ended = False
         self._woken = False
-        self._waiting = threading.RLock()
+        self._waiting = forks.reentrant_lock(self, "_waiting")
+        self._user: int | None = None
+        """The thread whose iteration is under way."""
+        self._single: Iterator[Record] | None = None
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
         self.resets: list[tuple[TopicPartition, int, int]] = []
@@ -140,13 +159,6 @@ class Consumer:
                 raise InvalidConfig("auto_commit", auto_commit, "False without a group, which would keep the positions")
             self._assign(start)
             return
-        for name, number in (
-            ("max_poll_interval_ms", max_poll_interval_ms),
-            ("max_poll_records", max_poll_records),
-            ("auto_commit_interval_ms", auto_commit_interval_ms),
-        ):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise InvalidConfig(name, number, "a whole number from 1 on")
         store.check_writable("join a group")
         member = store.groups.member(
             group, self._subscription(group), strategy=assignment_strategy, client_id=client_id,
@@ -170,6 +182,7 @@ class Consumer:
         return names
 
     def __enter__(self) -> Consumer:
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -179,40 +192,57 @@ class Consumer:
 
     def _assign(self, start: Start) -> None:
         """Take in the partitions that there are now and that are not read yet."""
-        for tp in self._wanted():
-            if tp not in self._cursors:
+        for tp, is_named in self._wanted():
+            if tp in self._cursors:
+                continue
+            try:
                 log = self._store.topic(tp.topic).partition(tp.partition)
-                position = self._resolve(log, start)
-                self._cursors[tp] = Cursor(tp, log, position, self._end_of(log))
-                self._turn.append(tp)
-                if self._watch is not None:
-                    self._watch.add(log.handle.lock_path)
+            except UnknownTopic:
+                if is_named:
+                    raise
+                continue  # deleted since the folder was listed
+            position = self._resolve(log, start)
+            self._cursors[tp] = Cursor(tp, log, position, self._end_of(log))
+            self._turn.append(tp)
+            if self._watch is not None:
+                self._watch.add(log.handle.lock_path)
 
-    def _wanted(self) -> Iterator[TopicPartition]:
+    def _wanted(self) -> Iterator[tuple[TopicPartition, bool]]:
+        """Each partition, and whether its topic was named and did not merely match a pattern."""
         for wanted in self._topics:
             if not isinstance(wanted, str):
                 topic, partition = wanted
-                yield TopicPartition(check_topic_name(topic, internal=True), partition)
-                continue
-            if is_pattern(wanted):
-                names = fnmatch.filter(self._store.topics(), wanted)
+                yield TopicPartition(check_topic_name(topic, internal=True), partition), True
+            elif is_pattern(wanted):
+                for name in fnmatch.filter(self._store.topics(), wanted):
+                    with contextlib.suppress(UnknownTopic):
+                        for partition in range(self._store.topic(name).partition_count):
+                            yield TopicPartition(name, partition), False
             else:
-                names = [wanted]
-            for name in names:
-                for partition in range(self._store.topic(name).partition_count):
-                    yield TopicPartition(name, partition)
+                for partition in range(self._store.topic(wanted).partition_count):
+                    yield TopicPartition(wanted, partition), True
 
     def _resolve(self, log: Partition, start: Start) -> int:
         if start == "earliest":
             return log.log_start_offset
         if start == "latest":
             return self._end_of(log)
-        if isinstance(start, datetime):
-            offset = log.offset_for_timestamp(round(start.timestamp() * 1000))
+        if isinstance(start, date | timedelta):
+            offset = log.offset_for_timestamp(self._timestamp_of(start, log))
             return self._end_of(log) if offset is None else offset
         assert isinstance(start, int)
+        if start < 0:
+            return offset_of_last(log, -start, self._end_of(log))
         log.read(start)  # raises for an offset that is not there
         return start
+
+    @staticmethod
+    def _timestamp_of(start: date | timedelta, log: Partition) -> int:
+        if isinstance(start, timedelta):
+            return log.handle.clock.now_ms() - start // timedelta(milliseconds=1)
+        if not isinstance(start, datetime):
+            start = datetime.combine(start, time_of_day.min)
+        return round(start.timestamp() * 1000)
 
     def _end_of(self, log: Partition) -> int:
         return log.end_offset(isolation=self._isolation, durable_only=self._durable_only)
@@ -259,7 +289,7 @@ class Consumer:
         """
         session = self._of_group("positions to commit")
         self._check_open()
-        session.commit(positions, metadata=metadata, sync=sync)
+        session.commit(positions, metadata=as_text("metadata", metadata), sync=as_bool("sync", sync))
 
     def commit_async(self, positions: Mapping[Any, int] | None = None, *, metadata: str = "") -> None:
         """`commit` without waiting for anything, cheap enough for every record: one in 10 ms is written, the last.
@@ -270,7 +300,7 @@ class Consumer:
         """
         session = self._of_group("positions to commit")
         self._check_open()
-        session.commit_soon(positions, metadata=metadata)
+        session.commit_soon(positions, metadata=as_text("metadata", metadata))
 
     def committing(
         self, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
@@ -284,7 +314,7 @@ class Consumer:
 
     def committed(self, topic: str, partition: int = 0) -> CommittedOffset | None:
         """What the group has committed of a partition, whoever reads it; None when it has not."""
-        return self._of_group("committed positions").committed(TopicPartition(topic, partition))
+        return self._of_group("committed positions").committed(as_topic_partition(topic, partition))
 
     def _of_group(self, what: str) -> GroupSession:
         if self._session is None:
@@ -292,9 +322,9 @@ class Consumer:
             raise InvalidConfig("group", None, wanted)
         return self._session
 
-    def _begin(self, tp: TopicPartition, committed: CommittedOffset | None, is_new: bool) -> None:
+    def _begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, is_new: bool) -> None:
         """Read a partition that the group has given to this member."""
-        log = self._store.topic(tp.topic).partition(tp.partition)
+        log = self._store.open_partition(tp.topic, tp.partition, topic_id)
         if committed is not None:
             position = committed.offset
         elif self._without_position == "error":
@@ -354,30 +384,77 @@ class Consumer:
             yield batch
             cursor.in_hand = None
 
+    def __next__(self) -> Record:
+        """The next record, of an iteration that goes on from call to call; StopIteration at its end."""
+        if self._single is None:
+            self._single = iter(self)
+        try:
+            return next(self._single)
+        except BaseException:
+            self._single = None  # a generator that raised is at its end: the next call begins anew
+            raise
+
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Records, without blocking the event loop: fetching and waiting happen in a thread."""
+        """Records, without blocking the event loop: fetching and waiting happen in a thread.
+
+        Left by a break, an exception or a cancellation, it waits until that thread has let go, so
+        that the next iteration goes on behind the last record that was handed out.
+        """
         import asyncio  # 30 ms that only this needs
 
+        loop = asyncio.get_running_loop()
         fetches = self._fetches()
+        step: asyncio.Future[Any] | None = None
+
+        async def in_thread(call: Callable[..., Any], *args: Any) -> Any:
+            nonlocal step
+            step = loop.run_in_executor(None, call, *args)
+            return await asyncio.shield(step)  # cancelling this cancels no thread: what it does is waited for below
+
         try:
-            while (fetched := await asyncio.to_thread(next, fetches, None)) is not None:
+            while (fetched := await in_thread(next, fetches, None)) is not None:
                 cursor, batch = fetched
                 for number, record in enumerate(cursor.hand_out(batch), 1):
                     yield record
                     if self._session is not None and number % self._max_poll_records == 0:
-                        await asyncio.to_thread(self._session.poll)
+                        await in_thread(self._session.poll)
         finally:
-            self.wakeup()
+            if step is not None and not step.done():
+                self.wakeup()
+                await asyncio.wait([step])
+                self._woken = False  # it was for that thread, and not for the next iteration
+            fetches.close()
 
-    def _fetches(self) -> Iterator[tuple[Cursor, RecordBatch]]:
+    def _fetches(self) -> Generator[tuple[Cursor, RecordBatch], None, None]:
         """Batches with the cursor they move, partition by partition in turn; ends, or waits for more."""
+        self._check_open()
+        return self._fetching(threading.get_ident())
+
+    def _fetching(self, user: int) -> Generator[tuple[Cursor, RecordBatch], None, None]:
+        """`_fetches` for the thread ``user``, which may leave the work to others."""
+        with self._used_by(user):
+            yield from self._turns()
+
+    @contextlib.contextmanager
+    def _used_by(self, user: int) -> Iterator[None]:
+        """One thread at a time: two would each be handed the records of the other, or lose some."""
+        if self._user not in (None, user) and self._user in sys._current_frames():
+            raise ConsumerBusy(self._user or 0, user)
+        self._user = user
+        try:
+            yield
+        finally:
+            if self._user == user:
+                self._user = None
+
+    def _turns(self) -> Iterator[tuple[Cursor, RecordBatch]]:
         self._check_open()
         session = self._session
         ends_s = time.monotonic() + _HANDOVER_S
         self._handing = None
-        for cursor in self._cursors.values():
-            cursor.log.handle.check_usable()
-            cursor.end_offset, cursor.in_hand = self._end_of(cursor.log), None
+        for cursor in list(self._cursors.values()):
+            if self._is_there(cursor):
+                cursor.end_offset, cursor.in_hand = self._end_of(cursor.log), None
         while True:
             progress = False
             if session is not None:
@@ -401,10 +478,26 @@ class Consumer:
                 except OffsetOutOfRange as error:
                     self._move_into_range(cursor, error)
                     progress = True
+                except (UnknownTopic, StoreClosed):
+                    if self._is_there(cursor):
+                        raise
             if progress:
                 continue
             if not (self._wait() if self._follow else self._await_handover(ends_s)):
                 return
+
+    def _is_there(self, cursor: Cursor) -> bool:
+        """False when the topic is gone and only a pattern named it: it is read no more. Else raises `UnknownTopic`."""
+        try:
+            cursor.log.handle.check_usable()
+            return True
+        except UnknownTopic as error:
+            topic = cursor.tp.topic
+            if any(wanted == topic or (not isinstance(wanted, str) and wanted[0] == topic) for wanted in self._topics):
+                raise
+            logger.info("%s: read no more: %s", cursor.tp, error)
+            self._drop(cursor.tp)
+            return False
 
     def _move_into_range(self, cursor: Cursor, error: OffsetOutOfRange) -> None:
         """Go on where `auto_offset_reset` says, or raise."""
@@ -477,12 +570,11 @@ class Consumer:
                 polled |= not cursor.log.handle.announce_waiting(2 * _WAIT_S)
             if self._has_more():
                 return True
+            for cursor in list(self._cursors.values()):
+                if self._is_there(cursor) and cursor.log.is_stale:  # opened read-only before anybody wrote to it
+                    cursor.log = self._store.open_partition(cursor.tp.topic, cursor.tp.partition, cursor.log.topic_id)
             if session is None:
                 self._assign("earliest")
-            for cursor in self._cursors.values():
-                cursor.log.handle.check_usable()
-                if cursor.log.is_stale:  # opened read-only before anybody wrote to it
-                    cursor.log = self._store.open_partition(cursor.log.topic, cursor.log.number)
             self._finish_transactions()
             if self._has_more():
                 return True
@@ -520,6 +612,7 @@ class Consumer:
     def seek(self, topic: str, partition: int, to: Start) -> int:
         """Go on from another place; returns the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
         cursor = self._cursor(topic, partition)
+        _check_start(to, "to")
         cursor.position = self._resolve(cursor.log, to)
         return cursor.position
 
@@ -538,8 +631,9 @@ class Consumer:
         self._cursor(topic, partition).paused = False
 
     def _cursor(self, topic: str, partition: int) -> Cursor:
+        tp = as_topic_partition(topic, partition)
         try:
-            return self._cursors[TopicPartition(topic, partition)]
+            return self._cursors[tp]
         except KeyError:
             raise UnknownTopic(topic, f"partition {partition} is not read by this consumer") from None
 
@@ -555,7 +649,8 @@ class Consumer:
         """End; a member leaves its group. Idempotent."""
         if self._session is not None and self._session.member.is_foreign:
             self._closed = True  # a forked child: everything else is the parent's
-        if not self._closed:
+            self._ended = True
+        if not self._ended:
             self._store.members.discard(self)
             self._closed = True
             self.wakeup()
@@ -568,12 +663,46 @@ class Consumer:
                     self._closing = False
                     if self._watch is not None:
                         self._watch.close()
+                    # Else it was interrupted, and the next call goes on.
+                    self._ended = self._session is None or self._session.member.has_left
 
     def _check_open(self) -> None:
         if self._closed and not self._closing:  # what `on_revoked` does at the end is still allowed
             raise StoreClosed("consumer")
         if self._session is not None:
             self._session.member.check_process()
+
+
+_RESETS = (None, "earliest", "latest", "error")
+
+
+def _flat(topics: Sequence[Any]) -> list[str | tuple[str, int]]:
+    """What is to be read, lists of it taken apart. Raises `InvalidConfig`."""
+    flat: list[str | tuple[str, int]] = []
+    for wanted in topics:
+        if isinstance(wanted, list | set | frozenset):
+            flat += _flat(list(wanted))
+        elif isinstance(wanted, str):
+            flat.append(wanted)
+        elif isinstance(wanted, tuple) and len(wanted) == 2 and isinstance(wanted[0], str):
+            flat.append((wanted[0], as_partition(wanted[1])))
+        else:
+            raise InvalidConfig("topics", wanted, _TOPICS)
+    if not flat:
+        raise InvalidConfig("topics", topics, _TOPICS)
+    return flat
+
+
+def _check_start(start: object, name: str = "start") -> None:
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return
+    if isinstance(start, int | date | timedelta) and not isinstance(start, bool):
+        return
+    wanted = "'earliest', 'latest', an offset, -N for the last N, a datetime or date, or a timedelta for so long ago"
+    raise InvalidConfig(name, start, wanted)
+
+
+_TOPICS = "names of topics, (topic, partition) or patterns, at least one"
 
 
 class _Reader:
@@ -589,8 +718,8 @@ class _Reader:
         assert consumer is not None, "only a consumer that is there polls"
         return consumer
 
-    def begin(self, tp: TopicPartition, committed: CommittedOffset | None, *, is_new: bool) -> None:
-        self._consumer._begin(tp, committed, is_new)
+    def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
+        self._consumer._begin(tp, topic_id, committed, is_new)
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from operator import length_hint
 from typing import TYPE_CHECKING
 
+from segmentlog.errors import LogTruncated
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import Record, TopicPartition
 
@@ -74,3 +75,44 @@ class Cursor:
         for _ in self._handed_out:
             pass
         self._records = []
+
+
+def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
+    """Where to begin so that ``count`` records come before ``end_offset``, or all that there are.
+
+    Walks back by offsets, so that the length of the log does not matter; where compaction or
+    a crash left gaps it has to look further.
+    """
+    begin = end_offset
+    width = missing = count
+    while missing > 0 and begin > log.log_start_offset:
+        upto, begin = begin, max(begin - width, log.log_start_offset)
+        try:
+            found = _count(log, begin, upto)
+        except LogTruncated as truncated:  # begins inside a range that a crash took: nothing there to count
+            lost = truncated.lost
+            begin, found = lost.base_offset, _count(log, lost.end_offset, upto)
+        missing -= found
+        width = max(missing, 2 * width)
+        if missing < 0:
+            return _skip(log, begin, -missing)
+    return begin
+
+
+def _count(log: Partition, begin: int, upto: int) -> int:
+    """How many records lie in the range of offsets."""
+    found = 0
+    for batch in log.read(begin) if begin < upto else ():
+        if batch.base_offset >= upto:
+            break
+        found += len(batch) if batch.next_offset <= upto else int((batch.offsets < upto).sum())
+    return found
+
+
+def _skip(log: Partition, begin: int, count: int) -> int:
+    """The offset of the record that has ``count`` others before it, from ``begin`` on."""
+    for batch in log.read(begin):
+        if count < len(batch):
+            return int(batch.offsets[count])
+        count -= len(batch)
+    return begin

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.records import Appended, Headers
+from segmentlog.storage import forks
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
@@ -33,8 +34,9 @@ class Chunk:
 
     __slots__ = (
         "_partitions", "_positions", "_ranks", "_triples", "add", "all_headers", "all_partition", "all_timestamps",
-        "base_offsets", "begun_ms", "begun_ns", "error", "headers", "is_sent", "keys", "logs", "noted", "number",
-        "partitions", "producer", "room", "sealed", "taken", "timestamps", "topic", "values",
+        "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys", "logs",
+        "needs_keys", "noted", "number", "partitions", "producer", "room", "sealed", "surely_fits", "taken",
+        "timestamps", "topic", "values",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, topic: str, room: int) -> None:
@@ -44,6 +46,9 @@ class Chunk:
         self.begun_ns = time.monotonic_ns()
         self.room = room
         """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
+        self.needs_keys = False
+        self.surely_fits = 0
+        """Bytes of a value, and of a key, up to which a record without headers is not too large for a batch."""
         self.sealed = self.taken = False
         self.number = itertools.count().__next__
         self._triples: list[Any] = []
@@ -67,14 +72,22 @@ class Chunk:
         self._partitions: npt.NDArray[np.int32] | None = None
         self._ranks: npt.NDArray[np.int64] | None = None
         self.is_sent = False
+        self.generation = forks.generation()
+        """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
     def take(self) -> None:
-        """Turn what was added into columns. The caller holds the producer's lock."""
-        self.taken = True
-        triples, self._triples = self._triples, []
-        if not triples:
+        """Turn what was added into columns, once. The caller holds the producer's lock."""
+        if self.taken:
             return
-        numbers, self.values, self.keys = triples[::3], triples[1::3], triples[2::3]
+        triples = self._triples
+        if triples:
+            self._take(triples)
+        # Last: after an interrupt all of it is done anew.
+        self._triples, self.taken = [], True
+
+    def _take(self, triples: list[Any]) -> None:
+        numbers, self.values, keys = triples[::3], triples[1::3], triples[2::3]
+        self.keys = keys if keys.count(None) < len(keys) else ()  # no column of nothing but nulls
         if self.noted or numbers != list(range(len(numbers))):  # in another order than they were numbered, or fewer
             positions = self._positions = {number: position for position, number in enumerate(numbers)}
             for number, (headers, timestamp, partition) in list(self.noted.items()):
@@ -127,6 +140,8 @@ class Chunk:
 
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
+            if self.generation != forks.generation():
+                raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
             self.producer.send_if_nobody_else_does(self)
             if not self.producer.wait_for(lambda: self.is_sent, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")
@@ -177,9 +192,12 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
         return None
 
     def durable(self, timeout_s: float | None = None) -> Appended:
-        """The result, once the record is on disk; makes the fsync happen if nobody else does."""
+        """The result, once the record is on disk; makes the fsync happen if nobody else does.
+
+        Raises `LogTruncated` when the record was dropped since, by a recovery before it was on disk or by a truncation.
+        """
         result = self.result(timeout_s)
-        self._chunk.logs[result.partition].sync_upto(result.offset + 1)
+        self._chunk.logs[result.partition].sync_upto(result.offset + 1, result.offset)
         return result
 
 
@@ -206,8 +224,7 @@ class Deliveries:
         return [self._chunk.result(index) for index in range(len(self))]
 
     def durable(self) -> list[Appended]:
-        """Where each record went, once all are on disk."""
-        for partition, log in self._chunk.logs.items():
-            if partition in self._chunk.base_offsets:
-                log.flush()
+        """Where each record went, once all are on disk. Raises `LogTruncated` as `Delivery.durable` does."""
+        for partition, base_offset, count in self.places():
+            self._chunk.logs[partition].sync_upto(base_offset + count, base_offset)
         return self.result()

@@ -144,22 +144,53 @@ class CorruptBatch(SegmentlogError):
 
 
 class DiskFull(SegmentlogError, OSError):
-    """No room for an append. The log is as it was before; appending works again once there is room."""
+    """No room on the disk. What was asked for was not done; the log is as before, and works again once there is room.
 
-    def __init__(self, path: str, size_bytes: int) -> None:
+    ``size_bytes`` is what there was no room for; 0 when it was a name in a folder, or nobody knows.
+    """
+
+    def __init__(self, path: str, size_bytes: int = 0) -> None:
         super().__init__(path, size_bytes)
         self.errno = errno.ENOSPC  # an OSError of two arguments takes the first for it
         self.path, self.size_bytes = path, size_bytes
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}: no room on the disk for {self.size_bytes} more bytes; nothing was appended;"
-            " free some space and try again"
-        )
+        for_what = f" for {self.size_bytes} more bytes; nothing was appended" if self.size_bytes else ""
+        return f"{self.path}: no room on the disk{for_what}; free some space and try again"
+
+
+class LocalError(SegmentlogError, OSError):
+    """A limit or a right of this process kept it from its files. The disk, the log and other processes are well.
+
+    ``errno`` is the system's number, ``why`` its words and what became of the call. The same call works again,
+    on the same objects, once the cause is gone.
+    """
+
+    def __init__(self, number: int, why: str, path: str) -> None:
+        super().__init__(number, why, path)  # as OSError has them: it is pickled by these
+        self.why, self.path = why, path
+
+    def __str__(self) -> str:
+        remedy = _REMEDIES.get(self.errno or 0, "do away with the cause")
+        return f"{self.path}: {self.why}; {remedy}, and try again"
+
+
+_REMEDIES = {
+    errno.EMFILE: "close files of this process, or raise its limit (ulimit -n)",
+    errno.ENFILE: "close files on this machine, or raise its limit (fs.file-max)",
+    errno.ENOMEM: "give the process more memory or maps (ulimit -v, vm.max_map_count)",
+    errno.EACCES: "see to the permissions",
+    errno.EPERM: "see to the permissions",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.ENOLCK: "free locks on this machine",
+}
 
 
 class PartitionFailed(SegmentlogError):
-    """The partition refuses appends: an fsync failed (and is never retried), or a write could not be undone."""
+    """The partition refuses appends: an fsync failed (and is never retried), or a write that may have touched the file.
+
+    Nothing else fails a partition: what a process may not open, map or lock is its own affair, a `LocalError`.
+    """
 
     def __init__(self, log: str, why: str) -> None:
         super().__init__(log, why)
@@ -277,6 +308,20 @@ class ConsumerFenced(SegmentlogError):
         return (
             f"group {self.group!r}: member {self.member} {self.what}; nothing was committed;"
             " what it read since its last commit is read again by another member"
+        )
+
+
+class ConsumerBusy(SegmentlogError):
+    """A consumer was asked for records by a thread while another one's iteration over it was under way."""
+
+    def __init__(self, user: int, thread: int) -> None:
+        super().__init__(user, thread)
+        self.user, self.thread = user, thread
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.user} is iterating over the consumer, and thread {self.thread} asks for records of it, too:"
+            " give each thread a consumer of its own (with group= they share the partitions), or end that iteration"
         )
 
 

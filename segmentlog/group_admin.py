@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from segmentlog.errors import GroupNotEmpty, InvalidConfig, UnknownTopic
-from segmentlog.format.names import GROUPS_FOLDER, HIDDEN
+from segmentlog.arguments import as_bool, as_positions, as_text
+from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
+from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, group_folder_name
 from segmentlog.group_folder import GroupFolder
-from segmentlog.group_offsets import CommittedOffset, GroupOffsets, encode, encode_deletion
+from segmentlog.group_offsets import CommittedOffset, GroupOffsets, encode
 from segmentlog.groups import Member
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.locks import held
 
 if TYPE_CHECKING:
     from segmentlog.partition.handle import Clock
@@ -126,7 +128,7 @@ class Groups:
             for member, state in live.items()
         )  # fmt: skip
         assigned_to = {tp: member.id for member in members for tp in member.partitions}
-        owners = {tp: owner.member for tp, owner in folder.owners().items() if owner.member in live}
+        owners = self._owners(folder, live)
         if not live:
             state = "Empty"
         elif assignment is None or assignment.members.keys() != live.keys() or owners != assigned_to:
@@ -142,6 +144,16 @@ class Groups:
                 for tp in sorted({*committed, *assigned_to, *pending})
             ),
         )  # fmt: skip
+
+    def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
+        """Which live member has which partition, by what the topics are called now."""
+        owners = {where: owner.member for where, owner in folder.owners().items() if owner.member in live}
+        names = self._store.topic_names({where.topic_id for where in owners})
+        return {
+            TopicPartition(names[where.topic_id], where.partition): member
+            for where, member in owners.items()
+            if where.topic_id in names
+        }
 
     def _describe_partition(
         self, tp: TopicPartition, committed: CommittedOffset | None, member: str, pending: bool
@@ -163,10 +175,12 @@ class Groups:
         is no offset.
         """
         self._store.check_writable("change consumer groups")
-        for tp in positions:
-            self._store.topic(tp[0]).partition(tp[1])
-        named = {TopicPartition(*tp): offset for tp, offset in positions.items()}
-        keys, values = encode(group, named, metadata=metadata, committed_ms=self._clock.now_ms())
+        group_folder_name(group)  # raises for what is no name
+        group = str(group)
+        named = as_positions("positions", positions)
+        metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
+        topic_ids = {tp: self._store.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
+        keys, values = encode(group, named, topic_ids.__getitem__, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):
             end_offset = self._offsets.append(keys, values) if keys else 0
         if end_offset and sync:
@@ -179,7 +193,7 @@ class Groups:
         """
         self._store.check_writable("change consumer groups")
         folder = self._folder(group)
-        if not os.path.isdir(folder.path) and not self._offsets.committed(group):
+        if not os.path.isdir(folder.path) and not self._offsets.positions(group):
             raise InvalidConfig("group", group, "the name of a group that has positions or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)
@@ -187,42 +201,62 @@ class Groups:
             self._offsets.sync(end_offset)
 
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
-        """Delete the groups without members that neither committed nor had a member for ``retention_ms``."""
+        """Delete the groups without members that neither committed nor had a member for ``retention_ms``.
+
+        By the wall clock, but not by a jump of it: `Clock.steady_ms`. An error in one group does not keep it from
+        the others; the first is raised at the end.
+        """
         self._store.check_writable("change consumer groups")
-        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        now_ms = self._clock.steady_ms() if now_ms is None else now_ms
         gone = []
-        for group in self._offsets.groups():
-            folder = self._folder(group)
-            if self._used_ms(folder) + retention_ms < now_ms and not folder.live_members():
-                with contextlib.suppress(GroupNotEmpty), self._empty(group):
-                    if self._used_ms(folder) + retention_ms < now_ms:  # still so, under the lock
-                        self._delete_locked(folder)
-                        gone.append(group)
+        first: Exception | None = None
+        for group in self._offsets.all_groups():
+            try:
+                if self._expire_one(group, now_ms - retention_ms):
+                    gone.append(group)
+            except (SegmentlogError, OSError) as error:
+                first = first or error
+        if first is not None:
+            raise first
         return gone
 
-    def expire_tick(self, now_ms: int, retention_ms: int) -> None:
-        """`expire`, at most once a minute; for background work."""
-        if self._expired_ms is None or not 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
-            self._expired_ms = now_ms
-            if self._offsets.exists:
-                self.expire(now_ms, retention_ms)
+    def _expire_one(self, group: str, before_ms: int) -> bool:
+        folder = self._folder(group)
+        if self._used_ms(folder) < before_ms and not folder.live_members():
+            with contextlib.suppress(GroupNotEmpty), self._empty(group):
+                if self._used_ms(folder) < before_ms:  # still so, under the lock
+                    self._delete_locked(folder)
+                    return True
+        return False
+
+    def expire_tick(self, now_ms: int, retention_ms: int) -> bool:
+        """`expire`, at most once a minute; for background work. Whether it was time."""
+        if self._expired_ms is not None and 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
+            return False
+        self._expired_ms = now_ms
+        if self._offsets.exists:
+            self.expire(now_ms, retention_ms)
+        return True
 
     def _used_ms(self, folder: GroupFolder) -> int:
         """When the group committed, or a member came or went, the last time."""
-        used_ms = max((one.committed_ms for one in self._offsets.committed(folder.group).values()), default=0)
+        used_ms = max((one.committed_ms for one in self._offsets.positions(folder.group).values()), default=0)
         version = folder.assignment_version()
         return used_ms if version is None else max(used_ms, version[1] // 1_000_000)
 
     def _delete_locked(self, folder: GroupFolder) -> int:
-        committed = self._offsets.committed(folder.group)
-        end_offset = self._offsets.append(*encode_deletion(folder.group, committed)) if committed else 0
+        positions = self._offsets.positions(folder.group)
+        end_offset = 0
+        if positions:
+            end_offset = self._offsets.append(*self._offsets.encode_deletion(folder.group, positions))
         # Renamed first: whoever waits for its lock finds that the group has another folder now.
-        gone = f"{self._store.path}/{HIDDEN}deleted-{os.urandom(16).hex()}"
+        gone = f"{self._store.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
         self._fs.rename(folder.path, gone)
-        self._fs.remove_tree(gone)
+        with contextlib.suppress(FileNotFoundError):  # somebody sweeps it away at the same time
+            self._fs.remove_tree(gone)
         return end_offset
 
-    @contextlib.contextmanager
+    @held
     def _empty(self, group: str) -> Iterator[None]:
         """Keep members from joining within. Raises `GroupNotEmpty`."""
         folder = self._folder(group)

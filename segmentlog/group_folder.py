@@ -14,9 +14,10 @@ import msgspec
 from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.policy.assignment import assign
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
-from segmentlog.storage.held import hold_open, let_go
+from segmentlog.storage.locks import held
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class PartitionOwner(msgspec.Struct, frozen=True):
-    """Who acquired a partition, under which generation."""
+    """Who acquired a partition, under which generation, and what the topic was called then."""
 
     member: str
     generation: int
+    topic: str = ""
 
 
 _info_decoder = msgspec.json.Decoder(MemberInfo)
@@ -96,39 +98,27 @@ class GroupFolder:
 
     # ------------------------------------------------------------ the lock
 
-    @contextlib.contextmanager
+    @held
     def locked(self, *, exclusive: bool = True) -> Iterator[None]:
         """Hold the group's lock; makes the folder if it is not there."""
-        fd = self._lock(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        try:
-            yield
-        finally:
-            let_go(self.fs, fd)
-
-    def _lock(self, how: int) -> int:
         path = self.lock_path
         while True:
             try:
-                fd = hold_open(self.fs, path, os.O_RDWR | os.O_CREAT)
+                with held_open(self.fs, path, os.O_RDWR | os.O_CREAT) as fd:
+                    self.fs.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                    if self.is_current(fd, path):  # and not of a group that was deleted meanwhile
+                        for folder in (self.members_path, self.partitions_path):
+                            if not os.path.isdir(folder):
+                                with contextlib.suppress(FileExistsError):
+                                    self.fs.mkdir(folder)
+                        if not self.fs.fstat(fd).st_size:
+                            write_all(self.fs, fd, [self.group.encode()], 0)
+                        yield
+                        return
             except FileNotFoundError:
                 for folder in (f"{self.store.path}/{GROUPS_FOLDER}", self.path):
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
-                continue
-            try:
-                self.fs.flock(fd, how)
-                if self.is_current(fd, path):  # and not of a group that was deleted meanwhile
-                    for folder in (self.members_path, self.partitions_path):
-                        if not os.path.isdir(folder):
-                            with contextlib.suppress(FileExistsError):
-                                self.fs.mkdir(folder)
-                    if not self.fs.fstat(fd).st_size:
-                        write_all(self.fs, fd, [self.group.encode()], 0)
-                    return fd
-            except BaseException:
-                let_go(self.fs, fd)
-                raise
-            let_go(self.fs, fd)
 
     def is_current(self, fd: int, path: str) -> bool:
         """Whether ``path`` is still the name of the open file."""
@@ -151,21 +141,19 @@ class GroupFolder:
         path = f"{self.members_path}/{member}"
         try:
             # Read-only: closing it must not look like the end of the member to whoever watches the folder.
-            fd = hold_open(self.fs, path, os.O_RDONLY)
+            with held_open(self.fs, path, os.O_RDONLY) as fd:
+                try:
+                    # Shared: two who look at the same time must not take each other for the member.
+                    self.fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return None
+                except BlockingIOError:
+                    text = self.fs.pread(fd, 1 << 20, 0)
         except FileNotFoundError:
             return None
         try:
-            # Shared: two who look at the same time must not take each other for the member.
-            self.fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return None
-        except BlockingIOError:
-            text = self.fs.pread(fd, 1 << 20, 0)
-            try:
-                return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
-            except (ValueError, msgspec.DecodeError):
-                return None  # being made: its maker holds the group's lock
-        finally:
-            let_go(self.fs, fd)
+            return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
+        except (ValueError, msgspec.DecodeError):
+            return None  # being made: its maker holds the group's lock
 
     def live_members(self) -> dict[str, MemberState]:
         """Those that hold the lock of their file."""
@@ -175,9 +163,9 @@ class GroupFolder:
     def evict(self, member: str) -> None:
         """Take everything from a member that does not poll. The caller holds the lock."""
         # The member's own file last: whoever dies in the middle leaves it for the next one to find.
-        for tp, owner in self.owners().items():
+        for where, owner in self.owners().items():
             if owner.member == member:
-                self.unlink(self.partition_path(tp))
+                self.unlink(self.partition_path(where))
         self.unlink(f"{self.members_path}/{member}")
 
     def unlink(self, path: str) -> None:
@@ -187,21 +175,21 @@ class GroupFolder:
 
     # ------------------------------------------------------------ partitions
 
-    def partition_path(self, tp: TopicPartition) -> str:
-        """Of the file whose lock is the right to read a partition."""
-        return f"{self.partitions_path}/{tp.topic}-{tp.partition}"
+    def partition_path(self, where: PartitionId) -> str:
+        """Of the file whose lock is the right to read a partition, whatever the topic is called."""
+        return f"{self.partitions_path}/{where.topic_id}-{where.partition}"
 
-    def owners(self) -> dict[TopicPartition, PartitionOwner]:
+    def owners(self) -> dict[PartitionId, PartitionOwner]:
         """Who acquired which partition last; they may have let go of it since."""
         found = {}
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             names = self.fs.listdir(self.partitions_path)
         for name in names:
-            topic, _, number = name.rpartition("-")
+            topic_id, _, number = name.rpartition("-")
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, ValueError):
                 owner = _owner_decoder.decode(read_file(self.fs, f"{self.partitions_path}/{name}"))
-                found[TopicPartition(topic, int(number))] = owner
+                found[PartitionId(topic_id, int(number))] = owner
         return found
 
     # ------------------------------------------------------------ the assignment
@@ -256,7 +244,7 @@ class GroupFolder:
 
     def _last_generation(self) -> int:
         """The highest that any trace is left of, for a group whose assignment is lost."""
-        committed = self.store.group_offsets.committed(self.group).values()
+        committed = self.store.group_offsets.positions(self.group).values()
         return max([0, *(one.generation for one in committed), *(one.generation for one in self.owners().values())])
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, int]:

@@ -1,37 +1,42 @@
 """Committed positions of consumer groups: records of the compacted topic ``__consumer_offsets``.
 
-    key    MessagePack array: version (1), group, topic, partition
+    key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
 The topic is the only truth; `GroupOffsets` is a view of it that reads what was appended since it
 last looked. Positions committed in a transaction count once the transaction is committed; until
 then they are pending, and nobody starts reading their partitions.
+
+A position is one of the topic that has the id, whatever its name: a topic that is made anew under the
+name of a deleted one is begun anew. Keys of version 1 (format 1 of the store) hold the topic's name; that
+stands for the id that topic has had since the upgrade, and for no other's that gets the name.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, UnknownTopic
 from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.format.control import decode_marker
-from segmentlog.format.names import OFFSETS_TOPIC
+from segmentlog.format.names import OFFSETS_TOPIC, topic_id_of_name
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage import forks
 from segmentlog.tidy import Tidy
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Partition
     from segmentlog.store import LogStore
 
+_T = TypeVar("_T")
+
 METADATA_MAX_BYTES: Final = 4096
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {
     "cleanup.policy": "compact",
     "segment.bytes": 16 << 20,
@@ -63,6 +68,7 @@ Encoded = tuple[list[bytes | None], list[bytes | None]]
 def encode(
     group: str,
     positions: Positions,
+    topic_id_of: Callable[[TopicPartition], str],
     *,
     metadata: str = "",
     committed_ms: int,
@@ -78,29 +84,29 @@ def encode(
         offset, epoch = position if isinstance(position, tuple) else (position, -1)
         if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
             raise InvalidConfig(f"position of {tp}", offset, "an offset: a whole number from 0 on")
-        keys.append(_encode_key(group, tp))
+        keys.append(encode_key(group, PartitionId(topic_id_of(tp), tp.partition)))
         values.append(
             msgspec.msgpack.encode(CommittedOffset(offset, epoch, metadata, committed_ms, generation, member))
         )
     return keys, values
 
 
-def encode_deletion(group: str, partitions: Mapping[TopicPartition, object]) -> Encoded:
-    """Keys and (null) values of the records that delete a group's positions."""
-    return [_encode_key(group, tp) for tp in partitions], [None] * len(partitions)
+def encode_key(group: str, where: PartitionId) -> bytes:
+    """The key of the records that say where a group is in a partition."""
+    return msgspec.msgpack.encode((_VERSION, group, *where))
 
 
-def _encode_key(group: str, tp: TopicPartition) -> bytes:
-    return msgspec.msgpack.encode((_VERSION, group, tp.topic, tp.partition))
-
-
-def decode_key(key: bytes | None) -> tuple[str, TopicPartition] | None:
+def decode_key(key: bytes | None, store_id: str) -> tuple[str, PartitionId] | None:
     """Group and partition that a record is about; None for a key of another version."""
     try:
         version, group, topic, partition = _key_decoder.decode(key or b"")
     except msgspec.DecodeError:
         return None
-    return (group, TopicPartition(topic, partition)) if version == _VERSION else None
+    if version == _VERSION_BY_NAME:
+        topic = topic_id_of_name(store_id, topic)
+    elif version != _VERSION:
+        return None
+    return group, PartitionId(topic, partition)
 
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int])
@@ -111,7 +117,7 @@ class _Entry(msgspec.Struct, frozen=True):
     """A committed position (None: deleted) and the offset of the record that says so."""
 
     group: str
-    tp: TopicPartition
+    where: PartitionId
     committed: CommittedOffset | None
     record_offset: int
 
@@ -123,22 +129,17 @@ class GroupOffsets:
         self._store = store
         self._log: Partition | None = None
         self._tidy = Tidy()
-        self._reset_mutex()
+        self._mutex = forks.lock(self, "_mutex")
         self._forget()
-        _live.add(self)
-
-    def _reset_mutex(self) -> None:
-        self._mutex = threading.Lock()
-
-    def after_fork(self) -> None:
-        """In a forked child: another thread of the parent may have been at it. Read everything anew."""
-        self._reset_mutex()
-        self._forget()
+        forks.on_fork(self, "_forget")
 
     def _forget(self) -> None:
+        """Read everything anew. In a forked child: another thread of the parent may have been at it."""
         self._position = 0
         self._generation = -1
-        self._groups: dict[str, dict[TopicPartition, _Entry]] = {}
+        self._groups: dict[str, dict[PartitionId, _Entry]] = {}
+        self._keys_by_name: dict[tuple[str, PartitionId], bytes] = {}
+        """Of positions that the log holds under keys of version 1, too: who deletes those deletes both."""
         self._pending: dict[int, list[_Entry]] = {}
 
     # ------------------------------------------------------------ asking
@@ -149,21 +150,40 @@ class GroupOffsets:
         return self._open() is not None
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """The group's positions."""
+        """The group's positions, by what the topics are called now; without those in topics that are gone."""
+        return self._named(self.positions(group))
+
+    def positions(self, group: str) -> dict[PartitionId, CommittedOffset]:
+        """The group's positions, those in topics that are gone included."""
         with self._mutex:
             self._catch_up()
-            return {
-                tp: entry.committed for tp, entry in self._groups.get(group, {}).items() if entry.committed is not None
-            }
+            entries = self._groups.get(group, {})
+            return {where: entry.committed for where, entry in entries.items() if entry.committed is not None}
 
     def pending(self, group: str) -> set[TopicPartition]:
         """Partitions whose position is part of a transaction that is not decided yet."""
+        return set(self._named(dict.fromkeys(self.undecided(group))))
+
+    def undecided(self, group: str) -> set[PartitionId]:
+        """The same by the topics' ids."""
         with self._mutex:
             self._catch_up()
-            return {entry.tp for entries in self._pending.values() for entry in entries if entry.group == group}
+            return {entry.where for entries in self._pending.values() for entry in entries if entry.group == group}
+
+    def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
+        names = self._store.topic_names({where.topic_id for where in found})
+        return {
+            TopicPartition(names[where.topic_id], where.partition): one
+            for where, one in found.items()
+            if where.topic_id in names
+        }
 
     def groups(self) -> list[str]:
         """Names of the groups that have positions, sorted."""
+        return [group for group in self.all_groups() if self.committed(group)]
+
+    def all_groups(self) -> list[str]:
+        """The same with those that have positions in nothing but topics that are gone."""
         with self._mutex:
             self._catch_up()
             return sorted(
@@ -174,17 +194,27 @@ class GroupOffsets:
 
     # ------------------------------------------------------------ telling
 
-    def forget_topic(self, topic: str, renamed_to: str | None = None) -> None:
-        """Delete the positions of all groups in a topic that is gone, or give them to the one that it is now."""
-        for group in self.groups():
-            positions = {tp: one for tp, one in self.committed(group).items() if tp.topic == topic}
-            if not positions:
-                continue
-            keys, values = encode_deletion(group, positions)
-            if renamed_to is not None:
-                keys += [_encode_key(group, TopicPartition(renamed_to, tp.partition)) for tp in positions]
-                values += [msgspec.msgpack.encode(one) for one in positions.values()]
-            self.append(keys, values)
+    def topic_ids(self) -> set[str]:
+        """Of every topic in which a group has a position."""
+        return {where.topic_id for group in self.all_groups() for where in self.positions(group)}
+
+    def forget_topics(self, topic_ids: Collection[str]) -> None:
+        """Delete the positions of all groups in topics that are gone."""
+        if not topic_ids:
+            return
+        for group in self.all_groups():
+            if gone := [where for where in self.positions(group) if where.topic_id in topic_ids]:
+                self.append(*self.encode_deletion(group, gone))
+
+    def encode_deletion(self, group: str, partitions: Iterable[PartitionId]) -> Encoded:
+        """Keys and (null) values of the records that delete a group's positions."""
+        keys: list[bytes | None] = []
+        for where in partitions:
+            keys.append(encode_key(group, where))
+            # Or it would be there again, once a compaction has removed all that stands for the other key.
+            if by_name := self._keys_by_name.get((group, where)):
+                keys.append(by_name)
+        return keys, [None] * len(keys)
 
     def append(self, keys: list[bytes | None], values: list[bytes | None]) -> int:
         """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced."""
@@ -197,7 +227,7 @@ class GroupOffsets:
 
     def sync(self, end_offset: int) -> None:
         """fsync what lies below an offset that `append` returned."""
-        self.make_log().sync_upto(end_offset)
+        self.make_log().sync_upto(end_offset, end_offset - 1)
 
     def make_log(self) -> Partition:
         """The topic's only partition; it is made if it is not there."""
@@ -245,14 +275,22 @@ class GroupOffsets:
     def _take(self, batch: RecordBatch) -> None:
         entries = []
         for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
-            about = decode_key(key)
+            about = decode_key(key, self._store.store_id)
             if about is not None:
+                if key != encode_key(*about):
+                    self._note_name(about, key, value)
                 committed = None if value is None else _value_decoder.decode(value)
                 entries.append(_Entry(*about, committed, offset))
         if batch.header.attributes & TRANSACTIONAL:
             self._pending.setdefault(batch.header.producer_id, []).extend(entries)
         else:
             self._apply(entries)
+
+    def _note_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
+        if value is None or key is None:
+            self._keys_by_name.pop(about, None)
+        else:
+            self._keys_by_name[about] = key
 
     def _decide(self, batch: RecordBatch) -> None:
         marker = decode_marker(batch.header, batch.payload)
@@ -264,18 +302,7 @@ class GroupOffsets:
     def _apply(self, entries: list[_Entry]) -> None:
         for entry in entries:
             of_group = self._groups.setdefault(entry.group, {})
-            known = of_group.get(entry.tp)
+            known = of_group.get(entry.where)
             # A transaction counts from where its records are, not from where it was decided.
             if known is None or known.record_offset < entry.record_offset:
-                of_group[entry.tp] = entry
-
-
-_live: weakref.WeakSet[GroupOffsets] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    for offsets in list(_live):
-        offsets.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+                of_group[entry.where] = entry

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from segmentlog.arguments import as_positions
 from segmentlog.errors import ConsumerFenced, UnknownTopic
 from segmentlog.group_offsets import CommittedOffset, Encoded, GroupOffsets, encode
 from segmentlog.groups import Member
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage import forks
+from segmentlog.storage.locks import held
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -27,8 +29,11 @@ _PENDING_S: Final = 0.02
 class PartitionReader(Protocol):
     """What a session needs of the consumer: its cursors."""
 
-    def begin(self, tp: TopicPartition, committed: CommittedOffset | None, *, is_new: bool) -> None:
-        """Read a partition from its committed position, or from where the consumer says."""
+    def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
+        """Read a partition from its committed position, or from where the consumer says.
+
+        Raises `UnknownTopic` also when another topic has the name by now.
+        """
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no more of these."""
@@ -75,7 +80,7 @@ class GroupSession:
         self._auto_commit = auto_commit
         self._interval_s = auto_commit_interval_ms / 1000
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._mutex = threading.RLock()
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._held: set[TopicPartition] = set()
         """Locked, but not read yet: a transaction that commits their position is not decided."""
         self._known_positions: dict[TopicPartition, int] = {}
@@ -171,17 +176,23 @@ class GroupSession:
     def _begin_held(self) -> None:
         """Begin to read what is locked, unless a transaction has yet to say from where."""
         self._look_at_pending_s = time.monotonic() + _PENDING_S
-        pending = self._offsets.pending(self.group)
-        if pending & self._held:
+        held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._held}
+        pending = self._offsets.undecided(self.group)
+        if not pending.isdisjoint(held.values()):
             finish_transactions(self._store)
-            pending = self._offsets.pending(self.group)
-        committed = self._offsets.committed(self.group)
+            pending = self._offsets.undecided(self.group)
+        positions = self._offsets.positions(self.group)
         begun = []
-        for tp in sorted(self._held - pending):
-            known = committed.get(tp)
+        for tp, where in sorted(held.items()):
+            if where in pending:
+                continue
+            known = positions.get(where)
             try:
-                self._reader.begin(tp, known, is_new=tp.partition >= self._known.get(tp.topic, 0))
-            except UnknownTopic:  # deleted: the next assignment is without it
+                is_new = tp.partition >= self._known.get(tp.topic, 0)
+                self._reader.begin(tp, where.topic_id, known, is_new=is_new)
+            except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
+                self._held.discard(tp)
+                self.member.release([tp])
                 continue
             self._held.discard(tp)
             if known is not None:
@@ -212,11 +223,8 @@ class GroupSession:
         if not named:
             return 0
         keys, values = self._encode(named, metadata)
-        self.member.begin_commit(named)
-        try:
+        with self.member.committing(named):
             end_offset = self._offsets.append(keys, values)
-        finally:
-            self.member.end_commit()
         self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
         return end_offset
 
@@ -248,7 +256,7 @@ class GroupSession:
         except ConsumerFenced as error:
             logger.warning("%s", error)
 
-    @contextlib.contextmanager
+    @held
     def committing(self, positions: Mapping[Any, int] | None, *, metadata: str = "") -> Iterator[Encoded]:
         """Keys and values to append to ``__consumer_offsets`` within; nobody can take the partitions as long."""
         self.member.check_process()
@@ -257,28 +265,29 @@ class GroupSession:
             self._flush_soon()
             named = self.named(positions)
             encoded = self._encode(named, metadata)
-            self.member.begin_commit(named)
-            try:
+            with self.member.committing(named):
                 yield encoded
-            finally:
-                self.member.end_commit()
 
     def _encode(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:
         return encode(
-            self.group, named, metadata=metadata, committed_ms=self.member.now_ms(),
+            self.group, named, self._topic_id_of, metadata=metadata, committed_ms=self.member.now_ms(),
             generation=self.member.generation, member=self.member.id,
         )  # fmt: skip
+
+    def _topic_id_of(self, tp: TopicPartition) -> str:
+        """Of the topic that this member reads under that name, which may be another one's by now."""
+        topic_id = self.member.topic_ids.get(tp)
+        return self._store.topic(tp.topic).id if topic_id is None else topic_id
 
     def named(self, positions: Mapping[Any, int] | None) -> dict[TopicPartition, tuple[int, int]]:
         """Positions with their epochs. Raises `UnknownTopic` for a partition that there is not."""
         if positions is None:
             return self._reader.positions_to_commit(settled=False)
         found: dict[TopicPartition, tuple[int, int]] = {}
-        for (topic, partition), offset in positions.items():
-            tp = TopicPartition(topic, partition)
+        for tp, offset in as_positions("positions", positions).items():
             if tp not in self.member.owned:
-                self._store.topic(topic).partition(partition)
-            found[tp] = (offset, self._reader.epoch_at(tp, offset) if isinstance(offset, int) else -1)
+                self._store.topic(tp.topic).partition(tp.partition)
+            found[tp] = (offset, self._reader.epoch_at(tp, offset))
         return found
 
     def _commit_quietly(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> None:
@@ -299,7 +308,9 @@ class GroupSession:
         """The group's position in a partition, whoever owns it."""
         with self._mutex:
             self._flush_quietly()
-        return self._offsets.committed(self.group).get(tp)
+        with contextlib.suppress(UnknownTopic):
+            return self._offsets.positions(self.group).get(PartitionId(self._topic_id_of(tp), tp.partition))
+        return None
 
     # ------------------------------------------------------------ ending
 

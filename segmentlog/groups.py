@@ -6,7 +6,7 @@
       members/<member id>        flock EX by the member for its life; 20 digits: when it polled last
                                  (monotonic ms), a newline, then JSON: `MemberInfo`
       assignment                 JSON: `Assignment`; replaced as a whole, with the next generation
-      partitions/<topic>-<n>     flock EX by the member that reads the partition; JSON: who, since which generation
+      partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: who, since which generation
 
 A member is live while its file cannot be locked. Whoever finds one dead, or without a poll for
 its max_poll_interval_ms, makes the next assignment. It is the partition's lock that gives the
@@ -28,12 +28,13 @@ import fcntl
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Final
 
 import msgspec
 
-from segmentlog.errors import ConsumerFenced, InvalidConfig, StoreClosed
+from segmentlog.errors import ConsumerFenced, InvalidConfig, StoreClosed, UnknownTopic
 from segmentlog.group_folder import (
     GroupFolder,
     MemberInfo,
@@ -42,9 +43,10 @@ from segmentlog.group_folder import (
     encode_beat,
 )
 from segmentlog.policy.assignment import STRATEGIES
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import write_all
-from segmentlog.storage.held import hold_open, let_go
+from segmentlog.storage.locks import held, keep
 
 _CHECK_MS: Final = 250
 """How often a member looks whether the others live. With many members, each looks less often."""
@@ -77,6 +79,8 @@ class Member:
         self._pid, self._fd, self._lock_fd = os.getpid(), -1, -1
         self.owned: dict[TopicPartition, int] = {}
         """Descriptors of the files of the partitions that it holds the locks of."""
+        self.topic_ids: dict[TopicPartition, str] = {}
+        """Which topics' partitions those are: that had the names when they were taken."""
         if strategy not in STRATEGIES:
             raise InvalidConfig("assignment_strategy", strategy, "'sticky', 'range' or 'roundrobin'")
         self.folder = folder
@@ -116,8 +120,8 @@ class Member:
                 wanted = f"{found}, as the other members of group {folder.group!r} have it"
                 raise InvalidConfig("assignment_strategy", self.strategy, wanted)
             path = f"{folder.members_path}/{self.id}"
-            self._fd = hold_open(fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
+                keep(self, "_fd", hold_open, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, fcntl.LOCK_EX)
                 write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
                 folder.rebalance(now_ms)
@@ -145,6 +149,11 @@ class Member:
         finally:
             self._let_go_of_file()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it holds no lock any more."""
+        return self._fd < 0 and not any(fd >= 0 for fd in self.owned.values())
+
     def forget(self) -> None:
         """Drop what belonged to a membership that others have ended."""
         self.release(list(self.owned))
@@ -153,11 +162,10 @@ class Member:
 
     def _let_go_of_file(self) -> None:
         if self._lock_fd >= 0:
-            let_go(self._fs, self._lock_fd)
-            self._lock_fd = -1
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            let_go(self._fs, fd)
+            let_go(self._fs, self._lock_fd, self.__dict__, "_lock_fd")
+        if self._fd >= 0:
+            let_go(self._fs, self._fd, self.__dict__, "_fd")
+        self._lock_fd = self._fd = -1
 
     def __del__(self) -> None:
         # Nobody closed its consumer: the others must not wait for what nobody polls any more.
@@ -263,43 +271,52 @@ class Member:
 
     def acquire(self) -> list[TopicPartition]:
         """Lock what is assigned and free; returns what is new."""
-        missing = sorted(self.assigned - self.owned.keys())
+        missing = sorted(tp for tp in self.assigned if self.owned.get(tp, -1) < 0)
         if not missing:
             return []
         taken: list[TopicPartition] = []
-        owner = msgspec.json.encode(PartitionOwner(self.id, self.generation))
         with self.folder.locked(exclusive=False):  # no eviction meanwhile
             if self.folder.assignment_version() != self._seen or not self._is_member():
                 return []
             for tp in missing:
-                fd = hold_open(self._fs, self.folder.partition_path(tp), os.O_RDWR | os.O_CREAT)
                 try:
-                    self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._fs.ftruncate(fd, 0)
-                    write_all(self._fs, fd, [owner], 0)
-                except BlockingIOError:
-                    let_go(self._fs, fd)
+                    topic_id = self.folder.store.topic(tp.topic).id
+                except UnknownTopic:  # deleted or renamed: the next assignment is without it
                     continue
-                except BaseException:
-                    let_go(self._fs, fd)
-                    raise
-                self.owned[tp] = fd
+                path = self.folder.partition_path(PartitionId(topic_id, tp.partition))
+                owner = msgspec.json.encode(PartitionOwner(self.id, self.generation, tp.topic))
+                fds: list[int] = []
+                try:
+                    fds.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
+                    self._fs.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._fs.ftruncate(fds[0], 0)
+                    write_all(self._fs, fds[0], [owner], 0)
+                    self.topic_ids[tp] = topic_id
+                    self.owned[tp] = fds.pop()
+                except BlockingIOError:
+                    continue
+                finally:
+                    for fd in fds:
+                        let_go(self._fs, fd)
                 taken.append(tp)
         return taken
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Let go of partitions: others may read them now."""
         for tp in partitions:
-            fd = self.owned.pop(tp, -1)
+            fd = self.owned.get(tp, -1)
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     self._fs.ftruncate(fd, 0)
-                let_go(self._fs, fd)
+                let_go(self._fs, fd, self.owned, tp)
+            self.owned.pop(tp, None)  # only now: an interrupt must not leave a lock that nobody knows of
+            self.topic_ids.pop(tp, None)
 
     # ------------------------------------------------------------ committing
 
-    def begin_commit(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let no other member have these partitions until `end_commit`.
+    @held
+    def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
+        """Within, no other member has these partitions.
 
         Raises `ConsumerFenced` when one of them is not this member's (any more).
         """
@@ -307,18 +324,16 @@ class Member:
         folder = self.folder
         if self._lock_fd < 0:
             # Kept: nobody deletes a group with members, and an evicted one finds its partitions' files gone.
-            self._lock_fd = hold_open(self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
-        self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
+            keep(self, "_lock_fd", hold_open, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
         try:
+            self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
-                if fd < 0 or not folder.is_current(fd, folder.partition_path(tp)):
+                where = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
+                if fd < 0 or not folder.is_current(fd, folder.partition_path(where)):
                     why = f"does not own {tp} any more" if fd >= 0 else f"does not own {tp}"
                     raise ConsumerFenced(folder.group, self.id, why)
-        except BaseException:
-            self.end_commit()
-            raise
-
-    def end_commit(self) -> None:
-        """Others may take the partitions."""
-        self._fs.flock(self._lock_fd, fcntl.LOCK_UN)
+            yield
+        finally:
+            if self._lock_fd >= 0:  # else it was evicted within
+                self._fs.flock(self._lock_fd, fcntl.LOCK_UN)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
+    LogTruncated,
     OutOfOrderSequence,
     PartitionFailed,
     ProducerBusy,
@@ -22,7 +22,10 @@ from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.partition.encoding import Columns
 from segmentlog.partition.producers import ProducerStamp
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId
+from segmentlog.storage import forks
+from segmentlog.storage.fs import is_failure
+from segmentlog.storage.locks import held
 
 if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
@@ -30,13 +33,19 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 
+def _sync(log: Partition, upto_offset: int, base_offset: int) -> int:
+    return log.sync_upto(upto_offset, base_offset)
+
+
 class _Transaction:
     """What a transaction wrote to, and what went wrong in it."""
 
     def __init__(self) -> None:
-        self.logs: dict[TopicPartition, Partition] = {}
-        self.ends: dict[TopicPartition, int] = {}
+        self.logs: dict[PartitionId, Partition] = {}
+        self.ends: dict[PartitionId, int] = {}
         """The offset behind the last record of it in each partition."""
+        self.bases: dict[PartitionId, int] = {}
+        """The offset of the first."""
         self.failure: Exception | None = None
 
 
@@ -50,14 +59,15 @@ class Identity:
         self._registration: Registration | None = None
         self._sequences: dict[Partition, int] = {}
         self._transaction: _Transaction | None = None
-        self._mutex = threading.RLock()
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._has_transactions = name is not None
-        self._pid = os.getpid()
+        self._is_foreign = False
         if name is not None:
             self._registration = store.transactions.register(name, timeout_ms)
             self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
         else:
             self._draw_id()
+        forks.on_fork(self, "_forget_parent")
 
     def _draw_id(self) -> None:
         """An id that nobody else has, without asking anybody: 61 random bits."""
@@ -68,35 +78,40 @@ class Identity:
         """For people."""
         return repr(self.name) if self.name is not None else str(self.producer_id)
 
-    def _check_process(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: another producer without a name, or none at all."""
-        if self._pid == os.getpid():
-            return
-        if self.name is not None or self._transaction is not None:
-            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
-        self._pid = os.getpid()
-        self._mutex = threading.RLock()
-        self._registration = None
+        self._is_foreign = self._is_foreign or self.name is not None or self._transaction is not None
+        self._registration = self._transaction = None
         self._has_transactions = False
-        self._sequences.clear()
-        self._draw_id()
+        self._sequences = {}
+        if not self._is_foreign:
+            self._draw_id()
+
+    def _check_process(self) -> None:
+        if self._is_foreign:
+            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
 
     # ------------------------------------------------------------ appending
 
-    @contextlib.contextmanager
+    @held
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
         self._check_process()
         with self._mutex:
-            transaction = self._transaction
-            if transaction is not None:
-                fresh = [tp for number in partitions if (tp := TopicPartition(topic, number)) not in transaction.logs]
-                if fresh:
-                    assert self._registration is not None
-                    self._store.transactions.add_partitions(self._registration, fresh)
-                    for tp in fresh:
-                        transaction.logs[tp] = self._store.open_partition(*tp)
+            if self._transaction is not None:
+                self._take_part([self._store.open_partition(topic, number) for number in partitions])
             yield
+
+    def _take_part(self, logs: Iterable[Partition]) -> None:
+        """Have it written down that the transaction writes to these, before it does."""
+        transaction = self._transaction
+        assert transaction is not None
+        named = {PartitionId(log.topic_id, log.number): log for log in logs}
+        fresh = {where: log for where, log in named.items() if where not in transaction.logs}
+        if fresh:
+            assert self._registration is not None
+            self._store.transactions.add_partitions(self._registration, fresh)
+            transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under this producer's next numbers; the offset of the first record."""
@@ -108,8 +123,11 @@ class Identity:
         return self._append(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
     def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
-        if self._pid != os.getpid():
+        if self._is_foreign:
             self._check_process()
+        transaction = self._transaction
+        if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
+            self._take_part([log])  # another topic has got the name since `sending`
         sequence = self._sequences.get(log)
         if sequence is None:
             sequence = (self.last_number(log) + 1) % SEQUENCE_END
@@ -118,21 +136,26 @@ class Identity:
             self.producer_id,
             self.epoch,
             sequence,
-            self._transaction is not None,
+            transaction is not None,
             None if registration is None else registration.check,
         )
         try:
             offset = append(stamp)
-        except (PartitionFailed, OutOfOrderSequence):
+            if transaction is not None:
+                where = PartitionId(log.topic_id, log.number)
+                transaction.bases.setdefault(where, offset)
+                transaction.ends[where] = offset + count
+        except (PartitionFailed, OutOfOrderSequence, LogTruncated):
             self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
             raise
-        except BaseException:
+        except BaseException as error:
             # Nothing was appended; or an interrupt came, perhaps just after it was: then it is known under this number.
             self._sequences[log] = sequence
+            if isinstance(error, Exception) and not is_failure(error):
+                self._sequences.pop(log)  # of what was told as failed, and is not sent again: so here, too, ask the log
             raise
+        # Last, and with no call before the caller has stored the offset: what is sent again keeps its number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END
-        if self._transaction is not None:
-            self._transaction.ends[TopicPartition(log.topic, log.number)] = offset + count
         return offset
 
     def last_number(self, log: Partition) -> int:
@@ -199,8 +222,9 @@ class Identity:
         assert transaction is not None
         if transaction.failure is not None:
             raise transaction.failure
-        for tp, end_offset in list(transaction.ends.items()):
-            transaction.logs[tp].sync_upto(end_offset)
+        for where, end_offset in list(transaction.ends.items()):
+            base_offset = transaction.bases[where]
+            self._store.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
 
     @property
     def last_note(self) -> str | None:
@@ -241,5 +265,6 @@ class Identity:
     def close(self) -> None:
         """Let others have the name."""
         registration, self._registration = self._registration, None
-        if registration is not None and self._pid == os.getpid():
+        if registration is not None:
             self._store.transactions.release(registration)
+        self._registration = None

@@ -7,15 +7,16 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from segmentlog.arguments import as_bool, as_int, as_partition
 from segmentlog.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.errors import (
     InvalidConfig,
@@ -30,11 +31,15 @@ from segmentlog.errors import (
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.identity import Identity
-from segmentlog.partition.encoding import Columns, check_columns, check_items
+from segmentlog.partition.encoding import Columns, check_columns, check_items, check_size, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
+from segmentlog.storage import forks
+from segmentlog.storage.locks import News
 from segmentlog.workers import Worker
 
 if TYPE_CHECKING:
+    import threading
+
     from segmentlog.consumer import Consumer
     from segmentlog.partition.partition import Ack, Partition
     from segmentlog.store import LogStore, Topic
@@ -81,14 +86,15 @@ class Producer:
         transaction_timeout_ms: int = 60_000,
         background: bool = True,
     ) -> None:
-        if not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
+        if isinstance(linger_ms, bool) or not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
             raise InvalidConfig("linger_ms", linger_ms, "milliseconds from 0 to 3,600,000")
-        if not isinstance(batch_size, int) or not 1 <= batch_size <= 1 << 30:
-            raise InvalidConfig("batch_size", batch_size, "bytes from 1 to 1 GiB")
-        if ack not in (None, "written", "durable"):
+        batch_size = as_int("batch_size", batch_size, 1, 1 << 30, wanted="bytes from 1 to 1 GiB")
+        if not isinstance(ack, str | None) or ack not in (None, "written", "durable"):
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
-        if not isinstance(transaction_timeout_ms, int) or not 1 <= transaction_timeout_ms <= 86_400_000:
-            raise InvalidConfig("transaction_timeout_ms", transaction_timeout_ms, "milliseconds from 1 to 86,400,000")
+        transaction_timeout_ms = as_int("transaction_timeout_ms", transaction_timeout_ms, 1, 86_400_000)
+        enable_idempotence = as_bool("enable_idempotence", enable_idempotence)
+        if partitioner is not None and not callable(getattr(partitioner, "partitions", None)):
+            raise InvalidConfig("partitioner", partitioner, "an object with a method `partitions`, or None")
         if name is not None and not enable_idempotence:
             raise InvalidConfig("enable_idempotence", enable_idempotence, "True for a producer with a name")
         self._store = store
@@ -97,21 +103,28 @@ class Producer:
         self._batch_size = batch_size
         self._partitioner = partitioner or HashPartitioner()
         self._ack: Ack | None = ack
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        self._told = News()
+        self._sticky: dict[str, int] = {}
+        self._spread: dict[str, int] = {}
+        self._closed = self._ended = False
+        self._forget_sent()
+        forks.on_fork(self, "_forget_sent")
+        self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
+
+    def _forget_sent(self) -> None:
+        """Nothing was sent yet. In a forked child: what was, before the fork, is the parent's to append."""
         self._chunks: dict[str, Chunk] = {}
         self._full: dict[str, deque[Chunk]] = {}
         self._senders: dict[str, threading.Lock] = {}
         self._topics: dict[str, Topic] = {}
-        self._sticky: dict[str, int] = {}
-        self._spread: dict[str, int] = {}
-        self._told = threading.Condition()
-        self._waiting = 0
         self._failure: Exception | None = None
-        self._closed = False
+        self._told = News()
         self._lingerer_sleeps = True
-        self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
 
     def __enter__(self) -> Producer:
+        if self._closed:
+            raise StoreClosed("producer")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -126,28 +139,53 @@ class Producer:
         key: bytes | None = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] | None = None,
-        timestamp: int | None = None,
+        timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> Delivery:
         """Send one record; returns at once, unless it is the one that fills a chunk.
 
-        Raises `InvalidRecord` for wrong types and `UnknownTopic`; what fails later is in the
-        `Delivery`.
+        ``timestamp`` is in milliseconds since 1970, or a datetime (a naive one is local time).
+
+        Raises `InvalidRecord` for wrong types, `RecordTooLarge` and `UnknownTopic`; what fails
+        later is in the `Delivery`.
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
             value, key = _as_bytes("values", value), _as_bytes("keys", key)
         try:
             chunk = self._chunks[topic]
-        except KeyError:
-            chunk = self._begin(topic)
-        number = chunk.number()
+        except (KeyError, TypeError):  # none yet, or what is no name
+            chunk = self._begin(check_topic_name(topic))
+        size_bytes = _RECORD_OVERHEAD if value is None else _RECORD_OVERHEAD + len(value)
+        options = None
         if headers is not None or timestamp is not None or partition is not None:
-            chunk.noted[number] = _checked_options(headers, timestamp, partition)
+            options = _checked_options(headers, timestamp, partition)
+            if partition is not None and partition >= self._topics[topic].partition_count:
+                raise _no_partition(topic, partition, self._topics[topic].partition_count)
+        # What is wrong with a record is told here: further on it would fail those that share its batch.
+        if key is None and chunk.needs_keys:
+            raise require_a_key(0)
+        if (
+            size_bytes > chunk.surely_fits
+            or (key is not None and len(key) > chunk.surely_fits)
+            or (headers is not None and _header_bytes(options) > chunk.surely_fits)
+        ):
+            self._check_size(topic, value, key, options)
+        number = chunk.number()
+        if options is not None:
+            chunk.noted[number] = options
         chunk.add((number, value, key))
-        chunk.room = room = chunk.room - _RECORD_OVERHEAD - (0 if value is None else len(value))
+        chunk.room = room = chunk.room - size_bytes
         if room <= 0 or chunk.sealed:
             return self._send_sealed(chunk, number, value, key)
         return Delivery(chunk, number)
+
+    def _check_size(self, topic: str, value: bytes | None, key: bytes | None, options: Options | None) -> None:
+        """Raise `RecordTooLarge` for a record that no batch of the topic holds."""
+        headers = options[0] if options is not None else None
+        columns = Columns([value], None if key is None else [key], None, None if headers is None else [headers])
+        with self._mutex:
+            self._check_topic(topic)
+        check_size(columns, self._topics[topic].config)
 
     def _send_sealed(self, chunk: Chunk, number: int, value: bytes | None, key: bytes | None) -> Delivery:
         """Seal a chunk that is full, or go on to the next one when it was taken without this record; send."""
@@ -178,7 +216,7 @@ class Producer:
         keys: Sequence[bytes | None] | None = None,
         *,
         headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
-        timestamps: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> Deliveries:
         """Send a list of records at once, after what was sent before them; returns when they are appended.
@@ -199,7 +237,7 @@ class Producer:
             chunk.keys = [] if columns.keys is None else list(columns.keys)
             chunk.all_headers = columns.headers
             chunk.all_timestamps = columns.timestamps
-            chunk.all_partition = None if partition is None else _check_partition(partition)
+            chunk.all_partition = None if partition is None else as_partition(partition)
             self._full[topic].append(chunk)
         self._send_full(topic)
         chunk.wait(None)
@@ -217,7 +255,7 @@ class Producer:
         with self._mutex:
             self._check_topic(topic)
         self.flush()
-        log = self._topics[topic].partition(partition)
+        log = self._store.open_partition(topic, partition)
         with self._senders[topic]:
             if self._identity is None:
                 return log.append_batches(batches, self._ack)
@@ -238,10 +276,12 @@ class Producer:
         chunk = self._chunks.get(topic)
         if chunk is None:
             chunk = self._chunks[topic] = Chunk(self, topic, self._chunk_bytes(topic))
+            config = self._topics[topic].config
+            chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
-                    self._lingerer_sleeps = False
+                    self._lingerer_sleeps, self._lingerer.has_work = False, True
                     self._lingerer.wake()
         return chunk
 
@@ -255,11 +295,13 @@ class Producer:
     def _check_topic(self, topic: str) -> None:
         if self._closed:
             raise StoreClosed("producer")
+        if topic.__class__ is not str:
+            topic = check_topic_name(topic)
         if topic not in self._full:
             check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
             self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist
             self._full[topic] = deque()
-            self._senders[topic] = threading.Lock()
+            self._senders[topic] = forks.lock_of_a_moment()  # they are dropped with the dict
 
     def _send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
@@ -267,17 +309,21 @@ class Producer:
         while waiting:
             with self._senders[topic]:
                 try:
-                    chunk = waiting.popleft()
+                    chunk = waiting[0]  # it stays there until it is finished: an interrupt must not lose it
                 except IndexError:
                     return
                 try:
                     with self._mutex:
                         chunk.take()
-                    if chunk.values:
+                    if chunk.values and not chunk.is_sent:
                         self._send(chunk)
-                    chunk.finish()
+                    chunk.finish(chunk.error)
+                    waiting.popleft()
                 except Exception as error:
-                    chunk.finish(error)
+                    if not chunk.is_sent:
+                        chunk.finish(error)
+                    if waiting and waiting[0] is chunk:
+                        waiting.popleft()
                     if self._failure is None:
                         self._failure = error
                     if self._identity is not None:
@@ -285,9 +331,10 @@ class Producer:
                     if not isinstance(error, SegmentlogError | OSError):
                         raise
                 except BaseException:
-                    if self._identity is None:
-                        raise
-                    waiting.appendleft(chunk)  # under the same numbers it is appended once, whatever was interrupted
+                    # Under the same numbers it is appended once, whatever was interrupted; without numbers, who knows?
+                    if self._identity is None and not chunk.is_sent:
+                        why = "what was sending it was interrupted: it may or may not be appended; look in the log"
+                        chunk.finish(SegmentlogError(why))
                     raise
 
     # ------------------------------------------------------------ where records go
@@ -297,7 +344,11 @@ class Producer:
         topic = self._topics[chunk.topic]
         partitions, count = chunk.given_places()
         if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
-            count = topic.partition_count  # it may have grown
+            try:
+                count = topic.partition_count  # it may have grown
+            except UnknownTopic:  # or been deleted and made anew: records are sent to names
+                topic = self._topics[chunk.topic] = self._store.topic(chunk.topic)
+                count = topic.partition_count
             partitions = self._partitions_of(chunk, count)
         total = len(partitions)
         counts = np.bincount(partitions, minlength=count)
@@ -384,6 +435,8 @@ class Producer:
                 else:
                     pause_ns = min(pause_ns, rest_ns)
             self._lingerer_sleeps = not self._chunks
+            if self._lingerer is not None:
+                self._lingerer.has_work = not self._lingerer_sleeps
         for topic in due:
             self._send_full(topic)
         return pause_ns / 1e9
@@ -397,18 +450,12 @@ class Producer:
 
     def wait_for(self, is_sent: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for a chunk to be sent; False when it was not in time."""
-        with self._told:
-            self._waiting += 1  # before the first look: who sends it after that look tells
-            try:
-                return self._told.wait_for(is_sent, timeout_s)
-            finally:
-                self._waiting -= 1
+        return self._told.wait_for(is_sent, timeout_s)
 
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
-        if self._waiting:
-            with self._told:
-                self._told.notify_all()
+        if self._told.anybody:
+            self._told.tell()
 
     def flush(self) -> None:
         """Append everything that was sent so far. Raises the first failure that nobody was told of yet.
@@ -534,9 +581,9 @@ class Producer:
 
     def close(self) -> None:
         """Flush, and take no more records. An open transaction is aborted. Idempotent."""
+        if self._ended:
+            return
         with self._mutex:
-            if self._closed:
-                return
             self._closed = True  # before the flush: a chunk begun after it would be sent by nobody
         try:
             self.flush()
@@ -547,17 +594,23 @@ class Producer:
                 self._lingerer.stop()
             if self._identity is not None:
                 self._identity.close()
+            self._ended = True
 
 
-def _checked_options(headers: Any, timestamp: int | None, partition: int | None) -> Options:
+def _checked_options(headers: Any, timestamp: int | datetime | None, partition: int | None) -> Options:
     """Raises `InvalidRecord`, `InvalidConfig`."""
     from segmentlog.format.columns import as_timestamps, check_headers
 
     return (
         None if headers is None else check_headers([headers])[0],
         None if timestamp is None else int(as_timestamps([timestamp], 1)[0]),
-        None if partition is None else _check_partition(partition),
+        None if partition is None else as_partition(partition),
     )
+
+
+def _header_bytes(options: Options | None) -> int:
+    headers = options[0] if options is not None else None
+    return sum(len(name) * 4 + len(blob or b"") + 8 for name, blob in headers or ())
 
 
 def _check_note(note: object) -> None:
@@ -576,9 +629,3 @@ def _as_bytes(column: str, blob: Any) -> bytes | None:
         return bytes(blob)
     hint = " (encode it first: .encode())" if isinstance(blob, str) else ""
     raise InvalidRecord(column, 0, type(blob).__name__, f"bytes or None{hint}")
-
-
-def _check_partition(partition: Any) -> int:
-    if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
-        raise InvalidConfig("partition", partition, "a partition's number, from 0 on")
-    return partition

@@ -42,10 +42,18 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration_ms(value: object) -> int:
-    """Milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500` or an int; UNLIMITED (-1) for no limit.
+    """Milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500`, an int or a timedelta; UNLIMITED (-1) for no limit.
 
     "No limit" is written as for a size. Raises ValueError for anything else.
     """
+    if not isinstance(value, str | int):
+        from datetime import timedelta  # seldom needed, and every command would pay for loading it
+
+        if isinstance(value, timedelta):
+            whole, rest = divmod(value, timedelta(milliseconds=1))
+            if rest or whole < 0:
+                raise ValueError(f"{value!r} is not a time of whole milliseconds")
+            return whole
     return _parse_quantity(value, _DURATION_UNITS_MS, "a time such as 7d, 1h30m or 500ms")
 
 

@@ -38,6 +38,13 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}/{self.partition}"
 
 
+class PartitionId(NamedTuple):
+    """A partition of the topic that has this id, whatever its name is now."""
+
+    topic_id: str
+    partition: int
+
+
 class EpochStart(msgspec.Struct, frozen=True, gc=False):
     """A partition epoch and the first offset that may have been appended in it."""
 

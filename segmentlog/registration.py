@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
+from segmentlog.storage import forks
+from segmentlog.storage.forks import let_go
 from segmentlog.storage.fs import FileSystem, write_all
-from segmentlog.storage.held import let_go
+from segmentlog.storage.locks import held
 from segmentlog.transaction_log import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -32,6 +34,11 @@ class Registration:
         """Read for every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
         self._wanted = _FENCE.pack(self.producer_id, self.epoch)
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: it is the parent's instance, and the descriptors are closed."""
+        self._fence_fd = self._lease_fd = -1
 
     def check(self) -> None:
         """Raise `ProducerFenced` when somebody else has taken over."""
@@ -43,12 +50,12 @@ class Registration:
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)
 
-    @contextlib.contextmanager
+    @held
     def deciding(self) -> Iterator[int]:
         """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
         self.check()
-        lock_fence(self._fs, self.name, self._fence_fd)
         try:
+            lock_fence(self._fs, self.name, self._fence_fd)
             self.check()
             yield self._fence_fd
         finally:
@@ -60,10 +67,21 @@ class Registration:
         if self._lease_fd >= 0:
             with contextlib.suppress(OSError):
                 self._fs.unlink(self._lease_path)
-        for fd in (self._fence_fd, self._lease_fd):
+        self._let_go()
+
+    def __del__(self) -> None:
+        # Nobody closed its producer: the name is free, as after the death of a process.
+        try:
+            self._let_go()
+        except BaseException:  # nobody is there to be told
+            pass
+
+    def _let_go(self) -> None:
+        fds = self._fence_fd, self._lease_fd
+        self._fence_fd = self._lease_fd = -1
+        for fd in fds:
             if fd >= 0:
                 let_go(self._fs, fd)
-        self._fence_fd = self._lease_fd = -1
 
 
 def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:

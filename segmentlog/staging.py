@@ -30,7 +30,9 @@ from segmentlog.partition.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.records import TopicPartition
 from segmentlog.staged_records import ListRecords, Partitions, StagedRecords
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
+from segmentlog.storage.locks import held
 
 if TYPE_CHECKING:
     from segmentlog.producer import Producer
@@ -159,14 +161,11 @@ class StagingFolder:
         self._fs.close(fd)
         self._fs.sync_folder(self.path)
 
-    @contextlib.contextmanager
+    @held
     def _locked(self) -> Iterator[None]:
-        fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self._fs.flock(fd, fcntl.LOCK_EX)
             yield
-        finally:
-            self._fs.close(fd)
 
 
 def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:

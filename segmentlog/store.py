@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
-import errno
 import fcntl
 import json
 import os
+import sys
 import threading
+import time
+import warnings
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from segmentlog.administration import Administration, needs_upgrade
+from segmentlog.arguments import as_bool, as_mapping, as_partition
 from segmentlog.background import Background, PartitionName
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.descriptors import DescriptorBudget
+from segmentlog.descriptors import budget
 from segmentlog.errors import (
-    DiskFull,
     InvalidConfig,
-    InvalidTopicName,
     ReadOnlyStore,
     SegmentlogError,
     StoreClosed,
@@ -29,11 +32,8 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import (
     FORMAT_VERSION,
-    HIDDEN,
-    INTERNAL_TOPICS,
-    MAX_PARTITIONS,
     OFFSETS_TOPIC,
-    STATE_FILE,
+    READABLE_FORMATS,
     STORE_FILE,
     TOPIC_FILE,
     TRANSACTIONS_TOPIC,
@@ -42,10 +42,11 @@ from segmentlog.format.names import (
 from segmentlog.partition.handle import Clock, Handle
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.scrubber import Scrubber, ScrubReport, ScrubTarget
-from segmentlog.records import RecoveryMode
-from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
+from segmentlog.records import PartitionId, RecoveryMode
+from segmentlog.storage import forks
+from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.network import NetworkMark
-from segmentlog.storage.state import PAGE_SIZE, StatePage
+from segmentlog.topic_folders import TopicFile, TopicFolders
 from segmentlog.workers import logger
 
 if TYPE_CHECKING:
@@ -60,16 +61,24 @@ if TYPE_CHECKING:
     from segmentlog.transactions import Transactions
 
 
+_T = TypeVar("_T")
+
 OFFSETS_RETENTION_MINUTES: Final = 7 * 24 * 60
 """Kafka's `offsets.retention.minutes`."""
 
 
 class Topic:
-    """A topic of an open store. Thread-safe; get one from `LogStore.topic`."""
+    """A topic of an open store. Thread-safe; get one from `LogStore.topic`.
 
-    def __init__(self, store: LogStore, name: str) -> None:
+    It stands for the topic, and not for its name: once that was deleted or renamed everything raises
+    `UnknownTopic`, also when another topic has got the name.
+    """
+
+    def __init__(self, store: LogStore, name: str, topic_id: str) -> None:
         self._store = store
         self.name = name
+        self.id = topic_id
+        """A UUID: the topic's own as long as it is there, whatever it is called."""
         self.folder = f"{store.path}/{name}"
 
     def __repr__(self) -> str:
@@ -78,28 +87,20 @@ class Topic:
     @property
     def config(self) -> TopicConfig:
         """The configuration as it is on disk now."""
-        return self._store.read_topic_file(self.name).config
+        return self._store.read_topic_file(self.name, self.id).config
 
     @property
     def partition_count(self) -> int:
         """How many partitions there are now."""
-        return self._store.read_topic_file(self.name).partitions
+        return self._store.read_topic_file(self.name, self.id).partitions
 
     def partition(self, number: int) -> Partition:
         """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
-        return self._store.open_partition(self.name, number)
+        return self._store.open_partition(self.name, number, self.id)
 
     def partitions(self) -> list[Partition]:
         """All of them, opened."""
         return [self.partition(number) for number in range(self.partition_count)]
-
-
-class TopicFile(NamedTuple):
-    """What topic.json says: how many partitions, the configuration, the most that a batch ever may have held."""
-
-    partitions: int
-    config: TopicConfig
-    largest_batch_bytes: int
 
 
 class LogStore:
@@ -107,7 +108,12 @@ class LogStore:
 
     Any number of processes may have it open. After a fork the child may go on using it: it
     opens its files anew.
+
+    One that is dropped, with everything that was got from it, is closed by a thread some time after that, with a
+    ResourceWarning.
     """
+
+    _is_complete = False
 
     def __init__(
         self,
@@ -124,8 +130,10 @@ class LogStore:
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
-        if recovery not in ("strict", "tail", "salvage"):
+        self.path = _as_path(path)
+        create, read_only = as_bool("create", create), as_bool("read_only", read_only)
+        background = as_bool("background", background)
+        if not isinstance(recovery, str) or recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         self._fs = fs or FileSystem()
         if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
@@ -134,16 +142,17 @@ class LogStore:
         self.read_only = read_only or self._is_on_read_only_disk()
         self.recovery: RecoveryMode = recovery
         self._clock = clock or Clock()
-        self._mutex = threading.RLock()
+        self._clock.steady_ms()  # from here on a jump of the wall clock is noticed
+        self._mutex = forks.reentrant_lock(self, "_mutex")
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._topic_files: dict[str, tuple[tuple[int, int, int], TopicFile]] = {}
+        self._topics = TopicFolders(self._fs, self.path)
+        self._administration = Administration(self._fs, self.path, self._topics)
         self._group_offsets: GroupOffsets | None = None
         self._groups: Groups | None = None
         self.members: weakref.WeakSet[Consumer] = weakref.WeakSet()
         """Consumers that are members of groups: they leave when the store is closed."""
         self._transactions: Transactions | None = None
         self._closed = False
-        self._budget = DescriptorBudget()
         self._background = Background(
             _Partitions(self),
             self._clock,
@@ -152,13 +161,22 @@ class LogStore:
             scrubber=self._make_scrubber(scrub_bytes_per_s),
             cleaner_buffer_bytes=cleaner_dedupe_buffer_bytes,
             cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
-            expire=self._expire_groups,
+            expire=self._tidy_up,
             finish_transactions=self.finish_transactions,
         )
-        self.store_id = self._open(create and not self.read_only)
+        self.store_id = self._topics.store_id = self._open(create and not self.read_only)
+        if not self.read_only:
+            self._administration.sweep()
         self._neighbour = None if self.read_only else NetworkMark.leave(self._fs, self.path, self._clock.now_ms())
         _open_stores.add(self)
+        forks.on_fork(self, "_forget_parent")
+        self._is_complete = True
         self._background.ensure_running()
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the mark is the parent's to remove, and of the same machine."""
+        self._neighbour = None
+        self.members = weakref.WeakSet()
 
     def _is_on_read_only_disk(self) -> bool:
         try:
@@ -187,9 +205,11 @@ class LogStore:
         if os.path.isdir(self.path) and any(name != "lost+found" for name in self._fs.listdir(self.path)):
             why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
             raise StoreVersionError(self.path, why)
-        os.makedirs(self.path, exist_ok=True)
-        folder_fd = self._fs.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise StoreVersionError(self.path, f"the folder cannot be made: {error.strerror}") from error
+        with forks.held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
             self._fs.flock(folder_fd, fcntl.LOCK_EX)  # of two processes that make it, one does
             if not os.path.exists(store_file):
                 document = {
@@ -199,27 +219,40 @@ class LogStore:
                 }
                 replace_file(self._fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
                 self._fs.sync_folder(os.path.dirname(self.path))
-        finally:
-            self._fs.close(folder_fd)
         return self._check_store_file(store_file, read_file(self._fs, store_file))
 
-    @staticmethod
-    def _check_store_file(path: str, text: bytes) -> str:
+    def _check_store_file(self, path: str, text: bytes) -> str:
         try:
             document = json.loads(text)
             version, store_id = document["format"], document["store_id"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreVersionError(path, "damaged: it should be JSON with 'format' and 'store_id'") from None
-        if version != FORMAT_VERSION:
-            why = f"the store has format {version!r}, and this version of segmentlog reads format {FORMAT_VERSION}"
+        if version not in READABLE_FORMATS:
+            known = " and ".join(map(str, READABLE_FORMATS))
+            why = f"the store has format {version!r}, and this version of segmentlog reads format {known}"
             raise StoreVersionError(path, f"{why}; use the version that wrote it")
+        self._topics.store_id = str(store_id)
+        if not self.read_only and needs_upgrade(document):
+            self._administration.upgrade()
         return str(store_id)
 
     def __enter__(self) -> LogStore:
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # The collector has found that nobody can reach it any more, nor what belongs to it. Whatever thread comes by
+        # runs this, at any point and with any lock held, so another one closes it, and brings it back for that.
+        if self._is_complete and not self._closed and not sys.is_finalizing():
+            _being_closed.add(self)
+            try:
+                _thread.start_new_thread(_begin_to_close, (self,))
+            except RuntimeError:  # no thread to spare: its descriptors go by themselves, as if its process had died
+                _being_closed.discard(self)
+            warnings.warn(f"store {self.path} was not closed", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:
         return f"<LogStore {self.path}>"
@@ -229,20 +262,17 @@ class LogStore:
     def topics(self, *, internal: bool = False) -> list[str]:
         """Names of the topics, sorted; those of the store itself only with ``internal``."""
         self._check_open()
-        names = []
-        for name in self._fs.listdir(self.path):
-            if HIDDEN in name or (name in INTERNAL_TOPICS and not internal):
-                continue
-            if os.path.exists(f"{self.path}/{name}/{TOPIC_FILE}"):
-                names.append(name)
-        return sorted(names)
+        return self._topics.names(internal=as_bool("internal", internal))
 
     def topic(self, name: str) -> Topic:
         """The topic of that name. Raises `UnknownTopic`."""
         self._check_open()
         check_topic_name(name, internal=True)
-        self.read_topic_file(name)
-        return Topic(self, name)
+        return Topic(self, name, self._settled_file(name).topic_id)
+
+    def _settled_file(self, name: str) -> TopicFile:
+        """What a topic is, in the format of today where this process may write it."""
+        return self._topics.read(name) if self.read_only else self._administration.adopt(name)
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None, **options: object
@@ -253,7 +283,8 @@ class LogStore:
         """
         self._check_writable("create a topic")
         check_topic_name(name)
-        return self._make_topic(name, partitions, TopicConfig.from_mapping({**(config or {}), **options}))
+        config = as_mapping("config", config, _CONFIG_WANTED)
+        return self._make_topic(name, partitions, TopicConfig.from_mapping({**config, **options}))
 
     def internal_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> Topic:
         """A topic of the store itself, made if it is not there, by whoever comes first."""
@@ -266,29 +297,7 @@ class LogStore:
             return self.topic(name)
 
     def _make_topic(self, name: str, partitions: int, settings: TopicConfig) -> Topic:
-        _check_partition_count(partitions)
-        folder = f"{self.path}/{name}"
-        with self._mutex:
-            if os.path.lexists(folder):
-                raise TopicExists(name)
-            # Made aside and renamed: nobody ever sees half a topic.
-            making = f"{self.path}/{HIDDEN}making-{os.urandom(16).hex()}"
-            try:
-                self._fs.mkdir(making)
-                for number in range(partitions):
-                    self._fs.mkdir(f"{making}/{number}")
-                self._write_topic_file(making, partitions, settings, settings.max_message_bytes)
-                self._fs.rename(making, folder)
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    self._fs.remove_tree(making)
-                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise TopicExists(name) from None
-                if error.errno in NO_ROOM:
-                    raise DiskFull(folder, 0) from error
-                raise
-            self._fs.sync_folder(self.path)
-        return Topic(self, name)
+        return Topic(self, name, self._administration.make(name, partitions, settings))
 
     def alter_topic(
         self,
@@ -305,132 +314,106 @@ class LogStore:
         """
         self._check_writable("alter a topic")
         check_topic_name(name)
-        with self._mutex:
-            count, current, largest = self.read_topic_file(name)
-            settings = current.replace({**(config or {}), **options})
-            wanted = count if partitions is None else partitions
-            _check_partition_count(wanted)
-            if wanted < count:
-                raise InvalidConfig("partitions", wanted, f"{count} or more: records of a partition cannot be moved")
-            folder = f"{self.path}/{name}"
-            for number in range(count, wanted):
-                with contextlib.suppress(FileExistsError):
-                    self._fs.mkdir(f"{folder}/{number}")
-            self._fs.sync_folder(folder)
-            self._write_topic_file(folder, wanted, settings, max(largest, settings.max_message_bytes))
-            self._for_each_page(name, StatePage.count_config_change)
-        return Topic(self, name)
+        config = as_mapping("config", config, _CONFIG_WANTED)
+        return Topic(self, name, self._administration.alter(name, {**config, **options}, partitions))
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`."""
+        """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
+
+        One that is made anew under the name is another topic: nothing that knew this one takes it for it.
+        """
         self._check_writable("delete a topic")
         check_topic_name(name)
+        gone = self._administration.delete(name)
         with self._mutex:
-            self.read_topic_file(name)
-            gone = f"{self.path}/{HIDDEN}deleted-{os.urandom(16).hex()}"
-            self._for_each_page(name, StatePage.count_move)
-            self._fs.rename(f"{self.path}/{name}", gone)
-            self._fs.sync_folder(self.path)
             self._drop_partitions(name)
-            self._fs.remove_tree(gone)
-        self._forget_positions(name)
+        self._administration.remove(gone)
+        self._forget_positions()
 
     def rename_topic(self, name: str, new_name: str) -> Topic:
-        """Give a topic another name. Who uses it under the old one gets `UnknownTopic`; groups go on under the new."""
+        """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
+
+        Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
+        """
         self._check_writable("rename a topic")
         check_topic_name(name)
         check_topic_name(new_name)
-        with self._mutex:
-            self.read_topic_file(name)
+        with self._administration.locked():
+            self._topics.read(name)
             if os.path.lexists(f"{self.path}/{new_name}"):
                 raise TopicExists(new_name)
-            self._close_partitions(name)
-            self._for_each_page(name, StatePage.count_move)
-            self._fs.rename(f"{self.path}/{name}", f"{self.path}/{new_name}")
-            self._fs.sync_folder(self.path)
-        self._forget_positions(name, new_name)
-        return Topic(self, new_name)
+            with self._mutex:
+                self._close_partitions(name)
+            return Topic(self, new_name, self._administration.rename(name, new_name))
 
-    def read_topic_file(self, name: str) -> TopicFile:
-        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`."""
-        try:
-            check_topic_name(name, internal=True)  # it may come from a file, a checkpoint of Spark's, say
-        except InvalidTopicName:
-            raise UnknownTopic(name) from None
-        path = f"{self.path}/{name}/{TOPIC_FILE}"
-        try:
-            found = self._fs.stat(path)
-            version = (found.st_ino, found.st_mtime_ns, found.st_size)
-            cached = self._topic_files.get(name)
-            if cached is not None and cached[0] == version:
-                return cached[1]
-            document = json.loads(read_file(self._fs, path))
-            if document["format"] != FORMAT_VERSION:
-                raise StoreVersionError(path, f"the topic has format {document['format']!r}, not {FORMAT_VERSION}")
-            count, config = document["partitions"], TopicConfig.from_mapping(document["config"])
-            _check_partition_count(count)
-            largest = max(int(document.get("largest_batch_bytes", 0)), config.max_message_bytes)
-            parsed = TopicFile(count, config, largest)
-            self._topic_files[name] = (version, parsed)  # every change is a new file
-            return parsed
-        except (FileNotFoundError, NotADirectoryError):
-            raise UnknownTopic(name) from None
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise StoreVersionError(path, f"damaged ({error}); restore it from a backup or write it anew") from None
+    def read_topic_file(self, name: str, topic_id: str | None = None) -> TopicFile:
+        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
 
-    def _write_topic_file(self, folder: str, partitions: int, config: TopicConfig, largest_batch_bytes: int) -> None:
-        document = {
-            "format": FORMAT_VERSION,
-            "partitions": partitions,
-            "config": config.to_mapping(),
-            "largest_batch_bytes": largest_batch_bytes,
-        }
-        replace_file(self._fs, f"{folder}/{TOPIC_FILE}", json.dumps(document, indent=2).encode() + b"\n")
+        With ``topic_id`` the name has to be that topic's still.
+        """
+        file = self._topics.read(name)
+        if topic_id is not None and file.topic_id != topic_id:
+            raise UnknownTopic(name, "it was deleted or renamed while it was in use, and another one has the name")
+        return file
 
-    def _for_each_page(self, name: str, change: Any) -> None:
-        """Change a word of every partition's state page that there is, for all processes to see."""
-        for number in range(self.read_topic_file(name).partitions):
-            with contextlib.suppress(FileNotFoundError):
-                fd = self._fs.open(f"{self.path}/{name}/{number}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    if self._fs.fstat(fd).st_size >= PAGE_SIZE:
-                        page = StatePage.map(self._fs, fd, writable=True)
-                        if page is not None:
-                            change(page)
-                            page.close()
-                finally:
-                    self._fs.close(fd)
+    def topic_name(self, topic_id: str) -> str:
+        """The name that a topic has now. Raises `UnknownTopic` when there is none with this id any more."""
+        if self.read_only:
+            name = self._topics.name_of(topic_id) or self._topics.name_of(topic_id)
+            if name is None:
+                raise UnknownTopic(topic_id, "there is no topic with this id")
+            return name
+        return self._administration.name_of(topic_id)
+
+    def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
+        """The names of those of these topics that there are, and maybe of more; for people."""
+        return self._topics.names_of(topic_ids)
 
     # ------------------------------------------------------------ partitions
 
-    def open_partition(self, name: str, number: int) -> Partition:
-        """A partition of this store, the same object every time. Raises `UnknownTopic`."""
+    def open_partition(self, name: str, number: int, topic_id: str | None = None) -> Partition:
+        """A partition of this store, the same object every time. Raises `UnknownTopic`.
+
+        With ``topic_id`` also when the name is another topic's by now.
+        """
         self._check_open()
+        if number.__class__ is not int:
+            number = as_partition(number)
         partition = self._partitions.get((name, number))
-        if partition is not None and not partition.is_stale:
+        if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
+            return partition
+        topic_id = self._settled_file(name).topic_id if topic_id is None else topic_id
+        if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
         with self._mutex:
             self._check_open()
+            file = self.read_topic_file(name, topic_id)
             partition = self._partitions.get((name, number))
-            if partition is not None and not partition.is_stale:
+            if partition is not None and not partition.is_stale and partition.topic_id == file.topic_id:
                 return partition
-            count = self.read_topic_file(name).partitions
-            if not isinstance(number, int) or not 0 <= number < count:
-                raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {count - 1}")
-            partition = Partition(
-                f"{self.path}/{name}/{number}",
-                name,
-                number,
-                lambda: self.read_topic_file(name).config,
-                load_batch_limit=lambda: self.read_topic_file(name).largest_batch_bytes,
-                fs=self._fs,
-                clock=self._clock,
-                read_only=self.read_only,
-                recovery=self.recovery,
-                background=self._background.has_threads,
-                on_open=self._opened,
-                on_roll=self._background.rolled,
-            )
+            if partition is not None:  # whoever still has it may read on what it has mapped
+                partition.handle.release()
+            if not isinstance(number, int) or not 0 <= number < file.partitions:
+                raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
+            try:
+                partition = Partition(
+                    f"{self.path}/{name}/{number}",
+                    name,
+                    number,
+                    lambda: self.read_topic_file(name, file.topic_id).config,
+                    topic_id=file.topic_id,
+                    load_batch_limit=lambda: self.read_topic_file(name, file.topic_id).largest_batch_bytes,
+                    fs=self._fs,
+                    clock=self._clock,
+                    read_only=self.read_only,
+                    recovery=self.recovery,
+                    background=self._background.has_threads,
+                    on_open=self._opened,
+                    on_roll=self._background.rolled,
+                )
+            except FileNotFoundError:
+                self.read_topic_file(name, file.topic_id)  # deleted or renamed meanwhile?
+                raise
             self._partitions[name, number] = partition
             policy = partition.config.fsync
             if policy.kind == "ms" and policy.amount < 1000:
@@ -442,8 +425,31 @@ class LogStore:
             self.finish_transactions()  # whoever comes first after a crash finishes what it left undecided
         return partition
 
+    def on_partition(self, where: PartitionId, do: Callable[[Partition], _T]) -> _T:
+        """What ``do`` returns for a partition of a topic, which it may be told anew under the topic's new name.
+
+        Raises `UnknownTopic` when there is no such topic any more, and whatever ``do`` raises.
+        """
+        while True:
+            name = self.topic_name(where.topic_id)
+            try:
+                log = self.open_partition(name, where.partition, where.topic_id)
+            except UnknownTopic:
+                if self._topics.name_of(where.topic_id) == name:
+                    raise
+                continue  # renamed in between
+            try:
+                return do(log)
+            except UnknownTopic:
+                if not log.is_stale:
+                    raise
+            except StoreClosed:
+                # Renamed by this process: that takes it out of the store, and whoever just closes it does not.
+                if self._closed or self._partitions.get((log.topic, log.number)) is log:
+                    raise
+
     def _opened(self, handle: Handle) -> None:
-        self._budget.opened(handle)
+        budget.opened(handle)
         self._background.ensure_running()
 
     def recovery_reports(self) -> dict[tuple[str, int], Any]:
@@ -452,11 +458,13 @@ class LogStore:
 
     def _drop_partitions(self, name: str) -> None:
         for key in [key for key in self._partitions if key[0] == name]:
-            self._partitions.pop(key).abandon()
+            self._partitions[key].abandon()
+            del self._partitions[key]  # after: what an interrupt leaves is closed with the store, or the next time
 
     def _close_partitions(self, name: str) -> None:
         for key in [key for key in self._partitions if key[0] == name]:
-            self._partitions.pop(key).close()
+            self._partitions[key].close()
+            del self._partitions[key]
 
     # ------------------------------------------------------------ producing and consuming
 
@@ -547,7 +555,7 @@ class LogStore:
     def finish_transactions(self, now_ms: int | None = None) -> float:
         """End the transactions of processes that are gone, or that took too long; with ``background`` a thread does it.
 
-        Returns the seconds until it should be asked again.
+        ``now_ms`` is monotonic. Returns the seconds until it should be asked again.
         """
         if self._closed or self.read_only or not self._has_internal(TRANSACTIONS_TOPIC):
             return 1.0
@@ -584,14 +592,19 @@ class LogStore:
                 self._groups = self._groups or Groups(self, self._fs, self._clock, self.group_offsets)
         return self._groups
 
-    def _forget_positions(self, topic: str, renamed_to: str | None = None) -> None:
-        """A topic made anew under the name is another one: groups begin it anew."""
+    def _forget_positions(self) -> None:
+        """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""
         if self._has_internal(OFFSETS_TOPIC):
-            self.group_offsets.forget_topic(topic, renamed_to)
+            seen = self.group_offsets.topic_ids()
+            with self._administration.locked():  # or a topic that is being renamed would look like one that is gone
+                gone = seen - self._topics.by_id().keys()
+            self.group_offsets.forget_topics(gone)
 
-    def _expire_groups(self, now_ms: int) -> None:
-        if self._has_internal(OFFSETS_TOPIC):
-            self.groups.expire_tick(now_ms, self._offsets_retention_ms)
+    def _tidy_up(self, now_ms: int) -> None:
+        """What background work does for the store now and then."""
+        self._administration.sweep()
+        if self._has_internal(OFFSETS_TOPIC) and self.groups.expire_tick(now_ms, self._offsets_retention_ms):
+            self._forget_positions()
 
     def table(
         self, topic: str, *, follow: bool = False, isolation: Isolation = "read_uncommitted", durable_only: bool = False
@@ -616,13 +629,24 @@ class LogStore:
             yield ScrubTarget(name.topic, name.number, f"{self.path}/{name.topic}/{name.number}")
 
     def _all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
-        """Every partition of the store with its configuration, for background work."""
+        """Every partition of the store with its configuration, for background work.
+
+        What keeps a topic's file from being read is raised at the end.
+        """
+        first: OSError | None = None
         with contextlib.suppress(StoreClosed):  # while the threads are being stopped
             for topic in self.topics(internal=True):
-                with contextlib.suppress(UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                try:
                     found = self.read_topic_file(topic)
-                    for number in range(found.partitions):
-                        yield PartitionName(topic, number), found.config
+                except (UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                    continue
+                except OSError as error:  # topics behind it are not to wait for that
+                    first = first or error
+                    continue
+                for number in range(found.partitions):
+                    yield PartitionName(topic, number), found.config
+        if first is not None:
+            raise first
 
     def flush_tick(self, now_ms: int | None = None) -> float:
         """One turn of the flusher; see `Background.flush_tick`. With ``background`` a thread does it."""
@@ -650,6 +674,9 @@ class LogStore:
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._background.health()
+        if self._transactions is not None:
+            for producer, why in self._transactions.troubles.items():
+                problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
         for (name, number), partition in list(self._partitions.items()):
             if partition.failed is not None:
                 problems[f"{name}/{number}"] = partition.failed
@@ -664,8 +691,8 @@ class LogStore:
             with contextlib.suppress(SegmentlogError, OSError):  # its locks are free then, whatever it could not say
                 consumer.close()
         with self._mutex:
-            if self._closed:
-                return
+            if self._closed and not self._partitions:
+                return  # else it was interrupted on its way
             self._closed = True
         # Without the mutex: a tick may be waiting for it.
         self._background.close()
@@ -713,12 +740,51 @@ class _Partitions:
         return self._store.open_partition(*name)
 
 
-def _check_partition_count(count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
-        raise InvalidConfig("partitions", count, f"a whole number from 1 to {MAX_PARTITIONS}")
+def _as_path(path: object) -> str:
+    """An absolute path; `~` is one's home, as in a shell. Raises `InvalidConfig`."""
+    wanted = "the path of a folder"
+    if not isinstance(path, str | bytes | os.PathLike) or not (text := os.fsdecode(path)) or "\0" in text:
+        raise InvalidConfig("path", path, wanted)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidConfig("path", path, wanted) from None
+    return os.path.abspath(os.path.expanduser(text))
+
+
+_CONFIG_WANTED = "a mapping of keys of the topic config to their values"
 
 
 _open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()
+
+
+class _BeingClosed(set[LogStore]):
+    """Dropped ones; a forked child leaves them to its parent."""
+
+
+_being_closed = _BeingClosed()
+forks.on_fork(_being_closed, "clear")
+_CLOSING_S: Final = 10.0
+
+
+def _begin_to_close(store: LogStore) -> None:
+    """In a thread that `threading` does not know: starting one that it knows takes locks, as no finalizer may."""
+    try:
+        threading.Thread(target=_close_dropped, args=(store,), name="segmentlog-close", daemon=True).start()
+    except RuntimeError:
+        _being_closed.discard(store)
+
+
+def _close_dropped(store: LogStore) -> None:
+    """Close a store that nobody can reach any more."""
+    try:
+        for partition in store.opened_partitions():
+            partition.handle.found_again()
+        store.close()
+    except Exception as error:
+        logger.warning("%s was dropped without being closed, and cannot be closed cleanly: %s", store.path, error)
+    finally:
+        _being_closed.discard(store)
 
 
 @atexit.register
@@ -727,3 +793,6 @@ def _close_stores() -> None:
     for store in list(_open_stores):
         with contextlib.suppress(Exception):
             store.close()
+    ends_s = time.monotonic() + _CLOSING_S
+    while _being_closed and time.monotonic() < ends_s:
+        time.sleep(0.005)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
@@ -25,12 +24,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from segmentlog.errors import LogTruncated, UnknownTopic
+from segmentlog.arguments import as_bool, as_offset, as_partition
+from segmentlog.errors import InvalidConfig, LogTruncated, UnknownTopic
 from segmentlog.format.keys import MAX_EXACT, identity_of
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.key_table import KeyTable
 from segmentlog.policy.expiry import expiry_times, is_expired
 from segmentlog.records import Record
+from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 from segmentlog.table_source import Rewritten, Source
 
@@ -74,6 +75,7 @@ class Table(Mapping[bytes, bytes]):
         limits: Mapping[int, int] | None = None,
         small_run: int = _SMALL,
     ) -> None:
+        follow, durable_only = as_bool("follow", follow), as_bool("durable_only", durable_only)
         self._store = store
         self._topic = store.topic(topic_name)
         self._follow = follow
@@ -81,7 +83,9 @@ class Table(Mapping[bytes, bytes]):
         self._durable_only = durable_only
         self._limits = limits
         self._small_run = small_run
-        self._lock = threading.RLock()
+        self._lock = forks.reentrant_lock(self, "_lock")
+        self._torn = False
+        """A change is being made, or was, by a thread that is not there in this forked child."""
         self._seed = secrets.randbits(64)
         self._reset()
         self._check_limits()
@@ -110,13 +114,25 @@ class Table(Mapping[bytes, bytes]):
         A table `as_of` an offset has nothing to read: 0.
         """
         with self._lock:
+            if self._torn:
+                self._reset()
             self._check_usable()
-            while True:
-                try:
-                    self._add_partitions()
-                    return sum(source.catch_up(self._keys) for source in self._sources)
-                except (Rewritten, LogTruncated):
-                    self._reset()
+            self._torn = True
+            try:
+                count = self._catch_up()
+            except Exception:  # what it took in up to there counts
+                self._torn = False
+                raise
+            self._torn = False
+            return count
+
+    def _catch_up(self) -> int:
+        while True:
+            try:
+                self._add_partitions()
+                return sum(source.catch_up(self._keys) for source in self._sources)
+            except (Rewritten, LogTruncated):
+                self._reset()
 
     def _reset(self) -> None:
         """An empty table that has read nothing."""
@@ -141,11 +157,13 @@ class Table(Mapping[bytes, bytes]):
 
     def _check_usable(self) -> None:
         """Raise `StoreClosed`, or `UnknownTopic` when the topic was deleted or renamed meanwhile."""
-        if self._store.open_partition(self._topic.name, 0) is not self._sources[0].log:
+        if self._store.open_partition(self._topic.name, 0, self._topic.id) is not self._sources[0].log:
             raise UnknownTopic(self._topic.name, "it was deleted or renamed while in use")
 
     def _prepare_access(self) -> None:
         """What every access begins with: is the store open, and for a table that follows, has the topic changed?"""
+        if self._torn:
+            self.refresh()
         self._check_usable()
         if self._follow and (
             len(self._sources) != self._topic.partition_count or any(source.has_changed() for source in self._sources)
@@ -274,14 +292,17 @@ class Table(Mapping[bytes, bytes]):
         ``{0: 17, 1: 4}``. Raises `OffsetOutOfRange` for an offset outside of the log, and for one
         below `Partition.compacted_below`: compaction has removed records there because newer ones
         follow, and some of them were the latest of their keys at that offset. It raises the same
-        from an access later on, once compaction or retention got there. Raises ValueError unless
+        from an access later on, once compaction or retention got there. Raises `InvalidConfig` unless
         every partition has an offset.
         """
         count = self._topic.partition_count
-        limits = {0: offsets} if isinstance(offsets, int) else dict(offsets)
+        if isinstance(offsets, Mapping):
+            limits = {as_partition(number): as_offset("offsets", offset) for number, offset in offsets.items()}
+        else:
+            limits = {0: as_offset("offsets", offsets)}
         if set(limits) != set(range(count)):
             wanted = f"an offset for each partition of topic {self._topic.name!r}, 0 to {count - 1}"
-            raise ValueError(f"as_of({offsets!r}): it takes {wanted}")
+            raise InvalidConfig("offsets", offsets, wanted)
         return Table(
             self._store,
             self._topic.name,

@@ -1,20 +1,25 @@
 """What the topic ``__transaction_state`` says of each producer's name: the last record of it counts.
 
-key    MessagePack array: version (1), name
+key    MessagePack array: version (2), name
 value  MessagePack array: `TransactionState`; null: forgotten
+
+A state speaks of topics by their ids, so that a transaction goes on in one that was renamed, and not in
+another one that has got the name. Records of version 1 (format 1 of the store) hold the names; each
+stands for the id that topic has had since the upgrade.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopic
-from segmentlog.format.names import TRANSACTIONS_TOPIC
+from segmentlog.format.names import TRANSACTIONS_TOPIC, topic_id_of_name
 from segmentlog.format.producers import ProducerEntry
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId
+from segmentlog.storage import forks
 from segmentlog.tidy import Tidy
 from segmentlog.workers import logger
 
@@ -22,7 +27,8 @@ if TYPE_CHECKING:
     from segmentlog.partition.partition import Ack, Partition
     from segmentlog.store import LogStore
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
 
 Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
@@ -31,7 +37,7 @@ Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteC
 class Unsettled(msgspec.Struct, frozen=True, array_like=True):
     """A commit's marker that may not be on disk yet: should a crash take it, this says what it said."""
 
-    topic: str
+    topic_id: str
     partition: int
     offset: int
     epoch: int
@@ -48,33 +54,40 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     started_ms: int = 0
     """Wall clock at the transaction's first append."""
     updated_ms: int = 0
-    partitions: tuple[TopicPartition, ...] = ()
+    partitions: tuple[PartitionId, ...] = ()
     """That the transaction writes to, or wrote to last."""
     unsettled: tuple[Unsettled, ...] = ()
     previous_id: int = -1
     """Under which the name went on counting before it ran out of epochs."""
     resume: dict[str, int] = {}
-    """How many partitions a topic had when a job began that is to go on as it began."""
+    """How many partitions a topic, by its id, had when a job began that is to go on as it began."""
     ends: tuple[int, ...] = ()
     """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
     note: str | None = None
     """What the last commit of the name left with its decision: there with it, or not at all."""
+    started_up_ms: int = 0
+    """Monotonic clock at the transaction's first append: what it may take is measured by it. Of this boot: who
+    began it in another one is dead."""
 
-    def said(self, tp: TopicPartition, entry: ProducerEntry) -> bool | None:
+    def said(self, where: PartitionId, entry: ProducerEntry) -> bool | None:
         """What was decided about the transaction that the producer has open there: committed or not.
 
         None: nothing, and it is nobody's business but its owner's. A power cut may have taken
         markers and states, whatever was written later in other files.
         """
         first_offset = entry.transaction_offset
-        if any((one.topic, one.partition) == tp and first_offset < one.offset for one in self.unsettled):
+        if any((one.topic_id, one.partition) == where and first_offset < one.offset for one in self.unsettled):
             return True
-        if tp in self.partitions and entry.epoch == self.epoch:
+        if where in self.partitions and entry.epoch == self.epoch:
             if self.status in ("PrepareCommit", "CompleteCommit"):
-                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[tp]
+                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[where]
             if self.status == "Ongoing":
                 return None
         return False
+
+    def is_overdue(self, up_ms: int) -> bool:
+        """Whether the transaction takes longer than it may, as of ``up_ms``, monotonic."""
+        return 0 < self.started_up_ms < up_ms - self.timeout_ms
 
     @property
     def is_open(self) -> bool:
@@ -87,15 +100,18 @@ class TransactionLog:
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
+        self._mutex = forks.reentrant_lock(self, "_mutex")
+        self._tidy = Tidy()
+        self._forget()
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """Begin at the start. In a forked child: another thread of the parent may have been at it."""
         self._states: dict[str, TransactionState] = {}
+        self._old_records: set[str] = set()
+        """Names of which the log holds a record of version 1: who forgets them forgets that, too."""
         self._position = 0
         self._log: Partition | None = None
-        self._tidy = Tidy()
-        self.reset_mutex()
-
-    def reset_mutex(self) -> None:
-        """In a forked child: another thread of the parent may have been at it."""
-        self._mutex = threading.RLock()
 
     def states(self) -> dict[str, TransactionState]:
         """The last state of each name, as it is now."""
@@ -123,19 +139,36 @@ class TransactionLog:
             version, name = _key_decoder.decode(key or b"")
         except msgspec.DecodeError:
             return
-        if version != _VERSION:
+        if version not in (_VERSION, _VERSION_BY_NAME):
             return
+        if version == _VERSION_BY_NAME:
+            (self._old_records.discard if value is None else self._old_records.add)(name)
         if value is None:
             self._states.pop(name, None)
         else:
             try:
-                self._states[name] = _state_decoder.decode(value)
+                state = _state_decoder.decode(value)
+                self._states[name] = state if version == _VERSION else self._by_id(state)
             except msgspec.DecodeError as error:
                 logger.warning("%s: the state of producer %s is not to be read: %s", TRANSACTIONS_TOPIC, name, error)
+
+    def _by_id(self, state: TransactionState) -> TransactionState:
+        """A state in which topics go by their names."""
+
+        def id_of(name: str) -> str:
+            return topic_id_of_name(self._store.store_id, name)
+
+        return replace(
+            state,
+            partitions=tuple(PartitionId(id_of(topic), partition) for topic, partition in state.partitions),
+            unsettled=tuple(replace(one, topic_id=id_of(one.topic_id)) for one in state.unsettled),
+            resume={id_of(topic): count for topic, count in state.resume.items()},
+        )
 
     def _find_log(self, *, create: bool) -> Partition | None:
         if self._log is None or self._log.is_stale:
             self._states, self._position = {}, 0
+            self._old_records.clear()
             try:
                 if create:
                     self._log = self._store.internal_topic(TRANSACTIONS_TOPIC, 1, _SETTINGS).partition(0)
@@ -155,8 +188,18 @@ class TransactionLog:
         """Append the state of a name; None forgets it."""
         log = self._find_log(create=True)
         assert log is not None
-        value = None if state is None else msgspec.msgpack.encode(state)
-        log.append([value], [msgspec.msgpack.encode((_VERSION, name))], ack=ack)
+        if state is not None:
+            log.append([msgspec.msgpack.encode(state)], [encode_key(name)], ack=ack)
+            return
+        self.states()
+        # Both, or what stands under the other key would count again once a compaction has removed this.
+        versions = (_VERSION_BY_NAME, _VERSION) if name in self._old_records else (_VERSION,)
+        log.append([None] * len(versions), [encode_key(name, version) for version in versions], ack=ack)
+
+
+def encode_key(name: str, version: int = _VERSION) -> bytes:
+    """The key of the records that say what a name does."""
+    return msgspec.msgpack.encode((version, name))
 
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])

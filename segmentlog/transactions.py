@@ -20,12 +20,14 @@ import contextlib
 import fcntl
 import os
 import secrets
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from segmentlog.arguments import as_text
 from segmentlog.errors import (
     InvalidConfig,
     ProducerBusy,
@@ -35,10 +37,12 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import PRODUCERS_FOLDER, group_folder_name
 from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
+from segmentlog.storage import forks
+from segmentlog.storage.forks import Held, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.held import hold_open, let_go
+from segmentlog.storage.locks import held
 from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.workers import logger
 
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = "~"
 """Begins the names of producers that were given none, and are forgotten when they are closed."""
+_FENCE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _EPOCH_MAX: Final = 32_000
 """Epochs are 16 bits; a name that was opened so often goes on under another id."""
 _BUSY_PAUSE_S: Final = 0.25
@@ -65,11 +70,12 @@ class Transactions:
         self._folder = f"{store.path}/{PRODUCERS_FOLDER}"
         self._log = TransactionLog(store)
         self._finishing = False
-        _live.add(self)
+        self.troubles: dict[str, str] = {}
+        """What kept `finish` from ending transactions, by the name of the producer."""
+        forks.on_fork(self, "_forget_parent")
 
-    def after_fork(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: another thread of the parent may have been at it."""
-        self._log.reset_mutex()
         self._finishing = False
 
     def states(self) -> dict[str, TransactionState]:
@@ -81,26 +87,30 @@ class Transactions:
 
     # ------------------------------------------------------------ names
 
-    @contextlib.contextmanager
+    @held
     def _locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
         """Hold the lock under which everything about a name is decided; the descriptor of its fence.
 
         Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
         """
-        fd = self._open_fence(self._folder_of(name))
+        fds: list[int] = []
         try:
-            lock_fence(self._fs, name, fd, wait_s)
-            yield fd
+            fds.extend(starmap(self._open_fence, ((self._folder_of(name),),)))
+            lock_fence(self._fs, name, fds[0], wait_s)
+            yield fds[0]
         finally:
-            self._fs.close(fd)
+            for fd in fds:
+                let_go(self._fs, fd)
 
-    def _open_fence(self, folder: str) -> int:
+    def _open_fence(self, folder: str) -> Held:
         while True:
             for path in (self._folder, folder):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(path)
-            with contextlib.suppress(FileNotFoundError):  # an anonymous one's, which another process has just forgotten
-                return self._fs.open(f"{folder}/fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                return hold_open(self._fs, f"{folder}/fence", os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
+                pass
 
     def register(self, name: str, timeout_ms: int) -> Registration:
         """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
@@ -109,7 +119,7 @@ class Transactions:
         """
         if not isinstance(name, str) or not name or name.startswith(ANONYMOUS):
             raise InvalidConfig("name", name, f"a text that is not empty and does not begin with {ANONYMOUS!r}")
-        return self._register(name, timeout_ms, secrets.randbelow(NAMED_ID_END))
+        return self._register(as_text("name", name), timeout_ms, secrets.randbelow(NAMED_ID_END))
 
     def register_anonymous(self, producer_id: int, timeout_ms: int) -> Registration:
         """For a producer without a name that begins a transaction."""
@@ -139,25 +149,22 @@ class Transactions:
                 unsettled=(),
                 updated_ms=self._now_ms(),
             )
-            lease = self._take_lease(name, state)
-            fence_fd = -1
+            files: list[int] = []
+            path = self._lease_path(name, state)
             try:
+                files.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
+                self._fs.flock(files[0], fcntl.LOCK_EX)
                 write_fence(self._fs, fd, state.producer_id, epoch)
                 self._write(name, state, "durable")
-                fence_fd = hold_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR)
+                files.extend(starmap(hold_open, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
+                return Registration(self._fs, name, state, files[1], (files[0], path))
             except BaseException:
-                let_go(self._fs, lease[0])
+                for one in files:
+                    let_go(self._fs, one)
                 raise
-            return Registration(self._fs, name, state, fence_fd, lease)
 
     def _folder_of(self, name: str) -> str:
         return f"{self._folder}/{group_folder_name(name)}"
-
-    def _take_lease(self, name: str, state: TransactionState) -> tuple[int, str]:
-        path = self._lease_path(name, state)
-        fd = hold_open(self._fs, path, os.O_RDWR | os.O_CREAT)
-        self._fs.flock(fd, fcntl.LOCK_EX)
-        return fd, path
 
     def _lease_path(self, name: str, state: TransactionState) -> str:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
@@ -166,15 +173,13 @@ class Transactions:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
+            with held_open(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
+                # Shared: two who look at the same time must not take each other for the instance.
+                self._fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        try:
-            self._fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            self._fs.close(fd)
+        except (PermissionError, BlockingIOError):
+            return True  # locked; or nobody can tell, and what lives is not to be aborted
         if not self._store.read_only:
             with contextlib.suppress(OSError):
                 self._fs.unlink(path)
@@ -200,28 +205,30 @@ class Transactions:
 
     def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
         """How many partitions the topic had when the name first sent to it in order; noted if that is now."""
+        topic_id = self._store.topic(topic).id
         with registration.deciding():
             state = registration.state
-            if topic not in state.resume:
-                registration.state = replace(state, resume={**state.resume, topic: partitions})
+            if topic_id not in state.resume:
+                registration.state = replace(state, resume={**state.resume, topic_id: partitions})
                 self._write(registration.name, registration.state, "durable")
-            return registration.state.resume[topic]
+            return registration.state.resume[topic_id]
 
     # ------------------------------------------------------------ what the owner does
 
-    def add_partitions(self, registration: Registration, partitions: Iterable[TopicPartition]) -> None:
+    def add_partitions(self, registration: Registration, logs: Mapping[PartitionId, Partition]) -> None:
         """Write down which partitions the transaction writes to, before it does."""
-        partitions = list(partitions)
         with registration.deciding():
             state = registration.state
-            for tp in partitions:  # what a power cut left open there must not become part of this one
-                log = self._store.open_partition(*tp)
+            for log in logs.values():  # what a power cut left open there must not become part of this one
                 if log.last_stable_offset < log.log_end_offset:
                     self._end_lost(log, state)
             if state.status != "Ongoing":
                 now_ms = self._now_ms()
-                state = replace(state, status="Ongoing", started_ms=now_ms, updated_ms=now_ms, partitions=(), ends=())
-            known = dict.fromkeys((*state.partitions, *partitions))
+                state = replace(
+                    state, status="Ongoing", started_ms=now_ms, started_up_ms=self._clock.monotonic_ms(),
+                    updated_ms=now_ms, partitions=(), ends=(),
+                )  # fmt: skip
+            known = dict.fromkeys((*state.partitions, *logs))
             state = replace(
                 state, partitions=tuple(known), unsettled=self._still_unsettled(state.producer_id, state.unsettled),
             )  # fmt: skip
@@ -229,7 +236,7 @@ class Transactions:
             self._write(registration.name, state)
             registration.state, registration.unsure = state, False
 
-    def commit(self, registration: Registration, ends: Mapping[TopicPartition, int], note: str | None = None) -> None:
+    def commit(self, registration: Registration, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
         """Decide for the transaction, durably. Its data, up to ``ends``, is on disk already; ``note`` is with it.
 
         Raises `ProducerFenced`: it was aborted; `PartitionFailed`, when nobody knows whether the
@@ -238,7 +245,7 @@ class Transactions:
         state = registration.state
         if state.status != "Ongoing":  # it wrote to no partition, and those of the last one are none of it
             registration.state = state = replace(state, partitions=(), started_ms=self._now_ms())
-        self._end(registration, "PrepareCommit", tuple(ends.get(tp, 0) for tp in state.partitions), note)
+        self._end(registration, "PrepareCommit", tuple(ends.get(one, 0) for one in state.partitions), note)
 
     def abort(self, registration: Registration) -> None:
         """Take back what the transaction wrote."""
@@ -281,15 +288,13 @@ class Transactions:
     def _complete(self, name: str, state: TransactionState) -> TransactionState:
         """Write the markers, then that it is done; the state as it is then, still open if a partition has no room."""
         committed = state.status == "PrepareCommit"
-        unsettled = {(one.topic, one.partition): one for one in state.unsettled}
+        unsettled = {PartitionId(one.topic_id, one.partition): one for one in state.unsettled}
         failure: Exception | None = None
-        for tp in state.partitions:
+        for where in state.partitions:
             try:
-                log = self._store.open_partition(*tp)
-                said = self._said(log, state)
-                offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
-                if said and offset is not None:
-                    unsettled[tp] = Unsettled(*tp, offset, log.epoch)
+                marker = self._store.on_partition(where, lambda log: self._tell(log, state))
+                if marker is not None:
+                    unsettled[where] = marker
             except UnknownTopic:
                 continue  # deleted, with all that it held
             except StoreClosed:
@@ -309,60 +314,82 @@ class Transactions:
         self._write(name, state)
         return state
 
+    def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
+        """Write the marker of what was decided, if there is anything to decide; that of a commit may yet be lost."""
+        said = self._said(log, state)
+        offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
+        return Unsettled(log.topic_id, log.number, offset, log.epoch) if said and offset is not None else None
+
     @staticmethod
     def _said(log: Partition, state: TransactionState) -> bool | None:
         """`TransactionState.said` of what is open in a partition; None when nothing is."""
         entry = log.producer(state.producer_id)
         if entry is None or entry.transaction_offset < 0:
             return None
-        return state.said(TopicPartition(log.topic, log.number), entry)
+        return state.said(PartitionId(log.topic_id, log.number), entry)
 
     def _still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
         """Those whose markers are not known to be on disk, or were lost in a crash."""
         left = []
         for one in unsettled:
             with contextlib.suppress(UnknownTopic):
-                log = self._store.open_partition(one.topic, one.partition)
-                is_durable = log.durable_offset > one.offset
-                if is_durable and log.epoch != one.epoch:  # a crash since: is it there?
-                    entry = log.producer(producer_id)
-                    is_durable = entry is None or not 0 <= entry.transaction_offset < one.offset
-                if not is_durable:
+                where = PartitionId(one.topic_id, one.partition)
+                if not self._store.on_partition(where, partial(_is_settled, producer_id=producer_id, marker=one)):
                     left.append(one)
         return tuple(left)
 
     def _settle(self, state: TransactionState) -> None:
         """Put the markers of commits on disk, before what stands for them goes."""
         for one in self._still_unsettled(state.producer_id, state.unsettled):
-            with contextlib.suppress(UnknownTopic):
-                log = self._store.open_partition(one.topic, one.partition)
+
+            def settle(log: Partition) -> None:
                 self._end_lost(log, state)
                 log.flush()
+
+            with contextlib.suppress(UnknownTopic):
+                self._store.on_partition(PartitionId(one.topic_id, one.partition), settle)
 
     def finish(self, now_ms: int | None = None) -> float:
         """Finish what others left: decided transactions, those of dead instances and those that took too long.
 
-        Returns the seconds until it should be asked again.
+        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives. Returns the seconds
+        until it should be asked again. What keeps one from being finished does not keep it from the others:
+        `troubles` tells.
         """
         if self._store.read_only or self._finishing:
             return _IDLE_PAUSE_S
         self._finishing = True  # opening a partition asks for this, too
         try:
-            now_ms = self._now_ms() if now_ms is None else now_ms
+            now_ms = self._clock.monotonic_ms() if now_ms is None else now_ms
+            troubles: dict[str, str] = {}
             undecided = self._undecided()
             states = self.states()
             is_busy = bool(undecided)
             for name, state in states.items():
-                if state.is_open:
-                    is_busy = True
-                    self._finish_one(name, now_ms)
-                elif name.startswith(ANONYMOUS) and not self.is_alive(name, state):
-                    self._forget(name)
+                with self._trouble_of(name, troubles):
+                    if state.is_open:
+                        is_busy = True
+                        self._finish_one(name, now_ms)
+                    elif name.startswith(ANONYMOUS) and not self.is_alive(name, state):
+                        self._forget(name)
             for log, entry in undecided:
-                self._finish_orphan(log, entry, states)
+                with self._trouble_of(str(entry.producer_id), troubles):
+                    self._finish_orphan(log, entry, states)
+            self.troubles = troubles
             return _BUSY_PAUSE_S if is_busy else _IDLE_PAUSE_S
         finally:
             self._finishing = False
+
+    @contextlib.contextmanager
+    def _trouble_of(self, name: str, troubles: dict[str, str]) -> Iterator[None]:
+        try:
+            yield
+        except StoreClosed:
+            raise
+        except (SegmentlogError, OSError) as error:
+            troubles[name] = str(error)
+            if self.troubles.get(name) != str(error):
+                logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
 
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
         """Open transactions in the partitions that this process has open."""
@@ -378,7 +405,7 @@ class Transactions:
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                overdue = now_ms - state.started_ms > state.timeout_ms
+                overdue = state.is_overdue(now_ms)
                 if not overdue and self.is_alive(name, state):
                     return
                 why = "it was open for too long" if overdue else "its process is gone"
@@ -414,7 +441,7 @@ class Transactions:
         logger.info("%s: the transaction of producer %d is %s, as its end was lost", name, state.producer_id, told)
         offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=said)
         if said and offset is not None:  # no record speaks of this marker
-            log.sync_upto(offset + 1)
+            log.sync_upto(offset + 1, offset)
 
     def _now_ms(self) -> int:
         return self._clock.now_ms()
@@ -436,12 +463,11 @@ class Transactions:
             return state.status == "Ongoing"
 
 
-_live: weakref.WeakSet[Transactions] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    for coordinator in list(_live):
-        coordinator.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+def _is_settled(log: Partition, producer_id: int, marker: Unsettled) -> bool:
+    """Whether a commit's marker is on disk."""
+    if log.durable_offset <= marker.offset:
+        return False
+    if log.epoch == marker.epoch:
+        return True
+    entry = log.producer(producer_id)  # a crash since: is it there?
+    return entry is None or not 0 <= entry.transaction_offset < marker.offset

@@ -1,20 +1,20 @@
-"""Records from and to other formats: NDJSON, CSV, Parquet, and topics of kafkaesque in Redis.
+"""Records from and to other formats: NDJSON, Parquet, and topics of kafkaesque in Redis; `transfer_csv` has CSV.
 
 Readers yield `Rows`, lists of one length; whoever calls them sends those to a topic.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.quantities import INT64_MAX
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
@@ -32,6 +32,8 @@ class Rows(msgspec.Struct):
     keys: list[bytes | None] | None = None
     timestamps: list[int] | None = None
     headers: list[list[tuple[str, bytes | None]]] | None = None
+    partitions: list[int | None] | None = None
+    """Where each was, and is to be again; None for those whose key says it."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -45,32 +47,44 @@ class Fields(msgspec.Struct, frozen=True):
     timestamp: str | None = None
     whole: bool = False
     """The whole row as JSON is the value."""
+    by_key: bool = False
+    """Records go where their keys say, and not to the partition that they name."""
 
 
 # ---------------------------------------------------------------- rows to records
 
 
-def records_of(documents: Iterator[dict[str, Any]], fields: Fields, size: int) -> Iterator[Rows]:
-    """Rows of ``size`` records from JSON-like documents."""
-    rows = Rows([], [], [], [])
-    for number, document in enumerate(documents, 1):
-        _add(rows, document, fields, number)
+def records_of(documents: Iterator[dict[str, Any]], fields: Fields, size: int, first: int = 1) -> Iterator[Rows]:
+    """Rows of ``size`` records from JSON-like documents; ``first``: the number of the first one, for messages."""
+    rows = Rows([], [], [], [], [])
+    stamps: list[int | None] = []
+    for number, document in enumerate(documents, first):
+        _add(rows, stamps, document, fields, number)
         if len(rows) == size:
-            yield _trimmed(rows)
-            rows = Rows([], [], [], [])
+            yield _trimmed(rows, stamps)
+            rows, stamps = Rows([], [], [], [], []), []
     if len(rows):
-        yield _trimmed(rows)
+        yield _trimmed(rows, stamps)
 
 
-def _add(rows: Rows, document: dict[str, Any], fields: Fields, number: int) -> None:
+def _add(rows: Rows, stamps: list[int | None], document: dict[str, Any], fields: Fields, number: int) -> None:
     assert rows.keys is not None
-    assert rows.timestamps is not None
     assert rows.headers is not None
+    assert rows.partitions is not None
     value = msgspec.json.encode(document) if fields.whole else _bytes(document, fields.value or "value", number)
     rows.values.append(value)
     rows.keys.append(_bytes(document, fields.key or "key", number, optional=fields.key is None))
-    rows.timestamps.append(_milliseconds(document, fields.timestamp, number))
+    stamps.append(_milliseconds(document, fields.timestamp, number))
     rows.headers.append([] if fields.whole else _headers(document.get("headers") or [], number))
+    rows.partitions.append(None if fields.whole or fields.by_key else _partition(document.get("partition"), number))
+
+
+def _partition(value: Any, number: int) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        value = int(value)
+    if value is None or (type(value) is int and 0 <= value < 1 << 31):
+        return value
+    raise TransferError(f"record {number}: {value!r} is no partition; --by-key leaves the field 'partition' alone")
 
 
 def _headers(pairs: Any, number: int) -> list[tuple[str, bytes | None]]:
@@ -87,18 +101,18 @@ def _headers(pairs: Any, number: int) -> list[tuple[str, bytes | None]]:
     return headers
 
 
-def _trimmed(rows: Rows) -> Rows:
+def _trimmed(rows: Rows, stamps: list[int | None]) -> Rows:
     """Without the columns that no record has."""
     if not any(key is not None for key in rows.keys or []):
         rows.keys = None
     if not any(rows.headers or []):
         rows.headers = None
-    stamps = rows.timestamps or []
-    if all(timestamp < 0 for timestamp in stamps):
-        rows.timestamps = None
-    elif any(timestamp < 0 for timestamp in stamps):
+    if not any(partition is not None for partition in rows.partitions or []):
+        rows.partitions = None
+    rows.timestamps = None
+    if any(timestamp is not None for timestamp in stamps):
         now_ms = time.time_ns() // 1_000_000
-        rows.timestamps = [now_ms if timestamp < 0 else timestamp for timestamp in stamps]
+        rows.timestamps = [now_ms if timestamp is None else timestamp for timestamp in stamps]
     return rows
 
 
@@ -124,32 +138,54 @@ def _bytes(document: dict[str, Any], field: str, number: int, *, optional: bool 
     return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
 
 
-def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int:
-    """A timestamp field: milliseconds, or ISO 8601 (UTC without a zone); -1 when there is none."""
+def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:
+    """A timestamp field: milliseconds, or ISO 8601 (UTC without a zone); None when there is none."""
     value = document.get(field or "timestamp")
     if value is None or value == "":
         if field is not None and field not in document:
             raise TransferError(f"record {number}: there is no field {field!r} to take the timestamp from")
-        return -1
-    from datetime import UTC, datetime
-
+        return None
     try:
-        if isinstance(value, str) and not value.lstrip("-").isdecimal():
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000
-        return round(float(value)) if not isinstance(value, int) else value
+        milliseconds = _as_milliseconds(value)
+        if not 0 <= milliseconds <= INT64_MAX:
+            raise ValueError
+        return milliseconds
     except (ValueError, TypeError, OverflowError):
         raise TransferError(f"record {number}: {value!r} is no timestamp (milliseconds, or ISO 8601)") from None
+
+
+def _as_milliseconds(value: Any) -> int:
+    from datetime import UTC, date, datetime, timedelta
+
+    if isinstance(value, str):
+        if value.lstrip("-").isdecimal():
+            return int(value)  # a float would round what is far away
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+        return _rounded(since // timedelta(microseconds=1), 1000)
+    if isinstance(value, date):
+        return (value - date(1970, 1, 1)).days * 86_400_000
+    if isinstance(value, bool):
+        raise TypeError
+    return value if isinstance(value, int) else round(float(value))
+
+
+def _rounded(number: int, divisor: int) -> int:
+    whole, rest = divmod(number, divisor)
+    return whole + (2 * rest >= divisor)
 
 
 # ---------------------------------------------------------------- reading files
 
 
-def read_ndjson(source: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """One JSON object a line; empty lines are passed over."""
+def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
+    """One JSON object a line; empty lines are passed over, and the first ``skip`` others, whatever is in them."""
     for number, line in enumerate(source, 1):
         if not line.strip():
+            continue
+        if skip:
+            skip -= 1
             continue
         try:
             document = msgspec.json.decode(line)
@@ -160,29 +196,44 @@ def read_ndjson(source: IO[bytes]) -> Iterator[dict[str, Any]]:
         yield document
 
 
-def read_csv(source: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Rows of a CSV file whose first line names the columns."""
-    text = io.TextIOWrapper(source, "utf-8-sig", newline="")
-    try:
-        for number, row in enumerate(csv.DictReader(text), 2):
-            if None in row or None in row.values():
-                raise TransferError(f"line {number} has another number of columns than the first line")
-            yield dict(row)
-    except UnicodeDecodeError as error:
-        raise TransferError(f"the file is not UTF-8: {error}") from None
-    except csv.Error as error:
-        raise TransferError(f"the file is no CSV: {error}") from None
+def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, without the first ``skip``. Needs pyarrow.
 
-
-def read_parquet(path: str) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file. Needs pyarrow."""
+    The timestamp is milliseconds, for Python's dates end with the year 9999.
+    """
     parquet = _package("pyarrow.parquet", "pyarrow", "parquet")
+    arrow = _package("pyarrow", "pyarrow", "parquet")
     try:
         file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise TransferError(f"{path} is no Parquet file that can be read: {error}") from None
+    name = fields.timestamp or "timestamp"
     for batch in file.iter_batches(batch_size=8192):
-        yield from batch.to_pylist()
+        stamps: list[int | None] | None = None
+        at = batch.schema.get_field_index(name)
+        if at >= 0 and arrow.types.is_timestamp(batch.schema.field(at).type) and not fields.whole:
+            stamps = _arrow_milliseconds(batch.column(at), arrow)
+            batch = batch.select([number for number in range(batch.num_columns) if number != at])
+        try:
+            documents = batch.to_pylist()
+        except (OverflowError, ValueError) as error:
+            raise TransferError(f"{path} has a value that Python's types cannot hold: {error}") from None
+        if stamps is not None:
+            for document, timestamp in zip(documents, stamps, strict=True):
+                document[name] = timestamp
+        yield from islice(documents, skip, None)
+        skip = max(skip - len(documents), 0)
+
+
+def _arrow_milliseconds(column: Any, arrow: Any) -> list[int | None]:
+    """Of a column of timestamps in any unit."""
+    ticks: list[int | None] = column.cast(arrow.int64()).to_pylist()
+    if column.type.unit == "ms":
+        return ticks
+    if column.type.unit == "s":
+        return [None if tick is None else tick * 1000 for tick in ticks]
+    divisor = 1000 if column.type.unit == "us" else 1_000_000
+    return [None if tick is None else _rounded(tick, divisor) for tick in ticks]
 
 
 def _package(module: str, name: str, extra: str) -> Any:
@@ -209,35 +260,13 @@ class NdjsonWriter:
         self._out.flush()
 
 
-class CsvWriter:
-    """partition, offset, timestamp, key, value; for text only, headers are left out."""
-
-    def __init__(self, out: IO[bytes]) -> None:
-        self._text = io.TextIOWrapper(out, "utf-8", newline="", write_through=True)
-        self._csv = csv.writer(self._text)
-        self._csv.writerow(("partition", "offset", "timestamp", "key", "value"))
-
-    def write(self, batch: RecordBatch) -> None:
-        for record in batch:
-            try:
-                key, value = (None if data is None else data.decode() for data in (record.key, record.value))
-            except UnicodeDecodeError:
-                where = f"{record.topic}/{record.partition} offset {record.offset}"
-                raise TransferError(f"{where} is binary, and CSV is text; export to ndjson or parquet") from None
-            self._csv.writerow((record.partition, record.offset, record.timestamp, key, value))
-
-    def close(self) -> None:
-        self._text.flush()
-        self._text.detach()
-
-
 class ParquetWriter:
     """Columns partition, offset, timestamp (ms, UTC), key, value, headers. Needs pyarrow."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, out: IO[bytes]) -> None:
         self._arrow = _package("pyarrow", "pyarrow", "parquet")
         self._parquet = _package("pyarrow.parquet", "pyarrow", "parquet")
-        self._path = path
+        self._out = out
         self._writer: Any = None
 
     def write(self, batch: RecordBatch) -> None:
@@ -248,7 +277,7 @@ class ParquetWriter:
 
     def _write(self, table: Any) -> None:
         if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._path, table.schema)
+            self._writer = self._parquet.ParquetWriter(self._out, table.schema)
         self._writer.write_table(table)
 
     def close(self) -> None:
@@ -264,7 +293,7 @@ class ParquetWriter:
                     ("headers", self._arrow.list_(pair)),
                 ]
             )
-            self._writer = self._parquet.ParquetWriter(self._path, schema)
+            self._writer = self._parquet.ParquetWriter(self._out, schema)
         self._writer.close()
 
 
@@ -279,8 +308,13 @@ def record_document(record: Record) -> dict[str, Any]:
     _put(document, "key", record.key)
     _put(document, "value", record.value)
     if record.headers:
-        document["headers"] = [_put({"name": name}, "value", value) for name, value in record.headers]
+        document["headers"] = header_documents(record)
     return document
+
+
+def header_documents(record: Record) -> list[dict[str, Any]]:
+    """Headers for JSON."""
+    return [_put({"name": name}, "value", value) for name, value in record.headers]
 
 
 def _put(document: dict[str, Any], field: str, data: bytes | None) -> dict[str, Any]:
@@ -339,8 +373,8 @@ class RedisTopic:
         except (self._error, ValueError) as error:
             raise TransferError(f"kafkaesque topic {self.topic!r}: {error}") from None
 
-    def rows(self, pages: list[tuple[int, int]], size: int) -> Iterator[Rows]:
-        """The records of these pages, oldest first."""
+    def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[Rows]:
+        """The records of these pages, oldest first, without the first ``skip``."""
         for number, _ in pages:
             start = 0
             while True:
@@ -350,8 +384,10 @@ class RedisTopic:
                     raise TransferError(f"kafkaesque topic {self.topic!r}, page {number}: {error}") from None
                 if not values:
                     break
-                yield Rows(list(values))
                 start += len(values)
+                if left := values[skip:]:
+                    yield Rows(list(left))
+                skip = max(skip - len(values), 0)
 
     def _key(self, number: int) -> str:
         return f"{self.topic}/pages/{number}"

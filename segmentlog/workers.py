@@ -7,7 +7,11 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+
+from segmentlog.storage import forks
 
 logger = logging.getLogger("segmentlog")
 
@@ -21,8 +25,9 @@ Tick = Callable[[], float]
 class Worker:
     """A named daemon thread around a tick.
 
-    A tick that raises is logged and tried again with a growing pause; ``error`` says what it
-    was. After a fork the child's copy has no thread: `ensure_running` starts one. Thread-safe.
+    The thread holds the worker, and what its tick belongs to, only during the tick: when these are
+    dropped it ends. A tick that raises is logged and tried again with a growing pause; ``error`` says
+    what it was. After a fork the child's copy has no thread: `ensure_running` starts one. Thread-safe.
     """
 
     def __init__(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> None:
@@ -30,11 +35,23 @@ class Worker:
         self.error: BaseException | None = None
         self._tick = tick
         self._first_pause_s = first_pause_s
-        self._wake = threading.Event()
+        self.has_work = False
+        """For whom the tick belongs to: keeps the worker alive up to its next turn, though it be dropped."""
+        self._failures = 0
+        # No Event, whose lock may be held by the very thread in which a finalizer runs.
+        self._wake: SimpleQueue[Worker | None] = SimpleQueue()
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        self._thread, self._pid = None, 0
+        self._wake = SimpleQueue()
+
+    def __del__(self) -> None:
+        self._wake.put(None)  # the thread would end at its next turn: why wait for that
 
     def ensure_running(self) -> None:
         """Start the thread unless it runs in this process."""
@@ -43,15 +60,16 @@ class Worker:
         with self._mutex:
             if self._stopped or self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
                 return
-            if self._pid:  # forked while somebody may have held its lock
-                self._wake = threading.Event()
-            self._thread = threading.Thread(target=self._loop, name=f"segmentlog-{self.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=_loop, args=(weakref.ref(self), self._wake, self._first_pause_s),
+                name=f"segmentlog-{self.name}", daemon=True,
+            )  # fmt: skip
             self._thread.start()
             self._pid = os.getpid()
 
     def wake(self) -> None:
-        """Have the next tick now."""
-        self._wake.set()
+        """Have the next tick now, dropped or not."""
+        self._wake.put(self)
 
     def pause(self, seconds: float) -> bool:
         """For a tick that takes its time: wait, and say whether it should end instead of going on."""
@@ -63,13 +81,13 @@ class Worker:
         """End the thread after the tick in hand."""
         with self._mutex:
             self._stopped = True
-            self._wake.set()
+            self._wake.put(None)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""
         thread = self._thread
         # A start that was interrupted may have left a thread that never ran: there is nothing to wait for.
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread.ident != threading.get_ident():
             thread.join(max(timeout_s, 0.0))
 
     def stop(self, timeout_s: float = 1.0) -> None:
@@ -77,25 +95,37 @@ class Worker:
         self.ask_to_stop()
         self.join(timeout_s)
 
-    def _loop(self) -> None:
-        pause_s = self._first_pause_s
-        failures = 0
-        while True:
-            self._wake.wait(pause_s)
-            self._wake.clear()
-            if self._stopped:
-                return
-            try:
-                pause_s = self._tick()
-                failures, self.error = 0, None
-            except Exception as error:
-                failures += 1
-                pause_s = min(0.1 * 2**failures, _BACKOFF_MAX_S)
-                if str(error) != str(self.error):
-                    logger.warning("%s: %s; trying again", self.name, error)
-                self.error = error
+    def turn(self) -> float | None:
+        """One tick; seconds until the next one, or None when there is to be none."""
+        if self._stopped:
+            return None
+        try:
+            pause_s = self._tick()
+            self._failures, self.error = 0, None
+        except Exception as error:
+            self._failures += 1
+            pause_s = min(0.1 * 2**self._failures, _BACKOFF_MAX_S)
+            if str(error) != str(self.error):
+                logger.warning("%s: %s; trying again", self.name, error)
+            self.error = error
+        return pause_s
 
 
+def _loop(find: weakref.ref[Worker], wake: SimpleQueue[Worker | None], pause_s: float | None) -> None:
+    worker = None
+    while pause_s is not None:
+        try:
+            worker = wake.get(timeout=max(pause_s, 0.0)) or worker
+            while True:
+                worker = wake.get_nowait() or worker
+        except Empty:
+            worker = worker or find()
+        pause_s = None if worker is None else worker.turn()
+        if worker is not None and not worker.has_work:
+            worker = None
+
+
+_PAUSE_LONGEST_S = 86_400.0
 _PAUSE_MAX_S = 0.2
 # So that a tick that paces itself hears of a close in time.
 
@@ -109,6 +139,10 @@ class Workers:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._pid = 0
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
         self._pid = 0
 
     def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:

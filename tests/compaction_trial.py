@@ -6,11 +6,9 @@ while a pass is at it, at moments that a seed chooses, other processes append, r
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -287,10 +285,3 @@ def run_compaction_trial(seed: int, writers: int) -> int:
     """The number of states that were checked. Raises `Broken`."""
     logging.disable(logging.WARNING)
     return CompactionTrial(seed, writers).run(rounds=2, operations=30, variants=4)
-
-
-def seeds(first: int) -> Iterator[tuple[int, int]]:
-    """Arguments for `run_compaction_trial`, without end."""
-    for seed in itertools.count(first):
-        with contextlib.suppress(StopIteration):
-            yield from ((seed, 1), (seed, 3))

@@ -2,9 +2,14 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from leftovers import Snapshot, close_opened, left_since
+from seeds import fresh_seed, given_seed
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that has no job control: processes that tests start and
@@ -14,9 +19,44 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Of the hundreds of processes that tests start, each would spend 0.1 s on numpy's threads for linear algebra.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# No deadline: a busy machine is not a slow function.
-settings.register_profile("segmentlog", deadline=None)
+# No deadline: a busy machine is not a slow function. In CI, where Hypothesis would try the same examples for ever, it
+# explores as anywhere else, from the fresh seed of the run, and prints what brings a failure back.
+settings.register_profile("segmentlog", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("segmentlog")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before Hypothesis reads its option; the processes of pytest-xdist get it with the others."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(fresh_seed())
+
+
+def _seed_line() -> str:
+    if given_seed() is not None:
+        return f"random tests: SEGMENTLOG_SEED={given_seed()} alone"
+    return f"random tests: fixed seeds, and {fresh_seed()}; SEGMENTLOG_SEED={fresh_seed()} takes that one alone"
+
+
+def pytest_report_header() -> str:
+    """The fresh seed of this run."""
+    return _seed_line()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Once more: the output of a test process that died shows nothing else."""
+    terminalreporter.write_line(_seed_line())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that fails names the seed it had."""
+    report = yield
+    seed = getattr(item, "callspec", None) and item.callspec.params.get("seed")
+    if report.failed and seed is not None:
+        report.sections.append(("seed", f"SEGMENTLOG_SEED={seed} pytest {item.nodeid.split('[')[0]}"))
+    return report
+
 
 _LONG = {"crash", "damage", "fuzz"}
 # Folders whose tests are all there to crash, damage and try a lot.
@@ -29,3 +69,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if of_bench or _LONG & set(item.path.relative_to(item.config.rootpath).parts):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: "spark" not in item.path.parts)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves descriptors, threads or child processes behind. It is the first fixture and the last.
+
+    What there was when it began is not its own. Of a test with Spark, which has processes and
+    sockets for the session, only files below the temporary folder count.
+    """
+    before, failures = Snapshot.take(), request.session.testsfailed
+    yield
+    close_opened()
+    if request.session.testsfailed == failures:  # else the traceback holds on to whatever it passed through
+        left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
+        if left:
+            pytest.fail(left, pytrace=False)

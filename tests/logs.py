@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from leftovers import opened
+
 from segmentlog.config import TopicConfig
 from segmentlog.partition.handle import Clock
 from segmentlog.partition.partition import Partition
@@ -60,12 +62,17 @@ def open_log(
     background: bool = False,
     **settings: Any,
 ) -> Partition:
-    """The partition in ``folder``, which is made if need be; ``settings`` are keys of the topic's configuration."""
+    """The partition in ``folder``, which is made if need be; ``settings`` are keys of the topic's configuration.
+
+    The end of the test closes it, as the death of a process would.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = TopicConfig.from_mapping({"fsync": "never", **settings})
-    return Partition(
-        str(folder), "t", 0, lambda: config, fs=fs or NoSyncFileSystem(), clock=clock or FakeClock(),
-        read_only=read_only, background=background,
+    return opened(
+        Partition(
+            str(folder), "t", 0, lambda: config, fs=fs or NoSyncFileSystem(), clock=clock or FakeClock(),
+            read_only=read_only, background=background,
+        )
     )  # fmt: skip
 
 

@@ -40,8 +40,8 @@ class RemountTrial(Trial):
         with mock.patch.object(Block, "write", write_and_note):
             return super().run(rounds, operations, variants)
 
-    def _crashes(self, point: CrashPoint, count: int) -> Iterator[SimulatedDisk]:
-        return point.remounts(self.rng, count)
+    def _crashes(self, point: CrashPoint, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
+        return point.remounts(self.rng, count, seen)
 
     def _check(self, disk: SimulatedDisk, events: list[Event], what: str, moment: Moment) -> None:
         super()._check(disk, events, f"{what}, kernel {self.kernel}", moment)

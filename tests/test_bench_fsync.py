@@ -180,7 +180,7 @@ def test_a_run_that_is_ended_leaves_nothing(
     """Interrupted, or with the disk full, it deletes its folder, saves nothing and says so."""
 
     def fail(*_: object) -> FsyncRow:
-        raise error
+        raise type(error)(*error.args)  # another one: its traceback holds on to all that was open
 
     monkeypatch.setattr("bench.machine.describe", lambda _: machine)
     monkeypatch.setattr(fsync.Bench, "measure", fail)

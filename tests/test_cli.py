@@ -34,7 +34,7 @@ def call(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch:
 
 @pytest.fixture
 def lines(tmp_path: Path) -> str:
-    """A file of five lines, one of them empty, the last without its newline."""
+    """A file of five lines, one of them empty, one as Windows ends it, the last without its newline."""
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntwo\r\n\nfour\nfive")
     return str(path)
@@ -109,11 +109,11 @@ def test_lines_go_in_and_come_out(call: Run, lines: str) -> None:
     call("create", "words", "--page-size", "2")
     status, out, _ = call("produce", "--batch-size", "2", "--print-offsets", "words", lines)
     assert (status, out) == (0, b"0 0 2\n0 2 2\n0 4 1\n")
-    assert call("consume", "--fetch-size", "2", "words")[1] == b"0 one\n1 two\n2 \n3 four\n4 five\n"
+    assert call("consume", "--fetch-size", "2", "words")[1] == b"0 one\n1 two\r\n2 \n3 four\n4 five\n"
     assert call("consume", "--values", "-n", "2", "--from", "-3", "words")[1] == b"\nfour\n"
     assert (
         call("consume", "--from", "1", "--to", "3", "--format", r"%t/%p@%o=%s\n", "words")[1]
-        == b"words/0@1=two\nwords/0@2=\n"
+        == b"words/0@1=two\r\nwords/0@2=\n"
     )
     assert call("consume", "--from", "latest", "words")[1] == b""
     document = json.loads(call("consume", "--json", "-n", "1", "words")[1])
@@ -223,4 +223,4 @@ def test_a_damaged_checkpoint_and_index_are_found_and_made_anew(call: Run, tmp_p
     assert call("repair", "--yes")[0] in (0, 3)
     assert call("verify")[0] == 0
     assert status in (0, 3)
-    assert call("consume", "--values", "t")[1] == b"one\ntwo\n\nfour\nfive\n"
+    assert call("consume", "--values", "t")[1] == b"one\ntwo\r\n\nfour\nfive\n"

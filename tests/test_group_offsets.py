@@ -8,48 +8,60 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from leftovers import opened
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, InvalidTopicName, TopicExists
 from segmentlog.format.batch import TRANSACTIONAL, encode_batch
 from segmentlog.format.control import encode_marker
 from segmentlog.format.names import OFFSETS_TOPIC
-from segmentlog.group_offsets import CommittedOffset, GroupOffsets, decode_key, encode, encode_deletion
-from segmentlog.records import TopicPartition
+from segmentlog.group_offsets import CommittedOffset, GroupOffsets, decode_key, encode
+from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.store import LogStore
 
 _T0, _T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+_ID = "6a2bd7f4-3a4c-4f0e-9c3b-b3a9a3e54d10"
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An empty store."""
+    """A store with the topic ``t``."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", partitions=2)
         yield store
+
+
+def _id_of(tp: TopicPartition) -> str:
+    return _ID
 
 
 def _commit(offsets: GroupOffsets, group: str, **positions: int) -> None:
     named = {TopicPartition("t", int(name[1:])): offset for name, offset in positions.items()}
-    offsets.append(*encode(group, named, committed_ms=7))
+    offsets.append(*encode(group, named, lambda tp: offsets._store.topic(tp.topic).id, committed_ms=7))
 
 
 def test_records_are_messagepack_arrays() -> None:
-    """Key: version, group, topic, partition. Value: offset, epoch, metadata, time, generation, member."""
-    keys, values = encode("g", {_T1: (5, 2)}, metadata="m", committed_ms=9, generation=3, member="x")
-    assert [msgspec.msgpack.decode(key or b"") for key in keys] == [[1, "g", "t", 1]]
+    """Key: version, group, topic id, partition. Value: offset, epoch, metadata, time, generation, member."""
+    keys, values = encode("g", {_T1: (5, 2)}, _id_of, metadata="m", committed_ms=9, generation=3, member="x")
+    assert [msgspec.msgpack.decode(key or b"") for key in keys] == [[2, "g", _ID, 1]]
     assert [msgspec.msgpack.decode(value or b"") for value in values] == [[5, 2, "m", 9, 3, "x"]]
-    assert decode_key(keys[0]) == ("g", _T1)
-    assert encode_deletion("g", {_T1: 0}) == (keys, [None])
+    assert decode_key(keys[0], "any store") == ("g", PartitionId(_ID, 1))
+
+
+def test_keys_of_format_1_name_the_topic() -> None:
+    """They stand for the id that the topic of that name has had since the upgrade of its store."""
+    where = PartitionId("734a2093-e192-51db-a4fe-d3c3138589d7", 1)
+    assert decode_key(msgspec.msgpack.encode((1, "g", "t", 1)), "00" * 16) == ("g", where)
 
 
 def test_what_is_no_position_is_refused() -> None:
     """Negative, of another type, too large; metadata over 4096 bytes."""
     for offset in (-1, True, 1.5, None, 1 << 63):
         with pytest.raises(InvalidConfig, match="t/0"):
-            encode("g", {_T0: offset}, committed_ms=0)  # type: ignore[dict-item]
-    encode("g", {_T0: 0}, metadata="é" * 2048, committed_ms=0)
+            encode("g", {_T0: offset}, _id_of, committed_ms=0)  # type: ignore[dict-item]
+    encode("g", {_T0: 0}, _id_of, metadata="é" * 2048, committed_ms=0)
     with pytest.raises(InvalidConfig, match="4096"):
-        encode("g", {_T0: 0}, metadata="é" * 2049, committed_ms=0)
+        encode("g", {_T0: 0}, _id_of, metadata="é" * 2049, committed_ms=0)
 
 
 def test_the_view_follows_the_log(store: LogStore) -> None:
@@ -57,7 +69,7 @@ def test_the_view_follows_the_log(store: LogStore) -> None:
     offsets = store.group_offsets
     assert not offsets.exists
     assert (offsets.committed("g"), offsets.groups(), offsets.pending("g")) == ({}, [], set())
-    assert store.topics(internal=True) == []  # asking makes nothing
+    assert store.topics(internal=True) == ["t"]  # asking makes nothing
     _commit(offsets, "g", p0=1, p1=2)
     _commit(offsets, "g", p0=5)
     _commit(offsets, "h", p0=9)
@@ -67,7 +79,7 @@ def test_the_view_follows_the_log(store: LogStore) -> None:
             _T0: CommittedOffset(5, committed_ms=7), _T1: CommittedOffset(2, committed_ms=7),
         }  # fmt: skip
         _commit(offsets, "g", p1=3)
-        offsets.append(*encode_deletion("h", {_T0: 0}))
+        offsets.append(*offsets.encode_deletion("h", [PartitionId(store.topic("t").id, 0)]))
         assert other.group_offsets.committed("g")[_T1].offset == 3
         assert other.group_offsets.groups() == ["g"]
         assert other.group_offsets.committed("h") == {}
@@ -78,8 +90,8 @@ def test_the_topic_is_compacted_and_internal(store: LogStore) -> None:
     offsets = store.group_offsets
     for number in range(50):
         _commit(offsets, "g", p0=number, p1=number)
-    assert store.topics() == []
-    assert store.topics(internal=True) == [OFFSETS_TOPIC]
+    assert store.topics() == ["t"]
+    assert store.topics(internal=True) == [OFFSETS_TOPIC, "t"]
     config = store.topic(OFFSETS_TOPIC).config
     assert (config.cleanup_policy, config.segment_bytes) == ("compact", 16 << 20)
     with pytest.raises((InvalidTopicName, TopicExists)):
@@ -96,13 +108,13 @@ def test_the_topic_is_compacted_and_internal(store: LogStore) -> None:
 def test_keys_of_another_version_are_ignored(store: LogStore) -> None:
     """A later version of this library may write them."""
     offsets = store.group_offsets
-    offsets.append([msgspec.msgpack.encode((2, "g", "t", 0)), b"junk"], [b"x", b"y"])
+    offsets.append([msgspec.msgpack.encode((3, "g", "t", 0)), b"junk"], [b"x", b"y"])
     _commit(offsets, "g", p0=1)
     assert offsets.committed("g") == {_T0: CommittedOffset(1, committed_ms=7)}
 
 
 def _transact(store: LogStore, producer_id: int, group: str, offset: int) -> None:
-    keys, values = encode(group, {_T0: offset}, committed_ms=7)
+    keys, values = encode(group, {_T0: offset}, lambda tp: store.topic(tp.topic).id, committed_ms=7)
     batch = encode_batch(
         values, keys, now_ms=1, attributes=TRANSACTIONAL, producer_id=producer_id, producer_epoch=0, base_sequence=0
     )
@@ -139,7 +151,7 @@ def test_positions_of_a_transaction_count_once_it_is_committed(store: LogStore) 
 
 def test_many_make_the_topic_at_once(store: LogStore) -> None:
     """Whoever comes second uses it."""
-    stores = [segmentlog.open(store.path, background=False) for _ in range(4)]
+    stores = [opened(segmentlog.open(store.path, background=False)) for _ in range(4)]
     errors: list[BaseException] = []
 
     def commit(number: int) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from seeds import fresh_seed, seeds, share
 
 import segmentlog
 from segmentlog.consumer import Consumer
@@ -36,7 +37,7 @@ from segmentlog.format.control import encode_marker
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.group_folder import GroupFolder
 from segmentlog.group_offsets import encode
-from segmentlog.records import TopicPartition
+from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -490,16 +491,16 @@ def test_a_consumer_that_nobody_closed_holds_nothing(store: LogStore) -> None:
 def test_a_pending_position_is_waited_for(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition whose position an open transaction commits is not read before that is decided."""
     waited: list[int] = []
-    pending = {_TPS[1]}
+    pending = {PartitionId(store.topic("t").id, 1)}
 
     def finish() -> None:
         waited.append(1)
         if len(waited) == 3:
-            store.group_offsets.append(*encode("g", {_TPS[1]: 7}, committed_ms=1))
+            store.group_offsets.append(*encode("g", {_TPS[1]: 7}, lambda tp: store.topic(tp.topic).id, committed_ms=1))
             pending.clear()
 
     monkeypatch.setattr(store, "finish_transactions", finish, raising=False)
-    monkeypatch.setattr(store.group_offsets, "pending", lambda group: set(pending))
+    monkeypatch.setattr(store.group_offsets, "undecided", lambda group: set(pending))
     assigned: list[TopicPartition] = []
     with store.consumer("t", group="g", on_assigned=assigned.extend) as consumer:
         assert consumer.poll_group() == [_TPS[0], _TPS[2], _TPS[3]]
@@ -732,7 +733,8 @@ def test_a_death_at_any_step_blocks_nobody(tmp_path: Path, evicting: bool) -> No
     Before each with SEGMENTLOG_GROUP_ROUNDS of 100 and more, else before every third, the seed decides which.
     """
     every = 1 if int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20")) >= 100 else 3
-    first = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(every)))) % every
+    first = fresh_seed() % every
+    print(f"SEGMENTLOG_SEED={fresh_seed()}")
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=2, fsync="never")
         both = [TopicPartition("t", 0), TopicPartition("t", 1)]
@@ -782,10 +784,11 @@ def _join_and_leave(path: str, at_call: int) -> None:
 
 
 @pytest.mark.long
-def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Process]) -> None:
+@pytest.mark.parametrize("seed", seeds("groups"))
+def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Process], seed: int) -> None:
     """No two owners of a partition in one generation or at one time; all is processed, in order for each owner."""
-    rounds = int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20"))
-    rng = random.Random(int(os.environ.get("SEGMENTLOG_SEED", "1")))
+    rounds = share(int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20")), "groups")
+    rng = random.Random(seed)
     every: list[_Process] = []
     alive: list[_Process] = []
     for number in range(rounds):

@@ -26,12 +26,12 @@ from segmentlog.store import LogStore, Topic
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LogStore:
+def store(tmp_path: Path) -> Iterator[LogStore]:
     """A new store without threads, with topics of one and of four partitions."""
-    store = segmentlog.open(tmp_path / "store", background=False)
-    store.create_topic("one")
-    store.create_topic("four", partitions=4)
-    return store
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("one")
+        store.create_topic("four", partitions=4)
+        yield store
 
 
 def _everything(topic: Topic) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
@@ -178,10 +178,10 @@ def test_durable_deliveries_are_on_disk(store: LogStore) -> None:
 
 def test_a_failure_is_told_by_the_delivery_and_once_more_by_flush(store: LogStore) -> None:
     """Nothing is lost in silence: `result`, `exception` and `flush` tell it, and then the producer goes on."""
-    store.alter_topic("one", max_message_bytes=1000)
     producer = store.producer(linger_ms=1000)
     good = producer.send("four", b"good", key=b"k")
     bad = producer.send("one", b"x" * 2000)
+    store.alter_topic("one", max_message_bytes=1000)
     with pytest.raises(RecordTooLarge):
         producer.flush()
     assert isinstance(bad.exception(), RecordTooLarge)
@@ -192,7 +192,8 @@ def test_a_failure_is_told_by_the_delivery_and_once_more_by_flush(store: LogStor
     assert good.exception() is None
     producer.flush()
     assert producer.send("one", b"small").result().offset == 0
-    producer.send("one", b"x" * 2000)
+    producer.send("one", b"x" * 900)
+    store.alter_topic("one", max_message_bytes=500)
     with pytest.raises(RecordTooLarge):
         producer.close()
     producer.close()
@@ -214,16 +215,13 @@ def test_send_manys_failure_hides_no_other(store: LogStore) -> None:
 
 
 def test_a_partition_that_does_not_exist_is_told(store: LogStore) -> None:
-    """The delivery raises `UnknownTopic`, and what is sent afterwards arrives."""
+    """At once, by `UnknownTopic`, and what is sent afterwards arrives."""
     producer = store.producer(linger_ms=1000)
-    delivery = producer.send("four", b"a", partition=9)
-    assert isinstance(delivery.exception(), UnknownTopic)
     with pytest.raises(UnknownTopic):
-        delivery.result()
+        producer.send("four", b"a", partition=9)
     with pytest.raises(UnknownTopic):
         producer.send_many("four", [b"a"], partition=4)
-    with pytest.raises(UnknownTopic):
-        producer.flush()
+    producer.flush()
     assert producer.send("four", b"a", partition=3).result().offset == 0
 
 
@@ -388,3 +386,57 @@ def test_the_store_s_own_topics_are_not_written_to(tmp_path):
         with pytest.raises(segmentlog.InvalidTopicName, match="internal"):
             producer.send("__consumer_offsets", b"x", key=b"k")
         assert list(store.consumer("__consumer_offsets")) == []
+
+
+# ---------------------------------------------------------------- records that no batch holds
+
+
+_LARGE = b"x" * (2 << 20)
+
+
+@pytest.mark.parametrize("options", [{"value": _LARGE}, {"key": _LARGE}, {"headers": [("h", _LARGE)]}])
+def test_a_record_that_is_too_large_is_refused_at_send(tmp_path, options):
+    """Those that would have shared its batch are sent; and the exact limit is what counts."""
+    with segmentlog.open(tmp_path / "store") as store:
+        store.create_topic("t")
+        with store.producer(linger_ms=50) as producer:
+            first = producer.send("t", b"g")
+            with pytest.raises(segmentlog.RecordTooLarge) as raised:
+                producer.send("t", **{"value": b"v", **options})
+            assert raised.value.size_bytes > raised.value.limit_bytes == 1_048_588
+            second = producer.send("t", b"g2")
+            assert (first.result().offset, second.result().offset) == (0, 1)
+
+
+def test_the_largest_record_is_sent(tmp_path):
+    """What an append takes, send takes, to the byte; one byte more, neither."""
+    with segmentlog.open(tmp_path / "store") as store:
+        log = store.create_topic("t", max_message_bytes=5000).partition(0)
+        size = 5000
+        while True:
+            try:
+                log.append([b"x" * size])
+                break
+            except segmentlog.RecordTooLarge:
+                size -= 1
+        with store.producer() as producer:
+            assert producer.send("t", b"x" * size).result().offset == 1
+            with pytest.raises(segmentlog.RecordTooLarge):
+                producer.send("t", b"x" * (size + 1))
+
+
+def test_what_its_topic_cannot_take_is_refused_at_send(tmp_path):
+    """No key where the topic needs one, a partition that is not there: refused alone, and not with its neighbours."""
+    with segmentlog.open(tmp_path / "store") as store:
+        store.create_topic("c", cleanup_policy="compact")
+        store.create_topic("t", partitions=2)
+        with store.producer(linger_ms=50) as producer:
+            sent = [producer.send("c", b"1", key=b"k"), producer.send("t", b"1", partition=1)]
+            with pytest.raises(segmentlog.InvalidRecord, match="compacted"):
+                producer.send("c", b"2")
+            with pytest.raises(segmentlog.UnknownTopic, match="no partition 2"):
+                producer.send("t", b"2", partition=2)
+            sent += [producer.send("c", b"3", key=b"k"), producer.send("t", b"3", partition=1)]
+            assert [one.result().offset for one in sent] == [0, 0, 1, 1]
+            store.alter_topic("t", partitions=3)
+            assert producer.send("t", b"4", partition=2).result().partition == 2

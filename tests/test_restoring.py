@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from leftovers import opened
 
 import segmentlog
 from segmentlog.config import TopicConfig
@@ -42,7 +43,11 @@ def stage(path: Path, rows: Sequence[Row], *, size_bytes: int = 100, config: Top
     if rows:
         offsets, timestamps, keys, values, headers = zip(*rows, strict=True)
         columns = Columns(list(values), list(keys), np.array(timestamps), list(headers))
-        stager.add(0, np.array(offsets), columns, size_bytes)
+        try:
+            stager.add(0, np.array(offsets), columns, size_bytes)
+        except BaseException:
+            stager.discard()
+            raise
     return stager.finish()
 
 
@@ -67,7 +72,7 @@ def restored(log: Partition, staged: Staged) -> int:
 @pytest.fixture
 def log(tmp_path: Path) -> Partition:
     """An empty partition."""
-    store = segmentlog.open(tmp_path / "store", background=False)
+    store = opened(segmentlog.open(tmp_path / "store", background=False))
     return store.create_topic("t", retention_ms=-1, segment_bytes=1 << 20).partition(0)
 
 

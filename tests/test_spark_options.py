@@ -594,6 +594,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[segmentlog.LogS
         for number, sizes in enumerate([(1, 50, 7, 100, 3, 3, 3, 200, 1), (40,) * 10]):
             for size in sizes:
                 topic.partition(number).append([b""] * size)
+        assert len(topic.partitions()) == 3
         yield store
 
 

@@ -159,8 +159,10 @@ def test_records_say_where_they_go(store: segmentlog.LogStore) -> None:
 @pytest.mark.parametrize("wrong", [4, -2])
 def test_a_partition_that_there_is_not(store: segmentlog.LogStore, wrong: int) -> None:
     """It is refused, with those that there are."""
+    stager = stager_of(store)
     with pytest.raises(UnknownTopic, match=f"it has no partition {wrong}, only 0 to 3"):
-        add(stager_of(store), [(None, b"x")], partitions=np.array([wrong], np.int32))
+        add(stager, [(None, b"x")], partitions=np.array([wrong], np.int32))
+    stager.discard()
 
 
 def test_records_without_keys_take_turns(store: segmentlog.LogStore) -> None:

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import opened
 from logs import tree_bytes, values
 
 import segmentlog
@@ -28,9 +29,10 @@ from segmentlog.store import LogStore
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LogStore:
+def store(tmp_path: Path) -> Iterator[LogStore]:
     """A new store without threads."""
-    return segmentlog.open(tmp_path / "store", background=False)
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        yield store
 
 
 def test_topics_are_created_listed_altered_renamed_and_deleted(store: LogStore) -> None:
@@ -52,7 +54,7 @@ def test_topics_are_created_listed_altered_renamed_and_deleted(store: LogStore) 
         store.topic("b")
     store.delete_topic("c")
     assert store.topics() == ["a"]
-    assert sorted(path.name for path in Path(store.path).iterdir()) == ["a", "store.json"]
+    assert sorted(path.name for path in Path(store.path).iterdir()) == ["@administration", "a", "store.json"]
     again = store.create_topic("c")
     assert values(again.partition(0)) == []
 
@@ -134,7 +136,7 @@ def test_what_does_not_exist_is_unknown(store: LogStore) -> None:
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_a_read_only_store_writes_nothing(tmp_path: Path, killed: bool) -> None:
     """Not a byte and not a file: whatever is read of it, and however it was left."""
-    store = segmentlog.open(tmp_path / "store", background=False)
+    store = opened(segmentlog.open(tmp_path / "store", background=False))
     partition = store.create_topic("t", segment_bytes=300, index_interval_bytes=1, fsync="never").partition(0)
     sent: list[bytes | None] = [b"%d" % number for number in range(20)]
     for value in sent:
@@ -162,7 +164,8 @@ def test_a_read_only_store_writes_nothing(tmp_path: Path, killed: bool) -> None:
                 call()
     assert tree_bytes(tmp_path) == before
     if killed:
-        partition = segmentlog.open(tmp_path / "store", background=False).topic("t").partition(0)
+        again = opened(segmentlog.open(tmp_path / "store", background=False))
+        partition = again.topic("t").partition(0)
         assert values(partition, 0) == sent
 
 
@@ -179,8 +182,8 @@ def test_a_read_only_store_follows_a_live_one(tmp_path: Path) -> None:
 
 def test_two_stores_on_one_folder_share_everything(tmp_path: Path) -> None:
     """Topics, records and changes of one are the other's at once."""
-    one = segmentlog.open(tmp_path / "store", background=False)
-    two = segmentlog.open(tmp_path / "store", background=False)
+    one = opened(segmentlog.open(tmp_path / "store", background=False))
+    two = opened(segmentlog.open(tmp_path / "store", background=False))
     assert one.store_id == two.store_id
     one.create_topic("t")
     assert two.topics() == ["t"]
@@ -212,8 +215,8 @@ def test_an_alter_is_seen_by_appends_that_follow(tmp_path: Path) -> None:
 
 def test_a_topic_deleted_while_open_is_unknown(tmp_path: Path) -> None:
     """Whoever had it open, in whatever process, gets `UnknownTopic`; a new one of that name starts empty."""
-    one = segmentlog.open(tmp_path / "store", background=False)
-    two = segmentlog.open(tmp_path / "store", background=False)
+    one = opened(segmentlog.open(tmp_path / "store", background=False))
+    two = opened(segmentlog.open(tmp_path / "store", background=False))
     one.create_topic("t").partition(0).append([b"old"])
     stale = two.topic("t").partition(0)
     stale.append([b"old too"])
@@ -239,7 +242,7 @@ def test_a_topic_deleted_while_open_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"format": 2, "store_id": "x"}',
+        '{"format": 3, "store_id": "x"}',
         '{"format": "1", "store_id": "x"}',
         "{}",
         "",
@@ -267,7 +270,7 @@ def test_a_topic_of_another_version_is_not_touched(tmp_path: Path) -> None:
         store.create_topic("new")
         store.create_topic("old").partition(0).append([b"a"])
         file = tmp_path / "store" / "new" / "topic.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 3}))
         with pytest.raises(StoreVersionError, match="new"):
             store.topic("new")
         assert values(store.topic("old").partition(0)) == [b"a"]
@@ -286,7 +289,8 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
         segmentlog.open(tmp_path / "missing", read_only=True)
     assert tree_bytes(tmp_path) == before
     (tmp_path / "empty").mkdir()
-    assert segmentlog.open(tmp_path / "empty").topics() == []
+    with segmentlog.open(tmp_path / "empty") as store:
+        assert store.topics() == []
 
 
 def test_a_closed_store_says_so(store: LogStore) -> None:
@@ -316,7 +320,7 @@ def test_the_background_flush_keeps_the_policys_promise(tmp_path: Path) -> None:
 
 def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:
     """Of many that create the same topic at once, in two stores, one succeeds and the others get `TopicExists`."""
-    stores = [segmentlog.open(tmp_path / "store", background=False) for _ in range(2)]
+    stores = [opened(segmentlog.open(tmp_path / "store", background=False)) for _ in range(2)]
     outcomes: list[str] = []
 
     def create(store: LogStore) -> None:
@@ -332,7 +336,7 @@ def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:
     for one in threads:
         one.join()
     assert sorted(outcomes) == ["TopicExists"] * 7 + ["made"]
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["store.json", "t"]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["@administration", "store.json", "t"]
 
 
 def test_hundreds_of_partitions_under_a_small_descriptor_limit(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import NOW_MS, FakeClock
+from seeds import seeds
 
 import segmentlog
 from segmentlog.config import EXPIRES_HEADER
@@ -197,10 +198,11 @@ def test_any_workload_makes_the_table_that_a_dict_would_be(
             _check(late.as_of(ends), state)
 
 
-def test_every_run_that_is_merged_keeps_every_key(store: LogStore) -> None:
+@pytest.mark.parametrize("seed", seeds("merged runs", (5,)))
+def test_every_run_that_is_merged_keeps_every_key(store: LogStore, seed: int) -> None:
     """Thousands of records in small steps, with updates and deletions, through runs of every size."""
     log = store.create_topic("large", fsync="never").partition(0)
-    chosen = random.Random(5)
+    chosen = random.Random(seed)
     table = Table(store, "large", follow=True, small_run=8)
     expected: dict[bytes, bytes] = {}
     for step in range(300):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import opened
 
 import segmentlog
 from segmentlog import registration, transactions
@@ -25,6 +26,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import PRODUCERS_FOLDER
 from segmentlog.identity import Identity
+from segmentlog.records import PartitionId
 from segmentlog.transaction_log import TransactionState, Unsettled
 
 
@@ -242,10 +244,15 @@ def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> No
 
 def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
     """Whether the program looked at the failure or not; the next transaction is a new one."""
-    with store.producer(name="n") as producer:
+    with store.producer(name="n", linger_ms=10_000) as producer:
+        with pytest.raises(RecordTooLarge), producer.transaction():  # noqa: PT012
+            producer.send("b", b"0")
+            producer.send("b", b"x" * 2_000_000)
         with pytest.raises(TransactionAborted) as caught, producer.transaction():  # noqa: PT012
             producer.send("b", b"1")
-            producer.send("b", b"x" * 2_000_000)
+            producer.send("b", b"x" * 2000)
+            store.alter_topic("b", max_message_bytes=1000)
+        store.alter_topic("b", max_message_bytes=1_048_588)
         assert isinstance(caught.value.__cause__, RecordTooLarge)
         with pytest.raises(TransactionAborted), producer.transaction():  # noqa: PT012
             producer.send_many("b", [b"2"])
@@ -385,7 +392,9 @@ def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> 
     producer.send_many("b", [b"late"])
     store.finish_transactions()
     assert store.transactions.states()["hangs"].status == "Ongoing"
-    started_ms = store.transactions.states()["hangs"].started_ms
+    started_ms = store.transactions.states()["hangs"].started_up_ms
+    store.finish_transactions(started_ms + 1000)
+    assert store.transactions.states()["hangs"].status == "Ongoing"
     store.finish_transactions(started_ms + 1001)
     assert store.transactions.states()["hangs"].status == "CompleteAbort"
     with pytest.raises(ProducerFenced):
@@ -446,7 +455,7 @@ def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path) -> None
         with segmentlog.open(path, background=False) as store:
             store.create_topic(status.replace(" ", "-"))
     for topic in ("kept-open", "opened-again", "another-transaction"):
-        store = segmentlog.open(path, background=False)
+        store = opened(segmentlog.open(path, background=False))
         store.create_topic("elsewhere-" + topic)
         producer = store.producer(name=topic)
         with producer.transaction():
@@ -615,8 +624,8 @@ def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog
         producer.send_many("a", [b"elsewhere"], partition=0)
     state = store.transactions.states()["n"]
     log.append([b"committed"], producer=ProducerStamp(state.producer_id, state.epoch, 0, True))
-    lost = Unsettled("b", 0, 1, log.epoch - 1)
-    partition = segmentlog.TopicPartition("b", 0)
+    lost = Unsettled(log.topic_id, 0, 1, log.epoch - 1)
+    partition = PartitionId(log.topic_id, 0)
     _state_of(store, "n", status="PrepareAbort", partitions=(partition,), ends=(), unsettled=(lost,))
     store.finish_transactions()
     assert values_of(store, "b") == [b"committed"]

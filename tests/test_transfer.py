@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import io
 import json
 import os
 import shutil
+import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -14,8 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import segmentlog
+from segmentlog.cli import cli as command_line
+from segmentlog.cli.common import run
 
 
 def cli(store: Path, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -70,6 +79,7 @@ def test_csv_is_for_text(filled: Path) -> None:
     assert [(key, timestamp) for key, _, timestamp, _ in found] == [(b"ada", 1767225600000), (b"bob", 1000)]
     assert json.loads(found[0][1]) == {"name": "ada", "when": "2026-01-01T00:00:00Z", "amount": "1.5"}
     exported = cli(filled, "export", "to", "--format", "csv", "--from", "1")
+    assert exported.stdout.splitlines()[0] == b"partition,offset,timestamp,key,value,headers"
     assert exported.stdout.splitlines()[1].startswith(b"0,1,1000,bob,")
 
 
@@ -105,6 +115,358 @@ def test_a_file_that_is_no_parquet(filled: Path, tmp_path: Path) -> None:
     assert cli(filled, "export", "to", str(tmp_path / "empty.parquet")).returncode == 0
     assert cli(filled, "import", str(tmp_path / "empty.parquet"), "to").returncode == 0
     assert content(filled, "to") == []
+
+
+# ---------------------------------------------------------------- there and back
+
+EXAMPLES = int(os.environ.get("SEGMENTLOG_TRANSFER_EXAMPLES", "15"))
+PARTITIONS = 3
+
+_text = st.one_of(st.text(max_size=8), st.text('",\r\n\0 ;ax\ufeff\u2028\x85', max_size=6)).map(str.encode)
+_blob = st.one_of(st.none(), st.just(b""), _text, st.binary(max_size=6))
+_texts = st.one_of(st.none(), st.just(b""), _text)
+_stamp = st.one_of(
+    st.integers(0, 2**63 - 1), st.sampled_from([0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
+)
+_headers = st.lists(st.tuples(st.sampled_from(["", "a", "b", 'ü,"\n']), _blob), max_size=3)
+
+
+def _records(blob: st.SearchStrategy[bytes | None]) -> st.SearchStrategy[list[Any]]:
+    """Of several partitions: (partition, key, value, timestamp, headers)."""
+    partition = st.integers(0, PARTITIONS - 1)
+    return st.lists(st.tuples(partition, blob, blob, _stamp, st.one_of(st.just([]), _headers)), max_size=12)
+
+
+class There:
+    """A store in which every trip there and back has topics of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def cli(self, *arguments: str) -> tuple[int, str]:
+        """(exit status, stderr) of a command, in this process."""
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            status = run(command_line, ["--dir", str(self.folder / "store"), *arguments])
+        return status, err.getvalue()
+
+    def back(self, records: list[Any], ending: str, *more: str) -> tuple[Any, Any, Path, int, str]:
+        """(records as appended, as imported, the file, the status of export, what it said), by partition."""
+        self.count += 1
+        topics = f"from-{self.count}", f"to-{self.count}"
+        with segmentlog.open(self.folder / "store") as store:
+            for topic in topics:
+                store.create_topic(topic, partitions=PARTITIONS)
+            for partition, key, value, timestamp, headers in records:
+                store.topic(topics[0]).partition(partition).append(
+                    [value], keys=[key], timestamps=[timestamp], headers=[headers]
+                )
+        file = self.folder / f"{self.count}.{ending}"
+        status, err = self.cli("export", topics[0], str(file), *more)
+        if status == 0:
+            imported, said = self.cli("import", str(file), topics[1])
+            assert imported == 0, said
+        with segmentlog.open(self.folder / "store", read_only=True) as store:
+            found = [
+                [[(one.key, one.value, one.timestamp, one.headers) for one in store.consumer((topic, number))]
+                 for number in range(PARTITIONS)]
+                for topic in topics
+            ]  # fmt: skip
+            for topic in topics:
+                store.topic(topic)
+        return *found, file, status, err
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> There:
+    """Where trips begin."""
+    return There(tmp_path_factory.mktemp("there"))
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "parquet", "ndjson.gz"])
+@given(records=_records(_blob))
+@example(records=[(2, None, None, 2**63 - 1, [("a", None), ("a", b""), ("a", b"\xff")]), (0, b"", b"", 0, [])])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_record_survives_the_trip(there: There, ending: str, records: list[Any]) -> None:
+    """Nulls, empty and binary keys and values, any header, any timestamp, each in its partition and in order."""
+    before, after, _, status, err = there.back(records, ending)
+    assert (status, after) == (0, before), err
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+@given(records=_records(_texts))
+@example(
+    records=[(1, None, None, 2**63 - 1, [("a", None), ("a", b"\xff")]), (1, b"", b"", 0, []), (1, b'"', b"\r", 5, [])]
+)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_text_survives_csv(there: There, ending: str, records: list[Any]) -> None:
+    """A tombstone stays one, an empty text too, and headers, whatever is in them."""
+    before, after, _, status, err = there.back(records, ending)
+    assert (status, after) == (0, before), err
+
+
+@given(records=_records(_blob))
+@example(records=[(0, None, b"text", 1, []), (1, None, b"\xff", 1, [])])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_csv_holds_it_or_refuses_it(there: There, records: list[Any]) -> None:
+    """Binary is refused, and then there is no file; there is nothing in between."""
+
+    def is_text(data: bytes | None) -> bool:
+        with contextlib.suppress(UnicodeDecodeError):
+            return data is None or data.decode() is not None
+        return False
+
+    before, after, file, status, err = there.back(records, "csv")
+    if all(is_text(key) and is_text(value) for _, key, value, _, _ in records):
+        assert (status, after) == (0, before), err
+    else:
+        assert (status, file.exists()) == (1, False)
+        assert "is binary, and CSV is text" in err
+
+
+def test_a_large_value_survives_csv(there: There) -> None:
+    """Longer than the csv module takes by itself."""
+    before, after, _, status, err = there.back([(0, b"k", b'x"\n' * 100_000, 5, [])], "csv")
+    assert (status, after) == (0, before), err
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_of_other_writers(there: There, unit: str) -> None:
+    """Parquet has them in four units; halves of a millisecond are rounded up."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ticks = {"s": [0, 5], "ms": [0, 5000], "us": [0, 4_999_500], "ns": [0, 4_999_500_000]}[unit]
+    table = pa.table({"value": ["a", "b"], "timestamp": pa.array(ticks, pa.timestamp(unit))})
+    pq.write_table(table, there.folder / f"{unit}.parquet")
+    with segmentlog.open(there.folder / "store") as store:
+        store.create_topic(f"units-{unit}")
+    status, err = there.cli("import", str(there.folder / f"{unit}.parquet"), f"units-{unit}")
+    assert status == 0, err
+    assert [one[2] for one in content(there.folder / "store", f"units-{unit}")] == [0, 5000]
+
+
+def test_a_date_that_python_has_not_is_told(there: There) -> None:
+    """A column of timestamps behind the year 9999 that becomes part of a value is refused in a line."""
+    file = there.folder / "far.ndjson"
+    file.write_text('{"value":"a","timestamp":9223372036854775807}\n')
+    with segmentlog.open(there.folder / "store") as store:
+        store.create_topic("far")
+        store.create_topic("far-copy")
+    assert there.cli("import", str(file), "far")[0] == 0
+    assert there.cli("export", "far", str(there.folder / "far.parquet"))[0] == 0
+    status, err = there.cli("import", "--whole", str(there.folder / "far.parquet"), "far-copy")
+    assert status == 1
+    assert "that Python's types cannot hold" in err
+    assert "Traceback" not in err
+
+
+# ---------------------------------------------------------------- partitions, --skip
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "csv", "parquet"])
+def test_partitions_come_back_or_are_refused(tmp_path: Path, ending: str) -> None:
+    """A topic with fewer partitions gets nothing of it, unless --by-key says that keys decide."""
+    store, file = tmp_path / "store", str(tmp_path / f"x.{ending}")
+    with segmentlog.open(store) as opened:
+        for topic, count in (("from", 4), ("same", 4), ("fewer", 2)):
+            opened.create_topic(topic, partitions=count)
+        for number in range(40):
+            opened.topic("from").partition(number % 4).append([b"%d" % number], keys=[b"%d" % number])
+    assert cli(store, "export", "from", file).returncode == 0
+    assert cli(store, "import", file, "same").returncode == 0
+    done = cli(store, "import", file, "fewer")
+    assert done.returncode == 1
+    assert b"is of partition 2, and fewer has only 0 to 1" in done.stderr
+    assert b"--by-key" in done.stderr
+    assert content(store, "fewer") == []
+    assert cli(store, "import", "--by-key", file, "fewer").returncode == 0
+    with segmentlog.open(store, read_only=True) as opened:
+        for number in range(4):
+            read = [[one.value for one in opened.consumer((topic, number))] for topic in ("from", "same")]
+            assert read[0] == read[1]
+    assert sorted(content(store, "fewer")) == sorted(content(store, "from"))
+
+
+@pytest.mark.parametrize("partition", ['"x"', "-1", "1.5", "true", "99999999999"])
+def test_a_partition_that_is_none_is_told(filled: Path, partition: str) -> None:
+    """In a line; --by-key does not look at it."""
+    stdin = b'{"value":"a","partition":%b}\n' % partition.encode()
+    done = cli(filled, "import", "-", "to", stdin=stdin)
+    assert done.returncode == 1
+    assert b"record 1: " in done.stderr
+    assert b"is no partition; --by-key" in done.stderr
+    assert cli(filled, "import", "--by-key", "-", "to", stdin=stdin).returncode == 0
+
+
+@pytest.mark.parametrize("value", ["-7", "9223372036854775808", "true", '"-7"', '"1e400"', "1e400"])
+def test_a_timestamp_that_is_none_is_told(filled: Path, value: str) -> None:
+    """It is neither replaced by the time nor rounded."""
+    done = cli(filled, "import", "-", "to", stdin=b'{"value":"a","timestamp":%b}\n' % value.encode())
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert content(filled, "to") == []
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "csv", "parquet"])
+def test_an_import_goes_on_where_it_failed(tmp_path: Path, ending: str) -> None:
+    """It says how many records are appended, and --skip leaves just those out, and one that is to be left out, too."""
+    store, file = tmp_path / "store", str(tmp_path / f"x.{ending}")
+    with segmentlog.open(store) as opened:
+        topic = opened.create_topic("from", max_message_bytes=10_000)
+        opened.create_topic("to", max_message_bytes=1000)
+        for number in range(30):
+            topic.partition(0).append([b"x" * 2000 if number == 20 else b"%d" % number])
+    assert cli(store, "export", "from", file).returncode == 0
+    done = cli(store, "import", "--batch-size", "7", file, "to")
+    assert done.returncode == 1
+    assert b"record 21 takes" in done.stderr
+    assert b"the first 20 records are appended; go on with --skip 20" in done.stderr
+    done = cli(store, "import", "--batch-size", "7", "--skip", "20", file, "to")
+    assert b"record 21 takes" in done.stderr
+    assert cli(store, "import", "--batch-size", "7", "--skip", "21", file, "to").returncode == 0
+    values = [one[1] for one in content(store, "to")]
+    assert values == [b"%d" % number for number in range(30) if number != 20]
+    assert cli(store, "import", "--skip", "1000", file, "to").returncode == 0
+    assert len(content(store, "to")) == 29
+
+
+def test_a_line_that_is_no_json_can_be_left_out(filled: Path) -> None:
+    """What is skipped is not looked at."""
+    stdin = b'{"value":"a"}\n\n{oops\n{"value":"b"}\n'
+    done = cli(filled, "import", "--batch-size", "1", "-", "to", stdin=stdin)
+    assert b"line 3 is no JSON" in done.stderr
+    assert b"go on with --skip 1" in done.stderr
+    assert cli(filled, "import", "--skip", "2", "-", "to", stdin=stdin).returncode == 0
+    assert [one[1] for one in content(filled, "to")] == [b"a", b"b"]
+
+
+# ---------------------------------------------------------------- csv of others, gzip
+
+
+def test_empty_fields_of_a_csv_are_told(filled: Path) -> None:
+    """An empty field is null, an empty text is in quotes; that there are tombstones is said, and --whole has texts."""
+    rows = b'key,value,note\r\na,,\r\nb,"",""\r\n,"x\r\ny",\r\n'
+    done = cli(filled, "import", "--format", "csv", "-", "to", stdin=rows)
+    assert done.returncode == 0
+    assert b"1 of their values are null: fields that are empty and not in quotes" in done.stderr
+    assert [one[:2] for one in content(filled, "to")] == [(b"a", None), (b"b", b""), (None, b"x\r\ny")]
+    assert cli(filled, "import", "--format", "csv", "--whole", "-", "to", stdin=rows).returncode == 0
+    assert json.loads(content(filled, "to")[3][1]) == {"key": "a", "value": "", "note": ""}
+
+
+@pytest.mark.parametrize("rows", [b'value\n"a', b'value,key\n"a"b,c\n'])
+def test_a_csv_that_was_cut_is_told(filled: Path, rows: bytes) -> None:
+    """Quotes that are not closed are the end of half a file."""
+    done = cli(filled, "import", "--format", "csv", "-", "to", stdin=rows)
+    assert done.returncode == 1
+    assert b"the file is no CSV: line 2" in done.stderr
+
+
+def test_gzip_is_written_and_read(filled: Path, tmp_path: Path) -> None:
+    """By the ending; half a file is told, and what cannot be compressed so is wrong usage."""
+    file = tmp_path / "x.ndjson.gz"
+    assert cli(filled, "export", "from", str(file)).returncode == 0
+    plain = cli(filled, "export", "from").stdout
+    assert gzip.decompress(file.read_bytes()) == plain
+    first = file.read_bytes()
+    assert cli(filled, "export", "from", str(file)).returncode == 0
+    assert file.read_bytes() == first, "the same records, the same bytes"
+    file.write_bytes(first[:-9])
+    done = cli(filled, "import", str(file), "to")
+    assert done.returncode == 1
+    assert b"is no gzip file, or not all of one" in done.stderr
+    file.write_bytes(b"nothing of the kind")
+    done = cli(filled, "import", str(file), "to")
+    assert (done.returncode, b"is no gzip file" in done.stderr) == (1, True)
+    for name in ("x.parquet.gz", "x.csv.zst", "x.bz2", "x.zip"):
+        for arguments in (("export", "from", name), ("import", name, "to")):
+            assert cli(filled, *arguments).returncode == 2
+
+
+# ---------------------------------------------------------------- whole or not at all
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A store whose export takes a while, and is refused as CSV at its end."""
+    with segmentlog.open(tmp_path / "many") as store:
+        partition = store.create_topic("t").partition(0)
+        for number in range(100):
+            partition.append([b"%d-%d" % (number, one) for one in range(1000)])
+        partition.append([b"\xff"])
+    return tmp_path / "many"
+
+
+@pytest.mark.parametrize("before", [None, b"what was there"])
+def test_a_refused_export_leaves_no_half(many: Path, tmp_path: Path, before: bytes | None) -> None:
+    """The file is as it was before, and nothing lies beside it."""
+    file = tmp_path / "folder" / "x.csv"
+    file.parent.mkdir()
+    if before is not None:
+        file.write_bytes(before)
+    assert cli(many, "export", "t", str(file)).returncode == 1
+    assert [path.name for path in file.parent.iterdir()] == ([] if before is None else ["x.csv"])
+    assert before is None or file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("ending", "number"),
+    [("ndjson", signal.SIGKILL), ("csv.gz", signal.SIGKILL), ("parquet", signal.SIGKILL), ("csv", signal.SIGTERM),
+     ("parquet", signal.SIGINT)],
+)  # fmt: skip
+def test_an_export_that_is_ended_leaves_no_half(
+    many: Path, tmp_path: Path, ending: str, number: signal.Signals
+) -> None:
+    """Whenever it is killed or stopped: what has the name is whole; what it leaves otherwise cannot be imported."""
+    file = tmp_path / "folder" / f"x.{ending}"
+    file.parent.mkdir()
+    command = [sys.executable, "-m", "segmentlog", "--dir", str(many), "export", "t", str(file), "--to", "100000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        ends = time.monotonic() + 20
+        while not list(file.parent.iterdir()) and time.monotonic() < ends:
+            time.sleep(0.001)
+        process.send_signal(number)
+        process.wait(20)
+    left = list(file.parent.iterdir())
+    if file.exists():
+        assert cli(many, "export", "t", "--to", "100000", str(tmp_path / f"again.{ending}")).returncode == 0
+        assert file.read_bytes() == (tmp_path / f"again.{ending}").read_bytes()
+    elif number == signal.SIGKILL:
+        (half,) = left
+        done = cli(many, "import", str(half), "t")
+        assert done.returncode == 2
+        assert b"is part of an export that was killed" in done.stderr
+        assert cli(many, "export", "t", str(file), "--to", "100000").returncode == 0
+        assert list(file.parent.iterdir()) == [file], "what was left is used up"
+    else:
+        assert left == []
+        assert process.returncode == 128 + number
+
+
+def test_what_is_no_file_is_written_to_as_it_is(many: Path, tmp_path: Path) -> None:
+    """A pipe, a device, what the shell opened: nothing is renamed over them."""
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
+        assert cli(many, "export", "t", str(tmp_path / "fifo"), "--to", "5").returncode == 0
+        assert reader.stdout is not None
+        assert reader.stdout.read().count(b"\n") == 5
+    assert cli(many, "export", "t", "/dev/null").returncode == 0
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert cli(many, "export", "t", "/dev/stdout", "--to", "5").stdout.count(b"\n") == 5
+
+
+def test_a_link_and_permissions_stay(many: Path, tmp_path: Path) -> None:
+    """The file that a link leads to is replaced, and may be read by the same people."""
+    file, link = tmp_path / "private", tmp_path / "link.ndjson"
+    file.write_bytes(b"old")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    assert cli(many, "export", "t", str(link), "--to", "5").returncode == 0
+    assert link.is_symlink()
+    assert file.read_bytes().count(b"\n") == 5
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 # ---------------------------------------------------------------- kafkaesque

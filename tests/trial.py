@@ -6,8 +6,8 @@ import logging
 import multiprocessing
 import os
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any
 from unittest import mock
 
@@ -77,20 +77,26 @@ class Trial:
             mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 1500),
             mock.patch("segmentlog.storage.segment._WINDOW", 4000),
             mock.patch("segmentlog.storage.segment._WINDOW_SYNCS", 1),
+            # An inspection looks twice, in case somebody is at work; here nobody is.
+            mock.patch("segmentlog.storage.inspect_log._PAUSE_S", 0),
+            mock.patch("segmentlog.storage.inspect_partition._PAUSE_S", 0),
         ):
             for number in range(rounds):
                 self._live(operations)
+                said, seen = -1, set[int]()
                 for moment in self._moments:
                     events = self.events[: moment.event_count]
+                    if said != moment.event_count:  # the same disk is another state once more was said about it
+                        said, seen = moment.event_count, set()
                     if self.rng.random() < 0.2:
                         self._check(moment.point.process_death(), events, f"round {number}, a process's death", moment)
-                    for disk in self._crashes(moment.point, variants):
+                    for disk in self._crashes(moment.point, variants, seen):
                         self._check(disk, events, f"round {number}, {self.crash_name}", moment)
                 self._go_on()
         return self.states
 
-    def _crashes(self, point: CrashPoint, count: int) -> Iterator[SimulatedDisk]:
-        return point.crashes(self.rng, count)
+    def _crashes(self, point: CrashPoint, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
+        return point.crashes(self.rng, count, seen)
 
     def _go_on(self) -> None:
         """The machine dies at one of the moments, and the next round lives with what is left."""
@@ -148,6 +154,8 @@ class Trial:
             offset = rng.randint(log.log_start_offset, log.log_end_offset)
             self.events.append(lambda history: history.withdrawn(offset))
             log.truncate(offset)
+        elif what < 0.98:
+            log.roll()
 
     def _append(self, log: Partition, at: int) -> None:
         rng = self.rng
@@ -186,13 +194,19 @@ class Trial:
             event(history)
         thorough = self.states % 40 == 0
         recovery: list[CrashPoint] = []
-        if thorough:
-            disk.on_effect = lambda: recovery.append(disk.point())
         try:
+            seen: dict[int, bytes | None] = {}
+            if thorough:
+                self._expect_no_damage(disk, where + ", before it was opened")
+                seen = dict(_records(self._open(disk, read_only=True)))
+                disk.on_effect = lambda: recovery.append(disk.point())
             log = self._open(disk)
             disk.on_effect = None
             if disk.mount == moment.point.mount and moment.point.effects >= self._opened_at:
                 self._expect_all_there(log, history, where)
+            if thorough and disk.mount != moment.point.mount and seen != (opened := dict(_records(log))):
+                ends = f"{sorted(seen)[-5:]}, and the next who opened it {sorted(opened)[-5:]}"
+                raise Broken(f"who only looked at the log saw {ends}\n  {where}")
             first = self._verify(log, history, disk, where, thorough=thorough)
             if disk.mount == moment.point.mount:
                 recovery = []  # a mere process death: a power cut after it is another story, not the same one again
@@ -225,11 +239,13 @@ class Trial:
         after = dict(_records(log)) if thorough else contents | dict(_records(log, end_offset))
         self._expect(history.check(after, ranges, log.log_start_offset), where)
         if thorough:
-            tally = Tally()
-            found = inspect_partition(disk.process(), FOLDER, "t", 0, self.config, tally)
-            errors = [finding for finding in found.findings if finding.severity == "damage"]
-            self._expect(errors, where)
+            self._expect_no_damage(disk, where)
         return contents, end_offset
+
+    def _expect_no_damage(self, disk: SimulatedDisk, where: str) -> None:
+        """What a power cut leaves is torn, and not corrupt."""
+        found = inspect_partition(disk.process(), FOLDER, "t", 0, self.config, Tally())
+        self._expect([finding for finding in found.findings if finding.severity == "damage"], where)
 
     def _recover_again(
         self, disk: SimulatedDisk, events: list[Event], first: tuple[dict[int, bytes | None], int], where: str
@@ -239,6 +255,7 @@ class Trial:
         history = History()
         for event in events:
             event(history)
+        self._expect_no_damage(disk, where + ", and again in its recovery, before it was opened")
         log = self._open(disk)
         contents, end_offset = self._verify(log, history, disk, where + ", and again in its recovery", thorough=False)
         # Where no checkpoint was ever durable, each recovery steps over what it cannot know: nothing is there yet.
@@ -306,22 +323,33 @@ def run_trial(seed: int, policy: str, writers: int) -> int:
     return Trial(seed, policy, writers).run(rounds=2, operations=25, variants=8)
 
 
-def run_until(states_wanted: int, run: Callable[..., int], jobs: Iterator[tuple[Any, ...]]) -> int:
-    """Run trials on all processors until so many crash states were checked; how many there were. Raises `Broken`."""
+def run_until(
+    states_wanted: int, run: Callable[..., int], always: Sequence[tuple[Any, ...]], more: Iterator[tuple[Any, ...]]
+) -> int:
+    """Run trials on all processors until so many crash states were checked; how many there were. Raises `Broken`.
+
+    Those of ``always`` are run in any case; with no more of them there may be fewer states.
+    """
     states = 0
+    left = list(reversed(always))
     failures: list[str] = []
     workers = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(run, *next(jobs)) for _ in range(workers)}
-        while running:
+        running: set[Future[int]] = set()
+        while True:
+            while len(running) < workers and not failures and (left or states < states_wanted):
+                job = left.pop() if left else next(more, None)
+                if job is None:
+                    break
+                running.add(pool.submit(run, *job))
+            if not running:
+                break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for one in done:
                 if error := one.exception():
                     failures.append(str(error))
                 else:
                     states += one.result()
-                if states < states_wanted and not failures:
-                    running.add(pool.submit(run, *next(jobs)))
     if failures:
         raise Broken("\n".join(failures))
     return states

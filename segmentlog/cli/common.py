@@ -103,10 +103,46 @@ def prepare_process() -> None:
         errors=before.errors if before else "replace",
         line_buffering=before.line_buffering if isinstance(before, io.TextIOWrapper) else False,
     )
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders made for a while are deleted
+    global _quiet
+    _quiet = True
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
     # numpy's linear algebra, of which nothing is used, starts a thread a core: 0.1 s of a processor.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+_quiet = False
+"""Whether this process is the command line's own, so that it may be ended."""
+
+
+def _leave(number: int, frame: object) -> None:
+    """A signal while modules load: there is nothing to finish, and a traceback through them tells nobody anything."""
+    os._exit(128 + number)
+
+
+def end_loading() -> None:
+    """From here on SIGINT and SIGTERM raise KeyboardInterrupt: what a command makes for a while it deletes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is _leave:
+            signal.signal(number, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Within: import what takes time. A signal ends the process as it does before a command begins."""
+    raising = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if _quiet and signal.getsignal(number) is signal.default_int_handler
+    ]
+    for number in raising:
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number in raising:
+            signal.signal(number, signal.default_int_handler)
 
 
 def check_stdin() -> None:
@@ -131,7 +167,8 @@ def open_store(
     ctx: click.Context, *, create: bool = False, read_only: bool = False, background: bool = True
 ) -> Iterator[LogStore]:
     """The store of ``--dir``, closed cleanly however the command ends."""
-    import segmentlog
+    with loading():
+        import segmentlog.store  # which loads numpy
 
     with segmentlog.open(ctx.obj, create=create, read_only=read_only, background=background) as store:
         yield store

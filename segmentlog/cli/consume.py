@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, open_store, say, status_of, stoppable, stopped_by
+from segmentlog.cli.common import (
+    EXIT_DAMAGE,
+    EXIT_DONE,
+    Progress,
+    ReaderGone,
+    open_store,
+    say,
+    status_of,
+    stoppable,
+    stopped_by,
+)
+from segmentlog.cli.following import consumer_of
 from segmentlog.cli.options import (
     PLACE,
     SELECTOR,
     Place,
     Selector,
-    existing_topic,
     json_option,
+    matching_topics,
     resolve,
-    selected_partitions,
 )
+from segmentlog.cli.taken import Stdout, end_with_stdout
 
 if TYPE_CHECKING:
     from segmentlog.cli.membership import Membership
@@ -30,6 +41,8 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 Render = Callable[["RecordBatch"], bytes]
+Pieces = Callable[["RecordBatch"], list[bytes]]
+"""What is printed of each record."""
 
 
 @click.command()
@@ -48,7 +61,8 @@ Render = Callable[["RecordBatch"], bytes]
 @click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
 @click.option("--skip-damaged", is_flag=True, help="Step over damaged bytes, and say which offsets.")
 @click.option("--format", "template", metavar="TEMPLATE",
-              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time, %h headers, \n, \t.")  # fmt: skip
+              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
+              r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
 @click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
 @json_option
@@ -73,9 +87,13 @@ def consume(
 ) -> int:
     """Print the records of TOPIC (or TOPIC/PARTITION) as "offset value".
 
+    Patterns go in quotes: 'events-*', 'clicks/[01]'; with -f, what fits is read when it is made, too.
+
     With --group NAME the position of each partition is committed once its records are printed, so
     that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
-    --from says where the group begins in a partition that it has no position in.
+    What a pipe holds counts as printed while somebody may read it, and no longer when its reader is
+    gone; what a reader took and threw away is consumed, `head -3` takes three. --from says where
+    the group begins in a partition that it has no position in.
     """
     if sum((template is not None, bare, as_json)) > 1:
         raise click.UsageError("--format, --values and --json exclude each other")
@@ -83,7 +101,7 @@ def consume(
         _check_for_group(topic, partition, stop)
     if partition is not None:
         topic = Selector(topic.topic, str(partition))
-    render = _renderer(template, bare, as_json)
+    pieces = _pieces(template, bare, as_json)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
         ends: dict[TopicPartition, int] = {}
@@ -91,14 +109,19 @@ def consume(
         if group is not None:
             from segmentlog.cli.membership import Membership
 
-            existing_topic(store, topic.topic)
+            if not (follow and topic.has_pattern):  # else they may come
+                matching_topics(store, (topic.topic,))
             membership = Membership(store, group, topic.topic, start, settings, quiet=quiet)
             consumer = membership.consumer
         else:
             consumer = _consumer(store, topic, start, stop, ends, settings)
         with stoppable(consumer.wakeup) as stopped, consumer:
             total = sum(consumer.lag().values()) if not follow and group is None else None
-            printer = _Printer(render, fetch_size, max_records, ends, flush=follow, total=total, membership=membership)
+            if follow:
+                end_with_stdout(consumer)
+            printer = _Printer(
+                pieces, topic, fetch_size, max_records, ends, flush=follow, total=total, membership=membership
+            )
             printer.run(consumer, stopped)
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
@@ -125,11 +148,11 @@ def _consumer(
     settings: dict[str, Any],
 ) -> Consumer:
     """A consumer without a group, at its start; ``ends`` is filled with where it is to end."""
-    wanted: list[Any] = [(one.topic, one.number) for one in selected_partitions(store, topic)]
-    if settings["follow"] and topic.partition == "*":
-        wanted = [topic.topic]  # partitions that are added later, too
-    consumer = store.consumer(*wanted, **settings)
+    consumer = consumer_of(store, (topic,), **settings)
     for tp in consumer.assignment():
+        if not topic.fits(*tp):
+            consumer.pause(*tp)
+            continue
         log = store.topic(tp.topic).partition(tp.partition)
         end = log.end_offset(isolation=settings["isolation"], durable_only=settings["durable_only"])
         consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
@@ -143,7 +166,8 @@ class _Printer:
 
     def __init__(
         self,
-        render: Render,
+        pieces: Pieces,
+        selector: Selector,
         fetch_size: int | None,
         max_records: int | None,
         ends: dict[TopicPartition, int],
@@ -152,7 +176,9 @@ class _Printer:
         total: int | None,
         membership: Membership | None = None,
     ) -> None:
-        self._render = render
+        self._pieces = pieces
+        self._selector = selector
+        self._render: Render = render_values if pieces is _bare_pieces else lambda batch: b"".join(pieces(batch))
         self._fetch_size = fetch_size
         self._left = max_records
         self._ends = ends
@@ -179,10 +205,12 @@ class _Printer:
                 if stopped or self._left == 0:
                     break
             out.flush()
+            if self._flush and Stdout().is_abandoned():
+                raise ReaderGone
 
     def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
-        """As `run`, with every record's way to stdout followed to the byte: what came through is committed."""
-        with membership.committing(self._render, self._progress):
+        """As `run`, with every record's way to stdout followed to the byte: what its reader took is committed."""
+        with membership.committing(self._render, self._pieces, self._progress, stopped):
             for batch in membership.consumer.batches():
                 for part in self._parts(batch, membership.consumer):
                     self._count(part, membership.print(part))
@@ -202,6 +230,8 @@ class _Printer:
         from segmentlog.records import TopicPartition
 
         tp = TopicPartition(batch.topic, batch.partition)
+        if not self._selector.fits(*tp):  # made since, and read because its topic is
+            return []
         end = self._ends.get(tp)
         if end is not None and batch.next_offset >= end:
             consumer.pause(*tp)
@@ -220,14 +250,14 @@ class _Printer:
 # ---------------------------------------------------------------- what a record looks like
 
 
-def _renderer(template: str | None, bare: bool, as_json: bool) -> Render:
+def _pieces(template: str | None, bare: bool, as_json: bool) -> Pieces:
     if as_json:
-        return render_json
+        return _json_pieces
     if bare:
-        return render_values
+        return _bare_pieces
     if template is not None:
         return _as_template(template)
-    return _as_lines
+    return _line_pieces
 
 
 def render_values(batch: RecordBatch) -> bytes:
@@ -238,28 +268,35 @@ def render_values(batch: RecordBatch) -> bytes:
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
-def _as_lines(batch: RecordBatch) -> bytes:
-    lines = [
+def render_json(batch: RecordBatch) -> bytes:
+    return b"".join(_json_pieces(batch))
+
+
+def _bare_pieces(batch: RecordBatch) -> list[bytes]:
+    return [(value or b"") + b"\n" for value in batch.values]
+
+
+def _line_pieces(batch: RecordBatch) -> list[bytes]:
+    return [
         b"%d %b\n" % (offset, value or b"") for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
     ]
-    return b"".join(lines)
 
 
-def render_json(batch: RecordBatch) -> bytes:
+def _json_pieces(batch: RecordBatch) -> list[bytes]:
     import msgspec
 
     from segmentlog.transfer import record_document
 
-    return b"".join(msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records())
+    return [msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records()]
 
 
-def _as_template(template: str) -> Render:
-    pieces = _parse(template)
+def _as_template(template: str) -> Pieces:
+    parts = _parse(template)
 
-    def render(batch: RecordBatch) -> bytes:
-        return b"".join(piece if isinstance(piece, bytes) else piece(record) for record in batch for piece in pieces)
+    def pieces(batch: RecordBatch) -> list[bytes]:
+        return [b"".join([part if isinstance(part, bytes) else part(record) for part in parts]) for record in batch]
 
-    return render
+    return pieces
 
 
 _TOKENS: dict[str, Callable[[Any], bytes]] = {

@@ -135,14 +135,14 @@ def _document(group: GroupDescription) -> dict[str, Any]:
     }
 
 
-def _existing_group(store: LogStore, name: str) -> GroupDescription:
-    """Raises ClickException for a group that nobody knows, with what was probably meant."""
+def _existing_group(store: LogStore, name: str, more: str = "") -> GroupDescription:
+    """Raises ClickException for a group that nobody knows, with what was probably meant, and what ``more`` may help."""
     names = store.groups.names()
     if name in names:
         return store.groups.describe(name)
     close = difflib.get_close_matches(name, names, n=1)
     advice = f"did you mean {close[0]!r}?" if close else "'segmentlog groups list' lists those that there are"
-    raise click.ClickException(f"group {name!r}: it has no members and no positions; {advice}")
+    raise click.ClickException(f"group {name!r}: it has no members and no positions; {advice}{more}")
 
 
 # ---------------------------------------------------------------- reset
@@ -165,7 +165,15 @@ class _Target(NamedTuple):
 
 def _selectors(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Selector, ...]:
     """``TOPIC``, ``TOPIC:PARTITION`` as Kafka's tools have it, or ``TOPIC/PARTITION``; patterns too."""
-    return tuple(SELECTOR.convert(value.replace(":", "/"), param, ctx) for value in values)
+    selectors = []
+    for value in values:
+        try:
+            selectors.append(SELECTOR.convert(value.replace(":", "/", 1), param, ctx))
+        except click.BadParameter:
+            raise click.BadParameter(
+                f"{value!r} is not TOPIC or TOPIC:PARTITION, as in clicks or clicks:0", ctx, param
+            ) from None
+    return tuple(selectors)
 
 
 @groups.command()
@@ -189,11 +197,17 @@ def reset(
     """Move the positions of GROUP, which must have no live members.
 
     Exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration and
-    --shift-by says where to. A place outside of a log is moved to its nearest end.
+    --shift-by says where to. A place outside of a log is moved to its nearest end. A GROUP that there
+    is not yet gets positions in what --topic names.
     """
     target = _target(**given)
     with open_store(ctx, read_only=dry_run, background=False) as store:
-        found = _existing_group(store, group)
+        is_new = bool(topics) and group not in store.groups.names()
+        found = (
+            store.groups.describe(group)
+            if is_new
+            else _existing_group(store, group, ", or make positions with --topic")
+        )
         if found.members:
             raise GroupNotEmpty(group, len(found.members))
         old = {TopicPartition(one.topic, one.partition): one.committed for one in found.partitions}
@@ -218,7 +232,8 @@ def reset(
                        "dry_run": dry_run})  # fmt: skip
     elif rows:
         show_table(("topic", "partition", "old", "new"), rows)
-    say(f"{len(rows):,} positions of {group} {'would be ' if dry_run else ''}moved")
+    done = "made, for it is new" if is_new else "moved"
+    say(f"{len(rows):,} positions of {group} {'would be ' if dry_run else ''}{done}")
 
 
 def _target(

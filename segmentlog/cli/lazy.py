@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from segmentlog.cli.common import end_loading
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -27,6 +29,7 @@ class LazyGroup(click.Group):
         module_name, _, attribute = self._places[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command)
+        end_loading()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -6,11 +6,11 @@ import fnmatch
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import click
 
-from segmentlog.errors import LogTruncated, UnknownTopic
+from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -23,6 +23,7 @@ else:
     ParamType = click.ParamType  # generic only since click 8.3
 
 PATTERN_CHARACTERS = frozenset("*?[")
+_PARTITION_CHARACTERS = frozenset("0123456789*?[]!-")
 
 
 # ---------------------------------------------------------------- sizes and times
@@ -139,52 +140,13 @@ def resolve(place: Place, log: Partition, end_offset: int | None = None) -> int:
     if place.kind == "latest":
         return end
     if place.kind == "last":
+        from segmentlog.cursor import offset_of_last
+
         return offset_of_last(log, place.number, end)
     if place.kind == "time":
         found = log.offset_for_timestamp(place.number)
         return end if found is None else min(found, end)
     return place.number
-
-
-def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
-    """Where to begin so that ``count`` records come before ``end_offset``, or all that there are.
-
-    Walks back by offsets, so that the length of the log does not matter; where compaction or
-    a crash left gaps it has to look further.
-    """
-    begin = end_offset
-    width = missing = count
-    while missing > 0 and begin > log.log_start_offset:
-        upto, begin = begin, max(begin - width, log.log_start_offset)
-        try:
-            found = _count(log, begin, upto)
-        except LogTruncated as truncated:  # begins inside a range that a crash took: nothing there to count
-            lost = truncated.lost
-            begin, found = lost.base_offset, _count(log, lost.end_offset, upto)
-        missing -= found
-        width = max(missing, 2 * width)
-        if missing < 0:
-            return _skip(log, begin, -missing)
-    return begin
-
-
-def _count(log: Partition, begin: int, upto: int) -> int:
-    """How many records lie in the range of offsets."""
-    found = 0
-    for batch in log.read(begin) if begin < upto else ():
-        if batch.base_offset >= upto:
-            break
-        found += len(batch) if batch.next_offset <= upto else int((batch.offsets < upto).sum())
-    return found
-
-
-def _skip(log: Partition, begin: int, count: int) -> int:
-    """The offset of the record that has ``count`` others before it, from ``begin`` on."""
-    for batch in log.read(begin):
-        if count < len(batch):
-            return int(batch.offsets[count])
-        count -= len(batch)
-    return begin
 
 
 # ---------------------------------------------------------------- topics and partitions
@@ -212,6 +174,18 @@ class Selector(NamedTuple):
         return fnmatch.fnmatchcase(topic, self.topic) and fnmatch.fnmatchcase(str(partition), self.partition)
 
 
+def _is_open(pattern: str) -> bool:
+    """Whether a bracket is never closed: fnmatch takes it for itself then, and no name has one."""
+    at = pattern.find("[")
+    while at >= 0:
+        at += 2 if pattern[at + 1 : at + 2] == "!" else 1
+        end = pattern.find("]", at + 1)  # the first character may be a ']' that means itself
+        if end < 0:
+            return True
+        at = pattern.find("[", end + 1)
+    return False
+
+
 class _SelectorType(ParamType):
     name = "topic"
 
@@ -219,12 +193,15 @@ class _SelectorType(ParamType):
         if isinstance(value, Selector):
             return value
         topic, slash, partition = value.partition("/")
-        if not slash:
-            return Selector(topic, may_come=bool(PATTERN_CHARACTERS & set(topic)))
         decimal = partition.isascii() and partition.isdecimal()
-        if not topic or not (decimal or PATTERN_CHARACTERS & set(partition)) or "/" in partition:
+        is_pattern = PATTERN_CHARACTERS & set(partition) and set(partition) <= _PARTITION_CHARACTERS
+        if slash and (not topic or not (decimal or is_pattern)):
             self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, as in clicks or clicks/0", param, ctx)
+        if _is_open(topic) or _is_open(partition):
+            self.fail(f"{value!r}: a '[' lacks its ']', as in 'clicks/[01]'", param, ctx)
         may_come = bool(PATTERN_CHARACTERS & set(value))
+        if not slash:
+            return Selector(topic, may_come=may_come)
         return Selector(topic, str(int(partition)) if decimal else partition, may_come)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -290,7 +267,12 @@ def selected_partitions(store: LogStore, selector: Selector) -> list[Partition]:
     topic = existing_topic(store, selector.topic)
     if selector.number is not None:
         return [topic.partition(selector.number)]
-    return [topic.partition(number) for number in range(topic.partition_count) if selector.fits(topic.name, number)]
+    numbers = [number for number in range(topic.partition_count) if selector.fits(topic.name, number)]
+    return [topic.partition(number) for number in numbers or _no_match(selector, topic.partition_count)]
+
+
+def _no_match(selector: Selector, count: int) -> NoReturn:
+    raise UnknownTopic(selector.topic, f"no partition matches {selector.partition!r}, there are 0 to {count - 1}")
 
 
 def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
@@ -307,13 +289,16 @@ def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[
         if selector.number is not None:
             return [(topic, selector.number)]
         names = [topic.name]
-    topics = map(store.topic, names)
-    return [
+    topics = {topic: topic.partition_count for topic in map(store.topic, names)}
+    chosen = [
         (topic, number)
-        for topic in topics
-        for number in range(topic.partition_count)
+        for topic, count in topics.items()
+        for number in range(count)
         if selector is None or selector.fits(topic.name, number)
     ]
+    if selector is not None and not chosen:
+        _no_match(selector, max(topics.values()))
+    return chosen
 
 
 def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:

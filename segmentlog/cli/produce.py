@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import select
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,12 @@ import click
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, json_option
 from segmentlog.cli.sending import BadRecord, Lists, NamedSender, Parse, Sender
+from segmentlog.cli.source import Source, TooLong
 from segmentlog.errors import SegmentlogError
 
 if TYPE_CHECKING:
     from segmentlog.producer import Producer
     from segmentlog.store import LogStore
-
-_READ_BYTES = 128 << 10  # what the cache holds while it is cut into lines
 
 
 @click.command()
@@ -60,8 +59,10 @@ def produce(
 ) -> int:
     """Append the lines of FILE (or of stdin) to TOPIC.
 
-    json: one object a line with "value" (or "value_base64"), and if wanted "key",
-    "timestamp", "partition", "headers". length-prefixed: a big-endian u32, then so many bytes.
+    lines: what stands before each \\n, byte for byte, a \\r before it included; the last line may lack
+    its \\n. nul: the same with \\0. json: one object a line with "value" (or "value_base64"), and if
+    wanted "key", "timestamp", "partition", "headers". length-prefixed: a big-endian u32, then so
+    many bytes. What is longer than max.message.bytes is refused once so much of it is read.
 
     With --producer NAME a run that was killed, anywhere, is run again with the same input, and what
     it had appended is passed over; of a file that has grown the new lines are appended. A second
@@ -82,11 +83,16 @@ def produce(
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
     fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     size = os.fstat(fd).st_size if file != "-" else 0
-    with open_store(ctx) as store, stoppable() as stopped:
+    with _closed_behind(fd), open_store(ctx) as store, stoppable() as stopped:
         several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
-        source = _Source(fd, shape, batch_size, linger / 1000, stopped)
+
+        def limit_now() -> int:
+            return store.topic(topic).config.max_message_bytes
+
+        spare_bytes = len(os.fsencode(key_separator or ""))
+        source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes)
         with store.producer(ack=ack, name=name) as producer, Progress("bytes", size or None) as progress:
-            limit = store.topic(topic).config.max_message_bytes if several else None
+            limit = limit_now() if several else None
             sender = _sender(store, producer, topic, partition, pairs, print_offsets, as_json, limit, skip)
             try:
                 for raw, count_bytes in source.lists(skip):
@@ -103,10 +109,21 @@ def produce(
                     say(go_on)
                 if isinstance(error, SegmentlogError | click.ClickException):
                     raise
+                if isinstance(error, TooLong):
+                    raise click.ClickException(sender.told(error, error.empty_lines)) from None
                 where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
                 raise click.ClickException(f"{where}{error}") from None
         say(sender.summary() + stopped_by(stopped))
     return status_of(stopped) if source.unread else 0
+
+
+@contextlib.contextmanager
+def _closed_behind(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if fd:  # stdin is not this command's
+            os.close(fd)
 
 
 def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> Sender:
@@ -123,87 +140,6 @@ def _pair(header: str) -> tuple[str, bytes]:
     if not equals:
         raise click.UsageError(f"-H {header}: give it as NAME=VALUE")
     return name, os.fsencode(value)
-
-
-# ---------------------------------------------------------------- reading
-
-
-class _Source:
-    """Cuts a file or a pipe into lists of raw records."""
-
-    def __init__(self, fd: int, shape: str, batch_size: int, linger_s: float, stopped: list[int]) -> None:
-        self._fd = fd
-        self._poll = select.poll()  # unlike select, for descriptors of any number
-        self._poll.register(fd, select.POLLIN)
-        self._shape = shape
-        self._batch_size = batch_size
-        self._linger_s = linger_s
-        self._stopped = stopped
-        self._rest = b""
-        self.unread = True
-
-    def lists(self, skip: int) -> Iterator[tuple[list[bytes], int]]:
-        """Lists of at most ``batch_size`` records with the bytes read for them, as they come."""
-        ready: list[bytes] = []
-        count_bytes = 0
-        while not self._stopped:
-            # A file is always readable; a pipe may pause, and what it sent must not wait for more.
-            if ready and not self._poll.poll(self._linger_s * 1000):
-                yield ready, count_bytes
-                ready, count_bytes = [], 0
-                continue
-            if not ready and not self._wait():
-                continue
-            block = os.read(self._fd, _READ_BYTES)
-            count_bytes += len(block)
-            if not block:
-                self.unread = False
-                if self._rest and self._shape == "length-prefixed":
-                    raise ValueError(f"the input ends in the middle of a record: {len(self._rest)} bytes are left over")
-                ready += [self._rest] if self._rest and not skip else []
-                break
-            found = self._cut(block)
-            if skip:
-                found, skip = found[skip:], max(skip - len(found), 0)
-            ready += found
-            whole = len(ready) - len(ready) % self._batch_size
-            for at in range(0, whole, self._batch_size):
-                yield ready[at : at + self._batch_size], count_bytes
-                count_bytes = 0
-            if whole:
-                ready = ready[whole:]
-        if ready:
-            yield ready, count_bytes
-
-    def _wait(self) -> bool:
-        """Wait for input; False when it is time to look whether a signal came."""
-        return bool(self._poll.poll(200))
-
-    def _cut(self, block: bytes) -> list[bytes]:
-        data = self._rest + block if self._rest else block
-        if self._shape == "length-prefixed":
-            return self._cut_prefixed(data)
-        records = data.split(b"\0" if self._shape == "nul" else b"\n")
-        self._rest = records.pop()
-        if self._shape != "nul" and b"\r" in data:
-            records = [record.removesuffix(b"\r") for record in records]
-        if self._shape == "json":  # before they are counted, for --skip counts records
-            records = [record for record in records if record.strip()]
-        return records
-
-    def _cut_prefixed(self, data: bytes) -> list[bytes]:
-        records = []
-        at = 0
-        while len(data) - at >= 4:
-            size = int.from_bytes(data[at : at + 4], "big")
-            if size > 512 << 20:
-                raise ValueError(f"a record of {size} bytes is announced: is the input length-prefixed?")
-            if len(data) - at - 4 < size:
-                break
-            records.append(data[at + 4 : at + 4 + size])
-            at += 4 + size
-        self._rest = data[at:]
-        return records
 
 
 # ---------------------------------------------------------------- from text to records

@@ -134,6 +134,14 @@ class Sender:
         except InvalidRecord as error:
             raise BadRecord(self.number - self.first + error.index, str(error)) from None
 
+    def told(self, error: ValueError, empty_lines: int) -> str:
+        """That the next record is too long, and what to do."""
+        line = f" (line {self.number + 1 + empty_lines})" if empty_lines else ""
+        return (
+            f"record {self.number + 1}{line} {error}: raise it with 'segmentlog alter', or"
+            f" {self._how_to_leave_out(self.number + 1)}"
+        )
+
     def _how_to_leave_out(self, number: int) -> str:
         return f"leave the record out with --skip {number}"
 

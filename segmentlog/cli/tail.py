@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import select
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import click
 
 from segmentlog.cli.common import open_store, say, stoppable, stopped_by
-from segmentlog.cli.options import SELECTOR, Selector, json_option, matching_topics, offset_of_last
+from segmentlog.cli.following import consumer_of
+from segmentlog.cli.options import SELECTOR, Selector, json_option
+from segmentlog.cli.taken import end_with_stdout
 
 if TYPE_CHECKING:
-    from segmentlog.consumer import Consumer
     from segmentlog.format.record_batch import RecordBatch
-    from segmentlog.store import LogStore
 
 
 @click.command()
@@ -41,7 +39,7 @@ def tail(
     are several.
     """
     with open_store(ctx, background=False) as store:
-        consumer = _consumer(store, topics, follow)
+        consumer = consumer_of(store, topics, follow=follow)
         several = len(consumer.assignment()) > 1 or any(one.may_come for one in topics)
         printer = _Printer(headers=None if quiet or as_json else verbose or several, as_json=as_json)
         with stoppable(consumer.wakeup) as stopped, consumer:
@@ -49,6 +47,8 @@ def tail(
                 log = store.topic(tp.topic).partition(tp.partition)
                 end = log.log_end_offset
                 wanted = any(one.fits(*tp) for one in topics)
+                from segmentlog.cursor import offset_of_last
+
                 begin = offset_of_last(log, lines, end) if wanted else end
                 for batch in log.read(begin) if begin < end else ():
                     if batch.base_offset >= end:
@@ -58,7 +58,7 @@ def tail(
                 consumer.seek(tp.topic, tp.partition, end)
             printer.flush()
             if follow and not stopped:
-                _end_with_stdout(consumer)
+                end_with_stdout(consumer)
                 for batch in consumer.batches():
                     if any(one.fits(batch.topic, batch.partition) for one in topics):
                         printer.show(batch)
@@ -67,39 +67,6 @@ def tail(
                         break
             if stopped:
                 say(f"{printer.records:,} records{stopped_by(stopped)}")
-
-
-def _consumer(store: LogStore, topics: tuple[Selector, ...], follow: bool) -> Consumer:
-    """A consumer of everything that is named; under -f of what fits a pattern later, too."""
-    wanted: list[str | tuple[str, int]] = []
-    for selector in topics:
-        if selector.number is not None and not selector.has_pattern:
-            matching_topics(store, (selector.topic,))  # a name that is not there gets its advice
-            wanted.append((selector.topic, selector.number))
-        elif follow:
-            name = selector.topic
-            if selector.may_come and not selector.has_pattern and name not in store.topics():
-                name = f"{name[:-1]}[{name[-1]}]"  # a pattern, which may be waited for, that only this name fits
-            elif not selector.has_pattern:
-                matching_topics(store, (name,))
-            wanted.append(name)  # partitions that are added later, too
-        else:
-            for name in matching_topics(store, (selector.topic,)):
-                count = store.topic(name).partition_count
-                wanted.extend((name, number) for number in range(count) if selector.fits(name, number))
-    return store.consumer(*wanted, follow=follow)
-
-
-def _end_with_stdout(consumer: Consumer) -> None:
-    """End following once nobody reads stdout any more, even if nothing is ever appended again."""
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), select.POLLERR)
-        if any(events & select.POLLERR for _, events in poll.poll()):
-            consumer.wakeup()
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Printer:

@@ -123,7 +123,7 @@ def details(
         names = _ProducerNames(store)
         partitions = [_describe(partition, newest, sizes, names) for partition in found.partitions()]
         if as_json:
-            show_json({"topic": topic, "config": _config(found, everything), "partitions": partitions})
+            show_json({"topic": topic, "id": found.id, "config": _config(found, everything), "partitions": partitions})
             return
         _show_config(found, everything)
         _show_partitions(partitions, sizes)
@@ -226,6 +226,7 @@ def _describe_compaction(partition: Partition) -> dict[str, Any]:
 def _show_config(topic: Topic, everything: bool) -> None:
     lines = [line for line in topic.config.describe() if everything or not line.is_default]
     click.echo(f"{topic.name}: {topic.partition_count} partitions in {topic.folder}")
+    click.echo(f"id: {topic.id}")
     if lines:
         show_table(("key", "value", "meaning"), [(line.key, line.value, line.meaning) for line in lines])
     else:

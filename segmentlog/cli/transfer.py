@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any
+from itertools import groupby
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, existing_topic, resolve, selected_partitions
-from segmentlog.errors import InvalidRecord, RecordTooLarge, UnknownTopic
+from segmentlog.cli.sending import BadRecord, Lists, Sender
+from segmentlog.errors import SegmentlogError, UnknownTopic
 
 if TYPE_CHECKING:
-    from segmentlog.store import LogStore
-    from segmentlog.transfer import Rows
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.partition.partition import Partition
+    from segmentlog.store import LogStore, Topic
+    from segmentlog.transfer import Fields, Rows
 
 _FORMATS = click.Choice(["ndjson", "csv", "parquet"])
 _ENDINGS = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson", ".csv": "csv", ".parquet": "parquet"}
+_GZIP = ".gz"
+_UNKNOWN = frozenset((".bz2", ".xz", ".zst", ".lz4", ".lzma", ".br", ".snappy", ".zip", ".z", ".tgz", ".7z"))
 
 
-def _format_of(file: str, shape: str | None) -> str:
-    """The format that was asked for, or that the file's ending says."""
-    return shape or _ENDINGS.get(os.path.splitext(file)[1].lower(), "ndjson")
+class _Kind(NamedTuple):
+    """What a file is."""
+
+    form: str
+    is_gzip: bool
+
+    @classmethod
+    def of(cls, file: str, shape: str | None) -> _Kind:
+        """As it was asked for, or as the file's ending says. Raises UsageError for what cannot be read or written."""
+        stem, ending = os.path.splitext(file)
+        is_gzip = ending.lower() == _GZIP
+        if ending.lower() in _UNKNOWN:
+            raise click.UsageError(f"{file}: {ending} is not read or written here; {_GZIP} is, or use a pipe")
+        if is_gzip:
+            ending = os.path.splitext(stem)[1]
+        form = shape or _ENDINGS.get(ending.lower(), "ndjson")
+        if is_gzip and form == "parquet":
+            raise click.UsageError(f"{file}: Parquet is compressed by itself; leave {_GZIP} out")
+        return cls(form, is_gzip)
+
+
+# ---------------------------------------------------------------- import
 
 
 @click.command("import")
@@ -38,6 +66,8 @@ def _format_of(file: str, shape: str | None) -> str:
 @click.option("--timestamp", metavar="FIELD", help="Field with the timestamp: milliseconds or ISO 8601 ('timestamp').")
 @click.option("--batch-size", type=click.IntRange(1), default=4096, show_default=True, metavar="RECORDS",
               help="Append so many records at a time.")  # fmt: skip
+@click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N records.")
+@click.option("--by-key", is_flag=True, help="Send records where their keys say, not to the 'partition' they name.")
 @click.pass_context
 def import_(
     ctx: click.Context,
@@ -49,11 +79,17 @@ def import_(
     whole: bool,
     timestamp: str | None,
     batch_size: int,
+    skip: int,
+    by_key: bool,
 ) -> int:
     """Append the records of SOURCE to TOPIC.
 
-    SOURCE is a file (- for stdin), or redis://HOST[:PORT]/DB or unix:///PATH with a topic of
-    kafkaesque of the same name, whose settings TOPIC gets if it is not there yet.
+    SOURCE is a file (- for stdin; read as gzip if its name ends with .gz), or redis://HOST[:PORT]/DB or
+    unix:///PATH with a topic of kafkaesque of the same name, whose settings TOPIC gets if it is not
+    there yet.
+
+    Of what 'export' wrote, keys, values, headers, timestamps and partitions come back as they were;
+    offsets are new. In CSV an empty field is null (a tombstone, no key), and "" an empty text.
     """
     from segmentlog.transfer import Fields
 
@@ -61,55 +97,116 @@ def import_(
         raise click.UsageError("--whole takes the whole row for the value, --value one field: give one of them")
     with ExitStack() as stack, stoppable() as stopped:
         from_redis = source.startswith(("redis://", "rediss://", "unix://"))
+        kind = None if from_redis else _Kind.of(source, shape)
         store = stack.enter_context(open_store(ctx, create=from_redis))
-        if from_redis:
-            rows = _from_redis(store, source, topic, batch_size)
+        if kind is None:
+            rows = _from_redis(store, source, topic, batch_size, skip)
         else:
             existing_topic(store, topic, to_write=True)
-            fields = Fields(key, value, timestamp, whole)
-            rows = _from_file(stack, source, _format_of(source, shape), fields, batch_size)
+            fields = Fields(key, value, timestamp, whole, by_key)
+            rows = _from_file(stack, source, kind, fields, batch_size, skip)
+        partitions = store.topic(topic).partition_count
         started = time.perf_counter()
-        count = 0
+        nulls = 0
+        failure: Exception | None = None
         with store.producer() as producer, Progress("records", None) as progress:
+            limit_bytes = store.topic(topic).config.max_message_bytes if partitions > 1 else None
+            sender = Sender(producer, topic, None, (), False, False, limit_bytes, skip)
             try:
                 for part in rows:
-                    try:
-                        producer.send_many(
-                            topic, part.values, part.keys, headers=part.headers, timestamps=part.timestamps
-                        )
-                    except (InvalidRecord, RecordTooLarge) as error:
-                        raise click.ClickException(f"records {count + 1} to {count + len(part)}: {error}") from None
-                    count += len(part)
+                    sender.first = sender.number
+                    _check_partitions(part, store.topic(topic), sender.number)
+                    for lists in _lists_of(part):
+                        sender.send(lists)
+                    nulls += part.values.count(None)
                     progress.advance(len(part))
                     if stopped:
                         break
-            except UnicodeDecodeError as error:
-                raise click.ClickException(f"the input is not UTF-8: {error}") from None
-            finally:
-                seconds = max(time.perf_counter() - started, 1e-9)
-                rate = f"{count / seconds:,.0f} records/s"
-                say(f"{count:,} records imported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
+            except (SegmentlogError, click.ClickException, ValueError, OSError, EOFError, zlib.error) as error:
+                failure = _failure(error, source, sender)
+        seconds = max(time.perf_counter() - started, 1e-9)
+        rate = f"{sender.records / seconds:,.0f} records/s"
+        say(f"{sender.records:,} records imported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
+        if kind is not None and kind.form == "csv" and nulls:
+            say(f"{nulls:,} of their values are null: fields that are empty and not in quotes")
+        if failure is not None:
+            if sender.records:
+                say(sender.how_to_go_on(failure))
+            raise failure
         return status_of(stopped)
 
 
-def _from_file(stack: ExitStack, source: str, shape: str, fields: Any, batch_size: int) -> Iterator[Rows]:
-    from segmentlog import transfer
+def _failure(error: Exception, source: str, sender: Sender) -> Exception:
+    """What to tell of an error."""
+    if isinstance(error, BadRecord):
+        return click.ClickException(f"record {sender.first + error.index + 1}: {error}")
+    if isinstance(error, UnicodeDecodeError):
+        return click.ClickException(f"the input is not UTF-8: {error}")
+    if isinstance(error, EOFError | zlib.error) or type(error).__name__ == "BadGzipFile":
+        return click.ClickException(f"{source} is no gzip file, or not all of one: {error}")
+    if isinstance(error, ValueError) and not isinstance(error, SegmentlogError):
+        return click.ClickException(str(error))
+    return error
 
-    if shape == "parquet":
+
+def _check_partitions(part: Rows, topic: Topic, number: int) -> None:
+    """Raises ClickException if records are to go to partitions that there are not: before any of them is sent."""
+    count = topic.partition_count
+    for index, partition in enumerate(part.partitions or ()):
+        if partition is not None and partition >= count:
+            raise click.ClickException(
+                f"record {number + index + 1} is of partition {partition}, and {topic.name} has only 0 to {count - 1}:"
+                f" add partitions with 'segmentlog alter {topic.name} -p N', or send records where their keys say with"
+                " --by-key"
+            )
+
+
+def _lists_of(part: Rows) -> Iterator[Lists]:
+    """The records in their order, those of one partition that follow each other together."""
+    lists = Lists(part.values, part.keys)
+    lists.headers, lists.timestamps = part.headers, part.timestamps
+    if part.partitions is None:
+        yield lists
+        return
+    at = 0
+    for partition, some in groupby(part.partitions):
+        begin, at = at, at + len(list(some))
+        run = lists.part(begin, at)
+        run.partition = partition
+        yield run
+
+
+def _from_file(
+    stack: ExitStack, source: str, kind: _Kind, fields: Fields, batch_size: int, skip: int
+) -> Iterator[Rows]:
+    from segmentlog import transfer
+    from segmentlog.storage.whole_file import is_leftover
+
+    if is_leftover(source):
+        raise click.UsageError(f"{source} is part of an export that was killed, and not all of it")
+    if kind.form == "parquet":
         if source == "-":
             raise click.UsageError("Parquet is read from a file, not from a pipe")
-        documents = transfer.read_parquet(source)
+        return transfer.records_of(transfer.read_parquet(source, fields, skip), fields, batch_size, skip + 1)
+    file: IO[bytes] = sys.stdin.buffer
+    if source == "-":
+        check_stdin()
     else:
-        file: IO[bytes] = sys.stdin.buffer
-        if source == "-":
-            check_stdin()
-        else:
-            file = stack.enter_context(open(source, "rb"))  # noqa: SIM115
-        documents = transfer.read_csv(file) if shape == "csv" else transfer.read_ndjson(file)
-    return transfer.records_of(documents, fields, batch_size)
+        file = stack.enter_context(open(source, "rb"))  # noqa: SIM115
+    if kind.is_gzip:
+        import gzip
+
+        file = io.BufferedReader(gzip.GzipFile(fileobj=file))
+    if kind.form == "csv":
+        from segmentlog.transfer_csv import read_csv
+
+        documents = read_csv(file, skip, with_nulls=not fields.whole)
+    else:
+        documents = transfer.read_ndjson(file, skip)
+    return transfer.records_of(documents, fields, batch_size, skip + 1)
 
 
-def _from_redis(store: LogStore, url: str, topic: str, batch_size: int) -> Iterator[Rows]:
+def _from_redis(store: LogStore, url: str, topic: str, batch_size: int, skip: int) -> Iterator[Rows]:
     from segmentlog.transfer import RedisTopic
 
     taken = RedisTopic(url, topic)
@@ -123,11 +220,18 @@ def _from_redis(store: LogStore, url: str, topic: str, batch_size: int) -> Itera
         raise click.UsageError(
             f"{topic} has {target.partition_count} partitions; the order of a kafkaesque topic needs one"
         )
-    first = pages[0][1] if pages else 0
+    first = pages[0][1] + skip if pages else skip
     begins_at = target.partition(0).log_end_offset
     if first != begins_at:
         say(f"its first record that is left has offset {first} there and gets offset {begins_at} here")
-    return taken.rows(pages, batch_size)
+    return taken.rows(pages, batch_size, skip)
+
+
+# ---------------------------------------------------------------- export
+
+
+class _Stopped(Exception):
+    """A signal came before everything was written."""
 
 
 @click.command()
@@ -139,11 +243,14 @@ def _from_redis(store: LogStore, url: str, topic: str, batch_size: int) -> Itera
 @click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
 @click.pass_context
 def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, start: Place, stop: Place | None) -> int:
-    """Write the records of TOPIC (or TOPIC/PARTITION) to FILE (or stdout), partition by partition."""
-    from segmentlog import transfer
+    """Write the records of TOPIC (or TOPIC/PARTITION) to FILE (or stdout), partition by partition.
 
-    form = _format_of(file, shape)
-    if form == "parquet" and file == "-":
+    FILE gets its name once everything is in it and on disk: it is whole, or as it was. A name that ends with .gz
+    is written as gzip. NDJSON and Parquet hold any record; CSV is refused for keys and values that are
+    no UTF-8. In CSV null is an empty field, an empty text is "", and headers are JSON.
+    """
+    kind = _Kind.of(file, shape)
+    if kind.form == "parquet" and file == "-":
         raise click.UsageError("Parquet is written to a file, not to a pipe")
     count = 0
     with ExitStack() as stack, stoppable() as stopped:
@@ -152,28 +259,63 @@ def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, st
         ends = [one.log_end_offset if stop is None else resolve(stop, one) for one in partitions]
         ranges = [(one, resolve(start, one), end) for one, end in zip(partitions, ends, strict=True)]
         for partition, begin, _ in ranges:
-            partition.read(begin)  # raises where there is no such place: before what FILE holds is gone
-        writer: Any
-        if form == "parquet":
-            writer = transfer.ParquetWriter(file)
-        else:
-            out: IO[bytes] = sys.stdout.buffer if file == "-" else stack.enter_context(open(file, "wb"))
-            writer = transfer.CsvWriter(out) if form == "csv" else transfer.NdjsonWriter(out)
+            partition.read(begin)  # raises where there is no such place
         started = time.perf_counter()
         try:
-            with Progress("records", None, wanted=file != "-") as progress:
-                for partition, begin, end in ranges:
-                    for batch in partition.read(begin):
-                        part = batch.slice(0, int((batch.offsets < end).sum())) if batch.next_offset > end else batch
-                        if len(part):
-                            writer.write(part)
-                            count += len(part)
-                            progress.advance(len(part))
-                        if stopped or batch.next_offset >= end:
-                            break
-        finally:
-            writer.close()  # also after an error: a CSV writer that is thrown away takes stdout with it
+            with (
+                Progress("records", None, wanted=file != "-") as progress,
+                contextlib.nullcontext(sys.stdout.buffer) if file == "-" else _whole(file, kind) as out,
+            ):
+                writer = _writer(out, kind)
+                for batch in _batches(ranges):
+                    writer.write(batch)
+                    count += len(batch)
+                    progress.advance(len(batch))
+                    if stopped:
+                        break
+                writer.close()
+                if stopped and file != "-":
+                    raise _Stopped
+        except _Stopped:
+            say(f"{count:,} records were read{stopped_by(stopped)}: {file} is as it was")
+            return status_of(stopped)
         seconds = max(time.perf_counter() - started, 1e-9)
         rate = f"{count / seconds:,.0f} records/s"
         say(f"{count:,} records exported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
     return status_of(stopped)
+
+
+def _batches(ranges: list[tuple[Partition, int, int]]) -> Iterator[RecordBatch]:
+    """What lies in the ranges of offsets."""
+    for partition, begin, end in ranges:
+        for batch in partition.read(begin):
+            part = batch.slice(0, int((batch.offsets < end).sum())) if batch.next_offset > end else batch
+            if len(part):
+                yield part
+            if batch.next_offset >= end:
+                break
+
+
+@contextlib.contextmanager
+def _whole(file: str, kind: _Kind) -> Iterator[IO[bytes]]:
+    """A file that appears when all is written."""
+    from segmentlog.storage.whole_file import whole_file
+
+    with whole_file(file) as out:
+        if not kind.is_gzip:
+            yield out
+            return
+        import gzip
+
+        with gzip.GzipFile("", "wb", 6, out, 0) as packed:  # no name and time in it: the same records, the same bytes
+            yield packed  # type: ignore[misc]
+
+
+def _writer(out: IO[bytes], kind: _Kind) -> Any:
+    from segmentlog import transfer
+
+    if kind.form == "csv":
+        from segmentlog.transfer_csv import CsvWriter
+
+        return CsvWriter(out)
+    return transfer.ParquetWriter(out) if kind.form == "parquet" else transfer.NdjsonWriter(out)

@@ -14,7 +14,8 @@ and writes it in one C call (23 and 14 ns a value here; slicing a blob in Python
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ _blobs_decoder = msgspec.msgpack.Decoder(list[bytes | None])
 _headers_decoder = msgspec.msgpack.Decoder(list[Headers])
 
 _INT32_MAX = 2**31 - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN_TYPES = frozenset((bytes, bytearray, type(None)))
 
 
@@ -92,9 +94,13 @@ def _check_view(column: str, index: int, view: memoryview) -> None:
 
 def check_headers(headers: Sequence[Any]) -> list[Headers]:
     """Normalise one sequence of (name, value) pairs a record; None and () mean no headers."""
+    if not hasattr(headers, "__iter__") or isinstance(headers, type):
+        raise InvalidRecord("headers", 0, type(headers).__name__, "for each record pairs of (str, bytes or None)")
     filled = [() if one is None else one for one in headers]
     try:
         checked = msgspec.convert(filled, list[Headers], builtin_types=(bytes,))
+    except UnicodeEncodeError:
+        raise InvalidRecord("headers", 0, ascii(headers)[:40], "pairs of (str, bytes or None)") from None
     except msgspec.ValidationError as error:
         raise InvalidRecord("headers", _index_in(str(error)), str(error), "pairs of (str, bytes or None)") from None
     for index, one in enumerate(checked):
@@ -119,12 +125,17 @@ def _index_in(message: str) -> int:
 
 
 def as_timestamps(timestamps: Any, count: int) -> Int64Array:
-    """The caller's timestamps (ints or an integer array, milliseconds) as int64, checked.
+    """The caller's timestamps (ints or an integer array, milliseconds; or datetimes) as int64, checked.
 
-    Raises `InvalidRecord` for a wrong type, a wrong number of them, or a negative one.
+    A naive datetime is local time, one of numpy is UTC as ever. Raises `InvalidRecord` for a wrong
+    type, a wrong number of them, or a negative one.
     """
     try:
         array = np.asarray(timestamps)
+        if array.dtype.kind == "O" and array.ndim == 1 and all(isinstance(one, int | datetime) for one in timestamps):
+            array = np.array([_milliseconds(one) for one in timestamps], np.int64)
+        elif array.dtype.kind == "M":
+            array = array.astype("datetime64[ms]").astype(np.int64)
     except (ValueError, OverflowError) as error:
         raise InvalidRecord("timestamps", 0, str(error), "integers, milliseconds since 1970") from None
     if array.ndim == 1 and not len(array):
@@ -139,6 +150,14 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
         index = int(wide.argmin())
         raise InvalidRecord("timestamps", index, str(int(wide[index])), "milliseconds since 1970, not negative")
     return wide
+
+
+def _milliseconds(timestamp: int | datetime) -> int:
+    """Since 1970; the part of a millisecond that a datetime has is left out."""
+    if isinstance(timestamp, datetime):
+        # In integers: a float's seconds do not hold every millisecond.
+        return (timestamp.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    return timestamp
 
 
 # ---------------------------------------------------------------- encoding

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Final
 
 from segmentlog.errors import InvalidConfig, InvalidTopicName
 
-FORMAT_VERSION: Final = 1
-"""Of a store and of a topic, as their files say it."""
+FORMAT_VERSION: Final = 2
+"""Of a store and of a topic, as their files say it: what this version writes.
+
+1    topics go by their names
+2    topics have ids, and the records of the internal topics name topics by them
+"""
+READABLE_FORMATS: Final = (1, 2)
+"""Opening a store of an older one for writing makes it one of the newest; see `segmentlog.administration`."""
 
 STORE_FILE: Final = "store.json"
 TOPIC_FILE: Final = "topic.json"
@@ -54,6 +61,12 @@ HIDDEN: Final = "@"
 """Marks a folder of the store that is no topic (one being made or deleted): no topic name may hold it."""
 
 
+ADMINISTRATION_FILE: Final = "@administration"
+"""Of the store: locked by whoever makes, alters, renames or deletes a topic. Holds nothing."""
+MAKING_PREFIX: Final = "@making-"
+DELETED_PREFIX: Final = "@deleted-"
+ALTERING_PREFIX: Final = "@altering-"
+"""Of folders and files that are there for a moment, and are swept when their process was killed in it."""
 PRODUCERS_FOLDER: Final = "@producers"
 """Of the store: a folder for each producer with a name."""
 GROUPS_FOLDER: Final = "@groups"
@@ -131,6 +144,25 @@ def check_relative_path(name: str) -> str:
     if any(not part or part.startswith((b".", b"_")) for part in parts):
         return "it is no plain name of a file"
     return ""
+
+
+def new_topic_id() -> str:
+    """A UUID that no other topic has."""
+    return str(uuid.uuid4())
+
+
+def topic_id_of_name(store_id: str, name: str) -> str:
+    """The id of a topic that was made when topics had none: the same whoever asks, before the upgrade and after it."""
+    text = f"segmentlog:{store_id}:{name}".encode(errors="backslashreplace").decode()
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, text))
+
+
+def is_topic_id(text: object) -> bool:
+    """Whether it is a UUID, spelled as `new_topic_id` spells it."""
+    try:
+        return isinstance(text, str) and str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def segment_name(base_offset: int) -> str:

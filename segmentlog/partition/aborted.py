@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +22,7 @@ from segmentlog.format.producers import AbortedTransaction, Malformed, decode_ab
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.partition.around import around_segment
 from segmentlog.partition.handle import Handle
+from segmentlog.storage import forks
 from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import ABORTS_WORD, LogState
@@ -54,14 +54,14 @@ class AbortedTransactions:
     def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
         self._handle = handle
         self._known = known
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex", "_forget")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know of none. In a forked child: another thread of the parent may have been looking."""
         self._seen: tuple[int, int, int, int] | None = None
         self._segments: dict[int, _Known] = {}
         self._ranges: Ranges = {}
-        handle.after_fork.append(self._reset)
-
-    def _reset(self) -> None:
-        self._mutex = threading.Lock()
 
     def look(self) -> Ranges:
         """Every abort that is told in the log up to its end.

@@ -21,8 +21,9 @@ from segmentlog.partition.handle import WRITING, Handle
 from segmentlog.partition.loader import settle
 from segmentlog.partition.producers import ProducerStamp, ProducerStates
 from segmentlog.policy.roll import should_roll
-from segmentlog.storage.fs import NO_ROOM, Buffer
+from segmentlog.storage.fs import NO_ROOM, Buffer, DiskFailed
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.locks import held
 from segmentlog.storage.segment import ActiveSegment, MappedSegment, segment_stem
 from segmentlog.storage.state import (
     CONFIG_WORD,
@@ -37,6 +38,9 @@ from segmentlog.storage.state import (
 _OFFSET_MAX = 2**63 - 2
 _EPOCH_MAX = 2**32 - 2
 # What a batch's header holds; only a forged or damaged log gets there.
+
+_LEFT_OPEN = 8
+# Of the segments that one append seals; an append of very many does not take all descriptors.
 
 _Run = tuple[int, list[EncodedBatch]]
 _Observed = tuple[SegmentIndex, int, int, int, int, int]
@@ -55,6 +59,8 @@ class Appender:
         self._seen: LogState | None = None
         self._sealing: list[tuple[SegmentIndex, int, int]] = []
         self._begun: list[int] = []
+        self._left: list[ActiveSegment] = []
+        """Those that the rolls of one append sealed, still open."""
         self._states = ProducerStates(handle)
         self.appended = False
         """Whether this process appended since it opened the partition: it then owes a clean close."""
@@ -69,7 +75,8 @@ class Appender:
         Their offsets are consecutive, across batches and segments. With a ``stamp``, the one
         that they were encoded with, batches that were appended before are not appended again:
         the offsets are those that they have. Raises `DiskFull`, `PartitionFailed`,
-        `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`.
+        `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, and `LocalError` for what is this process's own
+        affair: the log is as before then, here and for everybody else.
         """
         handle = self._handle
         with handle.append_mutex:
@@ -77,12 +84,18 @@ class Appender:
                 handle.ensure_open()
             handle.used = True
             flock, fd = handle.fs.flock, handle.lock_fd
-            flock(fd, fcntl.LOCK_EX)
             try:
+                flock(fd, fcntl.LOCK_EX)  # inside: an interrupt may come before it has returned
                 log = self._look()
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
                 return self._place_tracked(log, batches, now_ms, stamp)
+            except FileNotFoundError:
+                handle.check_in_place()  # renamed or deleted a moment ago
+                raise
+            except OSError as error:
+                handle.raise_local(error, "nothing was appended")
+                raise
             finally:
                 flock(fd, fcntl.LOCK_UN)
 
@@ -92,7 +105,7 @@ class Appender:
         Raises `ProducerFenced` when a newer epoch of the producer has one open.
         """
         handle = self._handle
-        with handle.append_locked():
+        with handle.telling_of_moves(), handle.append_locked():
             log = self._look()
             states = self._states
             states.catch_up(log)
@@ -110,10 +123,10 @@ class Appender:
             self._take_note(log, [marker], lambda at, _: states.ended(producer_id, epoch, at, now_ms), now_ms)
             return offset
 
-    @contextlib.contextmanager
+    @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
-        with self._handle.append_locked():
+        with self._handle.telling_of_moves(), self._handle.append_locked():
             self._states.catch_up(self._look())
             yield self._states
 
@@ -174,9 +187,7 @@ class Appender:
         with handle.sync_locked():
             try:
                 handle.update_checkpoint(has_producers=True)
-            except DiskFull:
-                raise
-            except OSError as error:
+            except DiskFailed as error:
                 handle.fail(f"writing the checkpoint failed ({error})")
         handle.page.words[PRODUCERS_WORD] = 1
 
@@ -221,12 +232,21 @@ class Appender:
         rolls = self._must_roll(log, size_bytes, record_count, now_ms)
         if rolls:
             handle.check_in_place()
+        self._seen = None  # whatever ends this early: the next one looks for itself what is open here
         words[WRITING_WORD] = WRITING
         observed: list[_Observed] = []
-        if not rolls and (log.end_position or len(batches) == 1):
-            after = self._write_run(log, batches, now_ms, observed)
-        else:
-            after = self._write_runs(log, batches, now_ms, observed)
+        is_one_run = not rolls and (log.end_position or len(batches) == 1)
+        try:
+            if is_one_run:
+                after = self._write_run(log, batches, now_ms, observed)
+            else:
+                after = self._write_runs(log, batches, now_ms, observed)
+        except DiskFailed as error:
+            handle.fail(f"a write failed ({error})")
+        except OSError:
+            if is_one_run:
+                self._leave_as_it_was()
+            raise
         if stable_offset is not None:
             after = replace(after, last_stable_offset=next_offset if stable_offset < 0 else stable_offset)
         page.log.write(after)
@@ -256,14 +276,18 @@ class Appender:
             tracked = bool(handle.page.words[PRODUCERS_WORD])
             if tracked:
                 self._states.catch_up(log)
+            self._seen = None
             handle.page.writing = WRITING
             after = replace(log, active_base_offset=log.log_end_offset, end_position=0, first_append_ms=0)
             try:
-                self._seal_and_begin(log, after.active_base_offset)
-                self._cut_file(log.active_base_offset, log.end_position)
-            except BaseException:
-                self._undo(log, [after.active_base_offset])
-                raise
+                try:
+                    self._seal_and_begin(log, after.active_base_offset)
+                    self._cut_sealed(log.active_base_offset, log.end_position)
+                except BaseException as error:
+                    self._undo(log, [after.active_base_offset], error)
+                    raise
+            except DiskFailed as error:
+                handle.fail(f"an fsync failed ({error})")
             handle.page.log.write(after)
             handle.page.writing = 0
             self._close_indexes()
@@ -275,12 +299,20 @@ class Appender:
 
     def _seal_and_begin(self, log: LogState, base: int) -> None:
         assert self._index is not None
+        assert self._active is not None
         self._sealing.append((self._index, log.log_end_offset, log.end_position))
+        # Not closed yet, see `Handle.keep_sealed`.
+        if len(self._left) == _LEFT_OPEN:
+            self._left.pop(0).close()
+        self._left.append(self._active)
+        self._active = None
         self._begin_segment(base, log.epoch)
 
     def _catch_up(self, log: LogState) -> None:
         """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
         handle = self._handle
+        if self._sealing or self._begun:  # of an append that was interrupted
+            self._sealing, self._begun = [], []
         base = log.active_base_offset
         key = (base, log.epoch)
         index = self._index
@@ -290,7 +322,7 @@ class Appender:
             index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
             index.load(limit=log.end_position)
             self._index, self._key = index, key
-        if self._active is None:
+        if self._active is None or self._active.fd < 0:
             self._active = self._open_segment(base, create=False)
         if index.scanned_position != log.end_position:
             mapped = self._mapped
@@ -309,9 +341,7 @@ class Appender:
         with handle.sync_locked():
             try:
                 handle.update_checkpoint(offset_ceiling=ceiling, clean=False)
-            except DiskFull:
-                raise
-            except OSError as error:
+            except DiskFailed as error:
                 handle.fail(f"writing the checkpoint failed ({error})")
         log = replace(log, offset_ceiling=ceiling)
         handle.page.log.write(log)
@@ -367,13 +397,7 @@ class Appender:
             offset = following
             at += batch.size_bytes
         size_bytes = at - log.end_position
-        try:
-            active.write(buffers, size_bytes, log.end_position)
-        except DiskFull:
-            handle.page.writing = 0
-            raise
-        except OSError as error:
-            handle.fail(f"a write failed ({error})")
+        active.write(buffers, size_bytes, log.end_position)
         stable_offset = log.last_stable_offset
         return LogState(
             log.log_start_offset,
@@ -408,9 +432,9 @@ class Appender:
                 log = self._write_run(log, run, now_ms, observed)
             for index, _, size_bytes in self._sealing:
                 # Before readers see it as sealed: from then on they map all of the file.
-                self._cut_file(index.base_offset, size_bytes)
-        except BaseException:
-            self._undo(before, made)
+                self._cut_sealed(index.base_offset, size_bytes)
+        except BaseException as error:
+            self._undo(before, made, error)
             raise
         return log
 
@@ -418,6 +442,9 @@ class Appender:
         """Complete the indexes of the segments that the rolls left behind."""
         sealing, self._sealing = self._sealing, []
         self._begun = [next_offset for _, next_offset, _ in sealing]
+        left, self._left = self._left, []
+        for segment in left:
+            self._handle.keep_sealed(segment, self._key[1])
         for index, next_offset, size_bytes in sealing:
             index.close(next_offset, size_bytes)
         self._handle.rolled()
@@ -447,10 +474,31 @@ class Appender:
         stem = segment_stem(handle.folder, base)
         self._index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
 
-    def _undo(self, before: LogState, made: Sequence[int]) -> None:
-        """Take back what was written but not published, durably: its offsets go to other records."""
+    def _leave_as_it_was(self) -> None:
+        """A write failed. What it left is cut off; if it could not be, the next append does it, whosever it is."""
+        if self._active is None or self._active.is_cut:
+            self._handle.page.writing = 0
+        else:
+            self._let_go()
+
+    def _undo(self, before: LogState, made: Sequence[int], error: BaseException) -> None:
+        """Take back what was written but not published when ``error`` came, durably: its offsets go to other records.
+
+        What cannot be taken back now stays marked, as after a process's death, and the next append does it. Raises
+        `DiskFailed` for a failed fsync, unless that is what came.
+        """
+        try:
+            self._take_back(before, made)
+        except DiskFailed:
+            if not isinstance(error, DiskFailed):
+                raise
+        except OSError:
+            pass
+
+    def _take_back(self, before: LogState, made: Sequence[int]) -> None:
         handle = self._handle
         self._sealing.clear()
+        self._close_left()
         self._close_active(flush=False)
         for base in made:
             for suffix in SEGMENT_SUFFIXES:
@@ -465,6 +513,18 @@ class Appender:
             segment.close()
         handle.page.writing = 0
 
+    def _cut_sealed(self, base: int, size_bytes: int) -> None:
+        for segment in self._left:
+            if segment.base_offset == base:
+                segment.cut(size_bytes)
+                return
+        self._cut_file(base, size_bytes)
+
+    def _close_left(self) -> None:
+        while self._left:
+            with contextlib.suppress(OSError):
+                self._left.pop().close()
+
     def _cut_file(self, base: int, size_bytes: int) -> None:
         """Give back what was preallocated behind the end of a segment."""
         handle = self._handle
@@ -476,15 +536,19 @@ class Appender:
 
     def _let_go(self) -> None:
         """Close the file; what is known of the segment stays for the next append, however idle the partition is."""
-        if self._active is not None:
+        active, self._active = self._active, None  # first: a child forked in between must not close it again
+        self._seen = self._mapped = None
+        if active is not None:
             with contextlib.suppress(OSError):
-                self._active.close()
-        self._active, self._mapped, self._seen = None, None, None
+                active.close()
 
     def _forget(self) -> None:
         """In a forked child: another thread of the parent may have been at the index, or in the middle of a roll."""
         self._index, self._key = None, (-1, -1)
         self._sealing, self._begun = [], []
+        self._close_left()
+        self._states = ProducerStates(self._handle)
+        self.appended = False  # the clean close of what the parent appended is the parent's
 
     def _close_active(self, *, flush: bool = True) -> None:
         self._let_go()

@@ -159,6 +159,7 @@ class CompactionPass:
             now = self._handle.page.log.read()
             if (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch):
                 return False
+            self._handle.check_in_place()  # renamed or deleted a moment ago
             raise CorruptBatch(str(error.filename), 0, "a segment file", "none") from None
 
     def _announce(self, offset: int) -> None:
@@ -311,10 +312,13 @@ class CompactionPass:
                 handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
         return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
 
-    @staticmethod
-    def _end_of(segment: SegmentInfo, weighed: Sequence[_Weighed]) -> int:
+    def _end_of(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> int:
         """Where the last batch ends; the segment's end may lie behind a lost range."""
-        return weighed[-1].header.next_offset if weighed else segment.end_offset
+        if weighed:
+            return weighed[-1].header.next_offset
+        # One that holds nothing, since a machine died before anything in it was on the disk.
+        is_lost = any(lost.base_offset == segment.base_offset for lost in self._lost_ranges())
+        return segment.base_offset if is_lost else segment.end_offset
 
     def _copy_batches(
         self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]], copy: SegmentCopy

@@ -12,7 +12,14 @@ import numpy as np
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, TRANSACTIONAL, EncodedBatch, encode_batch
-from segmentlog.format.columns import Int64Array, as_timestamps, check_blobs, check_headers, has_null
+from segmentlog.format.columns import (
+    Int64Array,
+    as_timestamps,
+    check_blobs,
+    check_headers,
+    encode_columns,
+    has_null,
+)
 from segmentlog.partition.producers import ProducerStamp
 from segmentlog.records import Headers
 
@@ -38,11 +45,14 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
         return Columns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
 
     def part(self, start: int, stop: int) -> Columns:
+        """Some of the records; a column that says nothing of them is left out, as if they had come alone."""
+        keys = None if self.keys is None else self.keys[start:stop]
+        headers = None if self.headers is None else self.headers[start:stop]
         return Columns(
             self.values[start:stop],
-            None if self.keys is None else self.keys[start:stop],
+            None if keys is None or keys.count(None) == len(keys) else keys,
             None if self.timestamps is None else self.timestamps[start:stop],
-            None if self.headers is None else self.headers[start:stop],
+            headers if headers is not None and any(headers) else None,
         )
 
 
@@ -82,6 +92,14 @@ def check_items(columns: Columns) -> None:
     check_blobs("values", columns.values)
     if columns.keys is not None:
         check_blobs("keys", columns.keys)
+
+
+def check_size(columns: Columns, config: TopicConfig) -> None:
+    """Raise `RecordTooLarge` for one record that is too large for a batch of its own."""
+    scratch = bytearray()
+    encode_columns(scratch, columns.values, columns.keys, columns.timestamps, columns.headers, None, 0)
+    if len(scratch) > config.max_message_bytes:
+        raise RecordTooLarge(len(scratch), config.max_message_bytes)
 
 
 def require_a_key(index: int) -> InvalidRecord:

@@ -16,7 +16,8 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.partition.handle import Handle
-from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.fs import DiskFailed, read_file, replace_file
+from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import segment_stem
 
 
@@ -34,13 +35,14 @@ def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tu
 
 
 def truncate_file(handle: Handle, base: int, size: int) -> None:
-    """Cut a segment's file, durably."""
-    fd = handle.fs.open(segment_stem(handle.folder, base) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    """Cut a segment's file, durably. Raises `DiskFailed` when it is the fsync that fails."""
+    path = segment_stem(handle.folder, base) + LOG_SUFFIX
+    with opened(handle.fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
         handle.fs.ftruncate(fd, size)
-        handle.fs.fsync(fd)
-    finally:
-        handle.fs.close(fd)
+        try:
+            handle.fs.fsync(fd)
+        except OSError as error:
+            raise DiskFailed.of(error, path) from error
 
 
 def remove_segment(handle: Handle, base: int) -> None:

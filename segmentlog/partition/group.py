@@ -4,6 +4,15 @@ A thread leaves its records in a queue. If nobody leads, it leads: it takes what
 queue, merges small appends into one batch, writes, syncs, and wakes those it did it for;
 then the first of those who came meanwhile leads. Threads that merely queued for the sync
 lock reached 1.2 times one thread's rate here, this 2 to 5 times.
+
+An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.locks`):
+
+- Leading is holding the lock ``_leading`` by ``with``, nothing else. It is never handed over while it is held.
+- What is in the queue stays there until it is done, and only who leads removes it. An append that is taken points
+  to its `_Group`; whatever happens to a whole group is one store into that.
+- A wake-up is a hint. Whoever sleeps looks around every `LOOK_EVERY_S` all the same, and leads if nobody does. Who
+  leads and finds a group that is not settled knows that its leader was interrupted.
+- Whoever is interrupted leaves at once, and says so (``left``): what he wants appended is not taken any more.
 """
 
 from __future__ import annotations
@@ -23,6 +32,9 @@ from segmentlog.partition.appender import Appender
 from segmentlog.partition.encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.partition.handle import Handle
 from segmentlog.partition.syncer import Syncer
+from segmentlog.storage import forks
+from segmentlog.storage.fs import is_failure
+from segmentlog.storage.locks import LOOK_EVERY_S, rouse
 
 _MERGE_RECORDS = 16
 """Appends of up to so many records are merged; larger ones are encoded by their own thread, before they queue."""
@@ -30,19 +42,66 @@ _MERGE_BYTES = 64 << 10
 _GATHER_TRIES = 3
 
 
+class _Group:
+    """Appends that are written together, and how far that came. Changed by who leads."""
+
+    __slots__ = ("base_offset", "error", "is_placing", "is_synced", "is_void", "next_offset")
+
+    def __init__(self) -> None:
+        self.is_placing = False
+        self.base_offset = self.next_offset = -1
+        """Once they are appended."""
+        self.is_synced = False
+        self.is_void = False
+        """Nothing was appended: the next who leads takes them anew."""
+        self.error: BaseException | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.is_synced or self.error is not None
+
+    def broke_off(self, error: BaseException) -> None:
+        """What becomes of it when its leader ends in ``error``."""
+        if is_failure(error):
+            self.error = error  # the log's, or the disk's: it is every one's
+        else:
+            self.orphan()
+
+    def orphan(self) -> None:
+        """Settle it, as far as that goes, when its leader was interrupted: an interrupt is not the others' affair."""
+        if not self.is_placing:
+            self.is_void = True
+        elif self.next_offset < 0:
+            self.error = SegmentlogError(
+                "the thread that was appending for several was interrupted: these records may or may not be appended;"
+                " read the end of the log before trying again"
+            )
+        # Else all of it is appended: somebody else of the group syncs.
+
+
 class _Waiting:
     """One append in the queue. ``wake`` is a held lock that is released when there is news."""
 
-    __slots__ = ("base_offset", "batches", "columns", "error", "following", "leads", "wake")
+    __slots__ = ("ahead", "batches", "columns", "count", "error", "following", "group", "left", "wake")
 
     def __init__(self, columns: Columns | None, batches: list[EncodedBatch]) -> None:
         self.columns = columns
         self.batches = batches
-        self.base_offset = -1
+        self.group: _Group | None = None
+        self.ahead = 0
+        """How many records of its group come before it."""
+        self.count = 0
         self.error: BaseException | None = None
-        self.leads = False
+        """Its own, as opposed to the group's."""
+        self.left = False
         self.following: _Waiting | None = None
-        self.wake: Any = None
+        self.wake: Any = _thread.allocate_lock()
+        self.wake.acquire()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is still to be taken into a group."""
+        return not self.left and self.error is None and (self.group is None or self.group.is_void)
 
 
 class GroupCommit:
@@ -53,59 +112,70 @@ class GroupCommit:
         self._appender = appender
         self._syncer = syncer
         self._queue: deque[_Waiting] = deque()
-        self._leading = _thread.allocate_lock()
+        self._leading = forks.lock(self, "_leading")
+        self._heir: _Waiting | None = None
+        """Who was woken to lead next. A hint: he may be interrupted on his way."""
         self._last_group = 1
         # Not the leading thread's own: that may hold its batch, which is in the group.
         self._scratch = bytearray()
         handle.after_fork.append(self._reset)
 
     def _reset(self) -> None:
-        self._queue.clear()
-        self._leading = _thread.allocate_lock()
+        """In a forked child: nobody waits, and whoever was leading is gone with what it was encoding."""
+        self._queue = deque()
+        self._heir = None
+        self._last_group = 1
+        self._scratch = bytearray()
 
     def append(self, columns: Columns, config: TopicConfig, now_ms: int) -> int:
         """Append the columns and return the offset of the first record once all of them are on disk."""
-        if self._leading.acquire(False):
-            if not self._queue and self._last_group == 1:  # alone: nothing to share, nobody to wake
-                try:
+        leading = self._leading
+        if self._last_group == 1 and not self._queue and not leading.locked():
+            # Alone: nothing to share, nobody to wake. Who comes at the same moment waits here, and shares nothing once.
+            try:
+                with leading:
                     batches = encode_columns_as_batches(columns, config, now_ms)
                     base_offset, next_offset = self._appender.place(batches, now_ms)
-                    self._syncer.sync(next_offset)
+                    self._syncer.sync_records(base_offset, next_offset)
                     return base_offset
-                finally:
-                    self._hand_over()
-            mine = self._waiting(columns, config, now_ms)
+            finally:
+                self._rouse_next()
+        mine = self._waiting(columns, config, now_ms)
+        try:
             self._queue.append(mine)
-            self._lead(mine)
-        else:
-            mine = self._waiting(columns, config, now_ms)
-            mine.wake = _thread.allocate_lock()
-            mine.wake.acquire()
-            self._queue.append(mine)
-            if self._leading.acquire(False):  # the leader left without seeing this one
-                self._lead(mine)
-            else:
-                interrupted = self._sleep(mine)
-                if mine.following is not None:
-                    mine.following.wake.release()
-                if mine.leads:
-                    self._lead(mine)
-                if interrupted is not None:
-                    raise interrupted
+            is_told = True
+            while not self._is_done(mine):
+                # While an heir is on his way, those who were just woken come back and queue for him.
+                if not leading.locked() and (not is_told or self._may_lead(mine)):
+                    with leading:
+                        self._lead(mine)
+                    self._rouse_next()
+                else:
+                    is_told = mine.wake.acquire(True, LOOK_EVERY_S)
+        except BaseException:
+            mine.left = True
+            self._rouse_next()  # it may have been this one's turn
+            raise
+        finally:
+            if mine.following is not None:
+                rouse(mine.following.wake)
+        group = mine.group
         if mine.error is not None:
             raise mine.error
-        return mine.base_offset
+        assert group is not None
+        if group.error is not None:
+            raise group.error
+        base_offset = group.base_offset + mine.ahead
+        self._syncer.check_kept(base_offset, base_offset + mine.count)
+        return base_offset
 
-    @staticmethod
-    def _sleep(mine: _Waiting) -> BaseException | None:
-        """Wait to be woken, whatever a signal handler raises meanwhile: the next in line depends on this one."""
-        interrupted = None
-        while True:
-            try:
-                mine.wake.acquire()
-                return interrupted
-            except BaseException as error:
-                interrupted = error
+    def _may_lead(self, mine: _Waiting) -> bool:
+        heir = self._heir
+        return heir is None or heir is mine or not heir.is_free
+
+    def _is_done(self, mine: _Waiting) -> bool:
+        group = mine.group
+        return mine.error is not None or (group is not None and group.is_settled)
 
     @staticmethod
     def _waiting(columns: Columns, config: TopicConfig, now_ms: int) -> _Waiting:
@@ -114,34 +184,44 @@ class GroupCommit:
         batches = encode_columns_as_batches(columns, config, now_ms)
         return _Waiting(None, batches)
 
+    # ------------------------------------------------------------ leading
+
     def _lead(self, mine: _Waiting) -> None:
         """Append and sync for everyone in the queue, ``mine`` among them."""
+        self._heir = None
+        if self._is_done(mine):
+            return
+        group = mine.group
         queue = self._queue
-        group: list[_Waiting] = []
+        if group is not None and not group.is_void:  # not settled, and nobody else leads: its leader was interrupted
+            if group.next_offset >= 0:
+                self._syncer.sync(group.next_offset)
+                group.is_synced = True
+                return
+            group.orphan()
+            if group.error is not None:
+                return
+            if mine not in queue:
+                queue.append(mine)
+        for _ in range(_GATHER_TRIES):
+            # Those who were just woken are about to come back: let them, rather than sync for one alone.
+            if len(queue) * 2 >= self._last_group:
+                break
+            _yield_processor()
+        taken = list(queue)
+        self._last_group = len(taken)
         try:
-            for _ in range(_GATHER_TRIES):
-                # Those who were just woken are about to come back: let them, rather than sync for one alone.
-                if len(queue) * 2 >= self._last_group:
-                    break
-                _yield_processor()
-            group += [queue.popleft() for _ in range(len(queue))]
-            self._last_group = len(group)
-            self._append_group(group)
-        except BaseException as error:
-            for one in group:
-                one.error = one.error or (error if one is mine else _for_others(error))
-            if mine not in group:  # interrupted before it was taken
-                queue.remove(mine)
-                raise
+            self._append_group([one for one in taken if one.is_free])
         finally:
-            self._wake(group, mine)
-            self._hand_over()
+            while queue and not queue[0].is_free:
+                queue.popleft()
+            self._wake(taken, mine)
 
-    def _append_group(self, group: Sequence[_Waiting]) -> None:
+    def _append_group(self, waiting: Sequence[_Waiting]) -> None:
         handle = self._handle
         config, now_ms = handle.config, handle.clock.now_ms()
-        small = [one for one in group if one.columns is not None]
-        large = [one for one in group if one.columns is None]
+        small = [one for one in waiting if one.columns is not None]
+        large = [one for one in waiting if one.columns is None]
         batches: list[EncodedBatch] = []
         if small:
             try:
@@ -150,16 +230,25 @@ class GroupCommit:
                 batches, small = self._encode_apart(small, config, now_ms)
         if not batches and not large:
             return
-        offset, next_offset = self._appender.place(
-            [*batches, *(batch for one in large for batch in one.batches)], now_ms
-        )
-        self._syncer.sync(next_offset)
-        for one in small:
-            assert one.columns is not None
-            one.base_offset, offset = offset, offset + len(one.columns.values)
-        for one in large:
-            one.base_offset = offset
-            offset += sum(batch.last_offset_delta + 1 for batch in one.batches)
+        group = _Group()
+        try:
+            ahead = 0
+            for one in small:
+                assert one.columns is not None
+                one.group, one.ahead, one.count = group, ahead, len(one.columns.values)
+                ahead += one.count
+            for one in large:
+                one.group, one.ahead = group, ahead
+                one.count = sum(batch.last_offset_delta + 1 for batch in one.batches)
+                ahead += one.count
+            batches = [*batches, *(batch for one in large for batch in one.batches)]
+            group.is_placing = True
+            group.base_offset, group.next_offset = self._appender.place(batches, now_ms)
+            self._syncer.sync(group.next_offset)
+            group.is_synced = True
+        except BaseException as error:
+            group.broke_off(error)
+            raise
 
     @staticmethod
     def _encode_apart(
@@ -177,38 +266,25 @@ class GroupCommit:
                 one.error = error
         return batches, good
 
+    # ------------------------------------------------------------ waking
+
     @staticmethod
-    def _wake(group: Sequence[_Waiting], mine: _Waiting) -> None:
+    def _wake(taken: Sequence[_Waiting], mine: _Waiting) -> None:
         """Wake one, who wakes the next: each wakes the other core once, where one thread waking all blocks it."""
-        others = [one for one in group if one is not mine and one.wake is not None]
+        others = [one for one in taken if one is not mine and not one.left]
         for one, following in pairwise(others):
             one.following = following
         if others:
-            others[0].wake.release()
+            rouse(others[0].wake)
 
-    def _hand_over(self) -> None:
-        """Let the first of those who came meanwhile lead, or nobody."""
-        while True:
-            if self._queue:
-                heir = self._queue[0]
-                if heir.wake is not None:
-                    heir.leads = True
-                    heir.wake.release()
+    def _rouse_next(self) -> None:
+        """Have the first of those who came meanwhile lead, unless somebody does."""
+        if self._queue and not self._leading.locked():
+            for one in list(self._queue):
+                if one.is_free:
+                    self._heir = one
+                    rouse(one.wake)
                     return
-            self._leading.release()
-            # Somebody may have queued between the look and the release, and found the lead taken.
-            if not self._queue or not self._leading.acquire(False):
-                return
-
-
-def _for_others(error: BaseException) -> BaseException:
-    """What kept the append from being made, as those are told it who waited: an interrupt is not theirs."""
-    if isinstance(error, Exception):
-        return error
-    return SegmentlogError(
-        f"the thread that was appending for several was interrupted ({type(error).__name__}): these records may or may"
-        " not be appended; read the end of the log before trying again"
-    )
 
 
 def _is_small(columns: Columns, config: TopicConfig) -> bool:

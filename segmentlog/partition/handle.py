@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
-import threading
+import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import PartitionFailed, ReadOnlyStore, UnknownTopic
+from segmentlog.errors import CorruptBatch, LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, UnknownTopic
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.records import RecoveryMode
+from segmentlog.storage import forks
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.segment import list_segments
+from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
+from segmentlog.storage.locks import held, if_free
+from segmentlog.storage.segment import ActiveSegment, list_segments
+from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 from segmentlog.storage.state import REWRITING as REWRITING
 from segmentlog.storage.state import WRITING as WRITING
-from segmentlog.storage.state import LogState, StatePage
+
+logger = logging.getLogger("segmentlog")
+
+_SEALED_KEPT = 8
+"""Segments that are sealed faster than they are synced are let go of beyond so many."""
 
 
 class Clock:
@@ -37,13 +45,27 @@ class Clock:
         """Since boot, the same in every process: ages and deadlines."""
         return time.monotonic_ns() // 1_000_000
 
+    _began: tuple[int, int] | None = None
+
+    def steady_ms(self) -> int:
+        """The wall clock as far as the monotonic one bears it out: never further on since this was first asked.
+
+        For what expires: that the wall clock jumps forward ends nothing. Time that the machine slept does not count.
+        """
+        wall_ms, up_ms = self.now_ms(), self.monotonic_ms()
+        if self._began is None:
+            self._began = wall_ms, up_ms
+        began_ms, began_up_ms = self._began
+        return min(wall_ms, began_ms + up_ms - began_up_ms)
+
 
 class Handle:
     """Files and locks of one partition in this process.
 
     Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
-    lock (flock on ``state``). The mutexes keep out this process's threads, the flocks the
-    other processes; the kernel frees the flocks of a process that dies.
+    lock (flock on ``state``), `_open_mutex` (files that were released are opened anew). The
+    mutexes keep out this process's threads, the flocks the other processes; the kernel frees
+    the flocks of a process that dies.
     """
 
     def __init__(
@@ -80,6 +102,10 @@ class Handle:
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
+        self.is_opening = True
+        """Until the partition is open: its descriptors are in use, though no mutex says so."""
+        self.sealed: dict[int, tuple[int, ActiveSegment]] = {}
+        """(epoch, segment) by base offset: sealed here and perhaps not synced yet; see `keep_sealed`."""
         self.page: StatePage = StatePage.private()
         self.is_snapshot = False
         """Opened read-only when nobody had the log open: its end is where it was then."""
@@ -92,28 +118,46 @@ class Handle:
         self.closers: list[Callable[[], None]] = []
         """Called when the files are closed: whoever keeps further descriptors closes them here."""
         self.after_fork: list[Callable[[], None]] = []
-        """Called in a forked child, where the parent's other threads and their locks are gone."""
-        self.reset_locks()
-        _live.add(self)
+        """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
+        self.append_mutex = forks.lock(self, "append_mutex")
+        self._open_mutex = forks.lock(self, "_open_mutex")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
+
+    def __del__(self) -> None:
+        # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
+        # point, so it waits for no lock; and the handle stays whole, for the thread that closes a dropped store
+        # goes on with it (`LogStore.__del__`): while that one is at the files they are its own.
+        try:
+            if not sys.is_finalizing():
+                self.release()
+        except BaseException:  # half made, or a file system that cannot: nobody is there to be told
+            pass
+
+    def found_again(self) -> None:
+        """Kept by the finalizer of its store, when the collector had cleared the weak references to it already."""
+        self.append_mutex = forks.lock(self, "append_mutex")
+        self._open_mutex = forks.lock(self, "_open_mutex")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
 
     # ------------------------------------------------------------ files
 
-    def reset_locks(self) -> None:
-        self.append_mutex = threading.Lock()
-        self.sync_mutex = threading.Lock()
-
     def open_files(self) -> None:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT
+        opened: list[Held] = []
         try:
-            self.lock_fd = self.fs.open(self.lock_path, flags, 0o666)
-            self.state_fd = self.fs.open(f"{self.folder}/{STATE_FILE}", flags, 0o666)
-        except FileNotFoundError:
-            self.close_files()
-            raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
-        except BaseException:
-            self.close_files()
+            for name in (LOCK_FILE, STATE_FILE):
+                opened.append(hold_open(self.fs, f"{self.folder}/{name}", flags))
+            if self.page.file_id is not None:
+                self._check_file_of(self.page.file_id, opened[-1])
+        except BaseException as error:
+            for fd in opened:
+                let_go(self.fs, fd)
+            if isinstance(error, FileNotFoundError):
+                raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
             raise
+        # Both at once, and only now: another thread may look without `_open_mutex`.
+        self.lock_fd, self.state_fd = opened
         if self._on_open is not None:
             self._on_open(self)
 
@@ -123,66 +167,117 @@ class Handle:
             self._on_roll(self)
 
     def adopt(self, page: StatePage) -> None:
-        """Go on with a page that was judged to be sound."""
+        """Go on with a page that was judged to be sound. Raises `UnknownTopic` when it is not the topic's any more."""
         self.page = page
-        self.config_version = page.config_version
-        self._moved = page.moved
+        # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
+        # the topic may have been altered, or deleted, since the files were opened.
+        self._moved, version = page.moved, page.config_version
+        self.config = self._load_config()
+        self.config_version = version
 
     def ensure_open(self) -> None:
         """Reopen files that were closed while idle or in another process (after a fork)."""
-        if self.lock_fd < 0:
-            self.check_usable()
-            self.check_in_place()  # before: opening makes files that are not there
-            self.open_files()
+        if self.lock_fd < 0 or self.state_fd < 0:
+            with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
+                if self.lock_fd < 0 or self.state_fd < 0:
+                    self.check_usable()
+                    self.check_in_place()  # before: opening makes files that are not there
+                    try:
+                        self.open_files()
+                    except OSError as error:
+                        self.raise_local(error, "nothing was changed")
+                        raise
         self.used = True
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it holds descriptors."""
+        return self.lock_fd >= 0
+
+    def _check_file_of(self, file_id: tuple[int, int], fd: int) -> None:
+        """Raise `UnknownTopic` when another log stands there since, with files of the same names."""
+        found = self.fs.fstat(fd)
+        if (found.st_dev, found.st_ino) != file_id:
+            raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
 
     def close_files(self) -> None:
         """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
         for close in self.closers:
             close()
-        for fd in (self.lock_fd, self.state_fd):
+        while self.sealed:
+            self._let_go_of(self.sealed.popitem()[1][1])
+        fds = self.lock_fd, self.state_fd
+        self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
+        for fd in fds:
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    self.fs.close(fd)
-        self.lock_fd = self.state_fd = -1
+                let_go(self.fs, fd)
+
+    def _forget_parent(self) -> None:
+        """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
+        for forget in self.after_fork:
+            forget()
+        self.close_files()
 
     def release(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
-        if not self.append_mutex.acquire(blocking=False):
+        if self.is_opening:
             return False
-        try:
-            if not self.sync_mutex.acquire(blocking=False):
+        with if_free(self.append_mutex) as one, if_free(self.sync_mutex) as both:
+            if not (one and both):
                 return False
-            try:
-                self.close_files()
-                return True
-            finally:
-                self.sync_mutex.release()
-        finally:
-            self.append_mutex.release()
+            self.close_files()
+            return True
+
+    def keep_sealed(self, segment: ActiveSegment, epoch: int) -> None:
+        """Keep a segment open that was sealed, until it is synced. Under the append lock.
+
+        The kernel tells of a failed writeback once for every descriptor that was open then. A file that nobody
+        has open may be forgotten with its error, and an fsync that opens it again hears of nothing.
+        """
+        synced_base = self.page.sync.read().synced_base_offset
+        for base in [base for base in self.sealed if base < synced_base]:
+            self.drop_sealed(base)
+        if len(self.sealed) < _SEALED_KEPT:
+            self.sealed[segment.base_offset] = (epoch, segment)
+        else:
+            self._let_go_of(segment)
+
+    def drop_sealed(self, base: int) -> None:
+        """The segment is synced, or is no more what it was."""
+        kept = self.sealed.pop(base, None)
+        if kept is not None:
+            self._let_go_of(kept[1])
+
+    @staticmethod
+    def _let_go_of(segment: ActiveSegment) -> None:
+        with contextlib.suppress(OSError):
+            segment.close()
 
     # ------------------------------------------------------------ locks
 
-    @contextlib.contextmanager
+    @held
     def append_locked(self) -> Iterator[None]:
         """Hold the append lock, for everything but the append itself (which does it by hand, for speed)."""
         self.check_writable()
         with self.append_mutex:
             self.ensure_open()
-            self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
             try:
+                self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
                 self.check_in_place()
                 yield
+            except OSError as error:
+                self.raise_local(error, "it was not brought to its end")
+                raise
             finally:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
 
-    @contextlib.contextmanager
+    @held
     def sync_locked(self) -> Iterator[None]:
         """Hold the sync lock: for fsyncs and for every write of the checkpoint."""
         with self.sync_mutex:
             self.ensure_open()
-            self.fs.flock(self.state_fd, fcntl.LOCK_EX)
             try:
+                self.fs.flock(self.state_fd, fcntl.LOCK_EX)
                 yield
             finally:
                 self.fs.flock(self.state_fd, fcntl.LOCK_UN)
@@ -202,11 +297,22 @@ class Handle:
     @property
     def is_moved(self) -> bool:
         """Whether the topic was deleted or renamed under this handle."""
-        return self.page.moved != self._moved
+        moved = self.page.moved
+        if moved == self._moved:
+            return False
+        # Not for sure: it may have got this very name just now, or was upgraded, or somebody stood at another path.
+        try:
+            self._load_config()
+        except UnknownTopic:
+            return True
+        if not self.is_in_place():
+            return True
+        self._moved = moved
+        return False
 
     def check_usable(self) -> None:
         """Raise `UnknownTopic` when the topic was deleted or renamed under this handle."""
-        if self.page.moved != self._moved:
+        if self.page.moved != self._moved and self.is_moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
@@ -233,6 +339,15 @@ class Handle:
             self.page.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
+    @contextlib.contextmanager
+    def telling_of_moves(self) -> Iterator[None]:
+        """A file that is not there because the folder is not there any more raises `UnknownTopic`."""
+        try:
+            yield
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
+
     @property
     def moved(self) -> int:
         """`StatePage.moved` when this handle was opened."""
@@ -249,12 +364,21 @@ class Handle:
 
     def refresh_config(self) -> None:
         """Take over the configuration if it was altered, by whatever process."""
-        if self.page.config_version != self.config_version:
-            self.config_version = self.page.config_version
+        version = self.page.config_version
+        if version != self.config_version:
             self.config = self._load_config()
+            self.config_version = version  # once it is read: what keeps it from that is told every time
+
+    def raise_local(self, error: OSError, outcome: str) -> None:
+        """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
+        if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
+            raise LocalError(error.errno, f"{error.strerror}; {outcome}", error.filename or self.folder) from error
 
     def fail(self, why: str) -> None:
-        """Refuse appends from now on, in every process. Raises `PartitionFailed`."""
+        """Refuse appends from now on, in every process. Raises `PartitionFailed`.
+
+        For errors of an fsync, and of a write that may have touched the file (`DiskFailed`), and for no other.
+        """
         self.failed = why
         self.page.failed = 1
         raise PartitionFailed(self.log_name, why)
@@ -262,10 +386,40 @@ class Handle:
     def update_checkpoint(self, **changes: object) -> Checkpoint:
         """Replace fields of the checkpoint, durably. The caller holds the sync lock."""
         self.check_in_place()
-        current, _ = self.checkpoint.read()
-        updated = msgspec.structs.replace(current or Checkpoint(), boot_id=self.fs.boot_id(), **changes)
+        updated = msgspec.structs.replace(self.current_checkpoint(), boot_id=self.fs.boot_id(), **changes)
         self.checkpoint.write(updated)
         return updated
+
+    def current_checkpoint(self) -> Checkpoint:
+        """The checkpoint of a log that is live. Raises `CorruptBatch` when it is lost, and nobody here knows it.
+
+        With both slots bad, a blank one would forget what offsets were handed out and which were lost.
+        What this process read or wrote last and the state page tell it all.
+        """
+        current, _ = self.checkpoint.read()
+        if current is not None:
+            return current
+        known, log, sync = self.checkpoint.known, self.page.log.read(), self.page.sync.read()
+        if known is None or known.epoch != log.epoch:  # lost ranges only ever come with an epoch
+            raise CorruptBatch(self.checkpoint.path, 0, "a checkpoint in one of its two slots", "none")
+        logger.warning("%s: %s is damaged or gone: written anew from memory", self.log_name, self.checkpoint.path)
+        compacted = known.compacted
+        if self.config.compacts:  # another process may have come further
+            compacted = msgspec.structs.replace(compacted, begun_offset=max(compacted.begun_offset, log.log_end_offset))
+        first = self.segments(log)[0]
+        synced = max(sync.synced_base_offset, first)  # what lies before that segment is synced, or deleted
+        moved: dict[str, object] = {}
+        if known.recovery_segment < synced:
+            moved = {"recovery_offset": synced, "recovery_segment": synced, "recovery_position": 0}
+        return msgspec.structs.replace(
+            known,
+            log_start_offset=log.log_start_offset,
+            offset_ceiling=max(known.offset_ceiling, log.offset_ceiling),
+            clean=False,
+            compacted=compacted,
+            has_producers=known.has_producers or bool(self.page.words[PRODUCERS_WORD]),
+            **moved,
+        )
 
     def segments(self, log: LogState, offset: int | None = None) -> list[int]:
         """Base offsets of the segments as ``log`` shows them, ascending.
@@ -287,7 +441,9 @@ class Handle:
         """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
         if self.read_only:
             return False
-        self.page.waiting_until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        if not until_ms <= self.page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
+            self.page.waiting_until_ms = until_ms
         return True
 
     def wake_followers(self) -> None:
@@ -298,16 +454,5 @@ class Handle:
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)
 
 
-_live: weakref.WeakSet[Handle] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    """In a forked child: drop the descriptors, since a flock belongs to parent and child alike; open anew on use."""
-    for handle in list(_live):
-        handle.reset_locks()
-        for reset in handle.after_fork:
-            reset()
-        handle.close_files()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+_LONGEST_WAIT_MS = 60_000
+"""Nobody announces more: what lies further ahead is of an earlier boot."""

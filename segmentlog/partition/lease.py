@@ -12,7 +12,9 @@ import msgspec
 
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.partition.handle import Handle
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import read_file, write_all
+from segmentlog.storage.locks import held
 
 _ASK_EVERY_S = 0.05
 
@@ -40,21 +42,19 @@ class Lease:
         self._fd = -1
         handle.after_fork.append(self._forget)
 
-    @contextlib.contextmanager
+    @held
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
         """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
-        fs = self._handle.fs
-        fd = fs.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            held = self._lock(fd, wait_s)
-            if held:
+        with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
+            locked = self._lock(fd, wait_s)
+            if not locked:
+                yield False
+                return
+            try:
                 self._fd = fd
-            yield held
-        finally:
-            if self._fd == fd:
+                yield True
+            finally:
                 self._fd = -1
-            with contextlib.suppress(OSError):  # closed already in a forked child
-                fs.close(fd)
 
     def _lock(self, fd: int, wait_s: float) -> bool:
         ends = time.monotonic() + wait_s
@@ -68,11 +68,8 @@ class Lease:
                 time.sleep(_ASK_EVERY_S)
 
     def _forget(self) -> None:
-        """In a forked child: the lock belongs to both until one of them lets go, and the parent is at work."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                self._handle.fs.close(fd)
+        """In a forked child: the lease is the parent's, and the descriptor is closed."""
+        self._fd = -1
 
     # ------------------------------------------------------------ the note
 

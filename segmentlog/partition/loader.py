@@ -16,8 +16,10 @@ from segmentlog.partition.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Tally
-from segmentlog.storage.fs import NO_ROOM
+from segmentlog.storage.forks import held_open
+from segmentlog.storage.fs import NO_ROOM, DiskFailed
 from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
@@ -35,14 +37,14 @@ def open_partition(handle: Handle) -> RecoveryReport:
     page = _map_page(handle)
     if _is_sound(handle, page):
         handle.adopt(page)
-        if not page.writing or not _lock_now(handle):
-            return _live_report(page)
         try:
-            return cut_torn_tail(handle, page) if page.writing else _live_report(page)
+            if page.writing and _lock_now(handle) and page.writing:
+                return cut_torn_tail(handle, page)
+            return _live_report(page)
         finally:
-            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
-    handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
+            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)  # harmless where it is not locked
     try:
+        handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
         if _is_sound(handle, page):  # somebody else recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
@@ -65,18 +67,15 @@ def _refuse_damage(handle: Handle) -> None:
 
 def _map_page(handle: Handle) -> StatePage:
     # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
-    fd = -1
     try:
-        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDWR | os.O_CLOEXEC)
-        page = StatePage.map(handle.fs, fd, writable=True)
+        # Mapping may lock it for a moment.
+        with held_open(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR) as fd:
+            page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
         handle.close_files()
         if error.errno in NO_ROOM:
             raise DiskFull(f"{handle.folder}/{STATE_FILE}", PAGE_SIZE) from error
         raise
-    finally:
-        if fd >= 0:
-            handle.fs.close(fd)
     assert page is not None
     return page
 
@@ -119,7 +118,18 @@ def settle(handle: Handle) -> None:
 
 
 def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
-    """Cut off what an append that never finished left behind the end. The caller holds the append lock."""
+    """Cut off what an append that never finished left behind the end. The caller holds the append lock.
+
+    Done again when something keeps it from being done; but a failed fsync fails the partition.
+    """
+    try:
+        return _cut_torn_tail(handle, page)
+    except DiskFailed as error:
+        handle.fail(f"an fsync failed ({error})")
+        raise
+
+
+def _cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
     log = page.log.read()
     fs = handle.fs
     bases = list_segments(fs, handle.folder)
@@ -136,9 +146,9 @@ def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
             remove_segment(handle, base)
         else:
             truncate_file(handle, base, start)
-    if bases and bases[-1] > log.active_base_offset:
-        # Durably gone, like what `truncate_file` cuts: the offsets in it go to other records next.
-        fs.sync_folder(handle.folder)
+    # Segments behind it are durably gone, like what `truncate_file` cuts: the offsets in them go to other records
+    # next. Also when there were none: who tried this before, or the append itself, may have got so far.
+    fs.sync_folder(handle.folder)
     page.writing = 0
     return RecoveryReport(
         "torn write",
@@ -163,12 +173,11 @@ def _open_read_only(handle: Handle) -> RecoveryReport:
 
 def find_live_page(handle: Handle) -> StatePage | None:
     """The page that those share who have the log open for writing, or had it since the machine started."""
-    with contextlib.suppress(FileNotFoundError):
-        fd = handle.fs.open(f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            page = StatePage.map(handle.fs, fd, writable=False)
-            if page is not None and why_doubted(handle.fs, handle.folder, page, fd) is None:
-                return page
-        finally:
-            handle.fs.close(fd)
+    with (
+        contextlib.suppress(FileNotFoundError),
+        opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd,
+    ):
+        page = StatePage.map(handle.fs, fd, writable=False)
+        if page is not None and why_doubted(handle.fs, handle.folder, page, fd) is None:
+            return page
     return None

@@ -7,7 +7,6 @@ in this folder; this one says what a partition promises.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -15,8 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from segmentlog.arguments import as_bool, as_int, as_offset, as_seconds, as_time_ms
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed
+from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.producers import ProducerEntry
@@ -48,6 +48,7 @@ from segmentlog.records import (
     SegmentInfo,
 )
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import held
 from segmentlog.storage.state import CONFIG_WORD
 
 logger = logging.getLogger("segmentlog")
@@ -70,6 +71,7 @@ class Partition:
         number: int,
         load_config: Callable[[], TopicConfig],
         *,
+        topic_id: str = "",
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         read_only: bool = False,
@@ -95,10 +97,24 @@ class Partition:
         self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
         self.topic = topic
         self.number = number
+        self.topic_id = topic_id
+        """Of the topic, whatever its name is by now; empty for a partition of no store."""
         self.damage: list[tuple[int, int, CorruptBatch]] = []
         """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
-        self.recovery_report: RecoveryReport = open_partition(self._handle)
+        self.recovery_report: RecoveryReport = self._opened()
         """What opening found and did, as the one who opened the partition first in this process saw it."""
+
+    def _opened(self) -> RecoveryReport:
+        handle = self._handle
+        try:
+            report = open_partition(handle)
+        except BaseException as error:
+            handle.close_files()
+            if isinstance(error, OSError):
+                handle.raise_local(error, "the partition was not opened")
+            raise
+        handle.is_opening = False
+        return report
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}/{self.number} [{self.log_start_offset}, {self.log_end_offset})>"
@@ -118,7 +134,7 @@ class Partition:
 
         values      a list of bytes or None
         keys        a list as long, or None when no record has one
-        timestamps  milliseconds since 1970, a list or integer array as long; None: now
+        timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now
         headers     for each record a sequence of (name, value) pairs, or None
         ack         "durable" returns once the records are on disk, whatever the topic's fsync
                     policy; "written" and None once they survive this process, or as the policy says
@@ -128,11 +144,16 @@ class Partition:
         All records of the call become visible at once, or none is appended. Raises
         `InvalidRecord`, `RecordTooLarge` and `DiskFull` (the log is as before, go on),
         `PartitionFailed` (an fsync failed: records of this call may or may not survive a
-        power cut), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
+        power cut), `LocalError` (a limit or a right of this process, an `OSError` as well: the log is as
+        before, or with "durable" the records may be there and not yet on disk, as it says),
+        `LogTruncated` (with "durable": another process's recovery or truncation has dropped records of
+        this call before they were on disk), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
         `ProducerFenced` and `OutOfOrderSequence`: nothing was appended.
         """
-        if ack not in _ACKS:
+        if not isinstance(ack, str | None) or ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        if producer is not None and not isinstance(producer, ProducerStamp):
+            raise InvalidConfig("producer", producer, "a ProducerStamp, or None")
         return self.append_columns(check_columns(values, keys, timestamps, headers), ack, stamp=producer)
 
     def append_columns(
@@ -185,7 +206,7 @@ class Partition:
                 batch.stamp(stamp.producer_id, stamp.epoch, stamp.sequence, transactional=stamp.transactional)
                 stamp = stamp.after(batch.last_offset_delta + 1)
         base_offset, next_offset = self._appender.place(batches, handle.clock.now_ms(), producer)
-        self._sync_as_asked(ack, next_offset)
+        self._sync_as_asked(ack, base_offset, next_offset)
         return base_offset
 
     def _append_stamped(
@@ -194,7 +215,7 @@ class Partition:
         """Append under a producer's numbers. Never merged with other appends: its batches are the producer's own."""
         batches = encode_columns_as_batches(columns, config, create_ms, stamp=stamp)
         base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
-        self._sync_as_asked(ack, next_offset)
+        self._sync_as_asked(ack, base_offset, next_offset)
         return base_offset
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
@@ -210,6 +231,7 @@ class Partition:
     def producer(self, producer_id: int) -> ProducerEntry | None:
         """What the log knows of a producer; None when it never appended here, or was forgotten."""
         self._check_open()
+        producer_id = as_int("producer_id", producer_id, -1)
         with self._known_producers() as states:
             return states.find(producer_id, self._handle.clock.now_ms())
 
@@ -226,7 +248,7 @@ class Partition:
             return []
         return [entry for entry in self.producers() if entry.transaction_offset >= 0]
 
-    @contextlib.contextmanager
+    @held
     def _known_producers(self) -> Iterator[ProducerStates]:
         handle = self._handle
         if not handle.read_only:
@@ -238,11 +260,11 @@ class Partition:
         states.load(log, list(handle.segments(log)))
         yield states
 
-    def _sync_as_asked(self, ack: Ack | None, next_offset: int) -> None:
-        """What the caller or else the policy asks of an append that ends at ``next_offset``."""
+    def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int) -> None:
+        """What the caller or else the policy asks of an append of these offsets."""
         kind = self._handle.config.fsync.kind
         if ack == "durable" or kind == "always":
-            self._syncer.sync(next_offset)
+            self._syncer.sync_records(base_offset, next_offset)
         elif kind in ("records", "bytes") or not self._background:
             self._sync_if_due()
 
@@ -263,10 +285,14 @@ class Partition:
         self._handle.check_in_place()
         return self._syncer.sync()
 
-    def sync_upto(self, offset: int) -> int:
-        """fsync unless everything below ``offset`` is on disk already; returns the durable offset."""
+    def sync_upto(self, offset: int, base_offset: int | None = None) -> int:
+        """fsync unless everything below ``offset`` is on disk already; returns the durable offset.
+
+        With ``base_offset``, that of a record that was appended, raises `LogTruncated` when one from there on was
+        dropped since by a recovery or a truncation.
+        """
         self._check_open()
-        return self._syncer.sync(offset)
+        return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
         """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
@@ -307,6 +333,11 @@ class Partition:
         if self._closed or self._handle.is_moved:
             self._check_open()
             self._handle.check_usable()
+        if offset.__class__ is not int:
+            offset = as_offset("offset", offset)
+        if max_bytes is not None and max_bytes.__class__ is not int:
+            max_bytes = as_int("max_bytes", max_bytes, 1)
+        control = as_bool("control", control)
         if on_skip is None and self._handle.recovery == "salvage":
             on_skip = self._note_damage
         bound = self.end_offset(isolation=isolation, durable_only=durable_only)
@@ -332,6 +363,7 @@ class Partition:
 
     def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
         """Where a reader of that kind ends now."""
+        durable_only = as_bool("durable_only", durable_only)
         log = self._handle.page.log.read()
         if isolation == "read_uncommitted":
             bound = log.log_end_offset
@@ -347,12 +379,12 @@ class Partition:
         Raises `OffsetOutOfRange` and `LogTruncated` as `read` does.
         """
         self._check_open()
-        return self._reader.check_position(offset)
+        return self._reader.check_position(as_offset("offset", offset))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one."""
         self._check_open()
-        return self._reader.offset_for_timestamp(timestamp_ms, self.log_end_offset)
+        return self._reader.offset_for_timestamp(as_time_ms("timestamp_ms", timestamp_ms), self.log_end_offset)
 
     # ------------------------------------------------------------ what it is
 
@@ -415,15 +447,15 @@ class Partition:
 
     def _checkpoint(self) -> Checkpoint:
         checkpoint, _ = self._handle.checkpoint.read()
-        return checkpoint or Checkpoint()
+        return checkpoint or self._handle.checkpoint.known or Checkpoint()
 
     # ------------------------------------------------------------ changing it
 
-    @contextlib.contextmanager
+    @held
     def _changing(self) -> Iterator[None]:
         """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
         handle = self._handle
-        with handle.append_locked():
+        with handle.telling_of_moves(), handle.append_locked():
             handle.check_appendable()
             settle(handle)
             finish_swaps(handle)
@@ -436,6 +468,7 @@ class Partition:
         reader in the middle of it is not disturbed. Raises `OffsetOutOfRange` beyond the end.
         """
         self._check_open()
+        before_offset = as_offset("before_offset", before_offset)
         handle = self._handle
         with self._changing():
             log = handle.page.log.read()
@@ -443,14 +476,16 @@ class Partition:
                 raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
             if before_offset <= log.log_start_offset:
                 return log.log_start_offset
+            current = handle.current_checkpoint()
             bases = handle.segments(log)
             gone = [base for base, following in pairwise(bases) if following <= before_offset]
             with handle.sync_locked():
                 moved: dict[str, object] = {}
-                if gone and self._checkpoint().recovery_segment <= gone[-1]:
+                if gone and current.recovery_segment <= gone[-1]:
                     # The recovery point must not stay in a segment that is gone: a recovery would find no log.
                     kept = bases[len(gone)]
                     moved = {"recovery_offset": kept, "recovery_segment": kept, "recovery_position": 0}
+                    handle.fs.sync_folder(handle.folder)  # nor in one whose name a power cut may take
                 # Durable first: records must not come back after a crash once somebody saw them gone.
                 handle.update_checkpoint(log_start_offset=before_offset, **moved)
             handle.page.log.write(
@@ -470,13 +505,14 @@ class Partition:
         `LogTruncated`. Durable when it returns.
         """
         self._check_open()
+        offset = as_offset("offset", offset)
         handle = self._handle
         with self._changing(), handle.sync_locked():
             page = handle.page
             log = page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-            current = self._checkpoint()
+            current = handle.current_checkpoint()
             for gone in current.lost_ranges:
                 if gone.base_offset <= offset < gone.end_offset:
                     offset = gone.end_offset  # ranges touch, but never overlap
@@ -503,7 +539,8 @@ class Partition:
     def roll(self) -> bool:
         """Seal the active segment and begin the next one; False when it holds nothing."""
         self._check_open()
-        return self._appender.roll()
+        with self._handle.telling_of_moves():
+            return self._appender.roll()
 
     def retain(self, *, dry_run: bool = False, wait_s: float = 0.0, now_ms: int | None = None) -> RetentionReport:
         """Delete the segments that the topic's configuration does not keep; with ``dry_run`` only say which.
@@ -514,10 +551,12 @@ class Partition:
         new log start gets `OffsetOutOfRange`. Raises `ReadOnlyStore`, `PartitionFailed`.
         """
         self._check_open()
-        if not dry_run:
+        if not as_bool("dry_run", dry_run):
             self._handle.check_writable()
-        now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
-        return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
+        now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
+        wait_s = as_seconds("wait_s", wait_s)
+        with self._handle.telling_of_moves():
+            return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
 
     def compact(
         self,
@@ -540,10 +579,15 @@ class Partition:
         if not self._handle.config.compacts:
             wanted = "compact or delete,compact, for a topic that is to be compacted"
             raise InvalidConfig("cleanup.policy", self._handle.config.cleanup_policy, wanted)
-        now_ms = self._handle.clock.now_ms() if now_ms is None else now_ms
-        return self._cleaner.run(
-            now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
-        )
+        if pace is not None and not callable(pace):
+            raise InvalidConfig("pace", pace, "a function that takes a number of bytes")
+        now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
+        buffer_bytes = as_int("buffer_bytes", buffer_bytes, 1, _BUFFER_BYTES_MAX)
+        dry_run, wait_s = as_bool("dry_run", dry_run), as_seconds("wait_s", wait_s)
+        with self._handle.telling_of_moves():
+            return self._cleaner.run(
+                now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
+            )
 
     def compaction_due(self, now_ms: int | None = None) -> str | None:
         """Why a compaction is worth it now, by the topic's configuration; None when it is not."""
@@ -577,15 +621,19 @@ class Partition:
 
     def close(self) -> None:
         """fsync, and leave the partition so that the next open has nothing to do. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         handle = self._handle
+        if self._closed and handle.lock_fd < 0 and handle.state_fd < 0:
+            return  # else it was interrupted on its way
+        self._closed = True
         try:
             # Deleted meanwhile: nothing is left to sync.
             owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
             if owes_sync and handle.failed is None and not handle.page.failed:
-                self._close_cleanly()
+                try:
+                    self._close_cleanly()
+                except (UnknownTopic, FileNotFoundError):
+                    if handle.is_in_place() and not handle.is_moved:  # else it was deleted or renamed since that look
+                        raise
         finally:
             with handle.append_mutex, handle.sync_mutex:
                 handle.close_files()
@@ -639,4 +687,5 @@ def _at_full_speed(size_bytes: int) -> None:
     pass
 
 
+_BUFFER_BYTES_MAX = 1 << 40
 _ACKS = (None, "written", "durable")

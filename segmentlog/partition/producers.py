@@ -276,10 +276,14 @@ class ProducerStates:
     # ------------------------------------------------------------ what is known
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        handle = self._handle
+        expires_ms = entry.appended_ms + handle.config.producer_id_expiration_ms
         return (
-            now_ms - entry.appended_ms > self._handle.config.producer_id_expiration_ms
+            now_ms > expires_ms
             and entry.transaction_offset < 0
             and entry.producer_id >= NAMED_ID_END
+            # And not by a clock that jumped: what is forgotten is appended twice when it is sent again.
+            and handle.clock.steady_ms() > expires_ms
         )
 
     def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:
@@ -329,8 +333,13 @@ def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
     return (*runs[1 - KEPT_RUNS :], new)
 
 
-def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int]) -> tuple[int, bool]:
-    """(last stable offset of a log that is being recovered, whether any producer is known of it)."""
+def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int], begun: int | None = None) -> tuple[int, bool]:
+    """(last stable offset of a log that is being recovered, whether any producer is known of it).
+
+    ``begun`` gets a snapshot, if it is a segment that is about to begin.
+    """
     states = ProducerStates(handle)
-    states.load(log, list(bases))
+    states.load(log, [base for base in bases if base != begun])
+    if begun is not None and states._entries:
+        states.write_snapshot(begun, handle.clock.now_ms())
     return states.stable_offset(log.log_end_offset), bool(states._entries)

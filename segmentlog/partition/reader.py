@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
@@ -22,6 +21,7 @@ from segmentlog.partition.loader import settle
 from segmentlog.partition.recovery import is_lost
 from segmentlog.partition.swap import finish_swaps
 from segmentlog.records import LostRange, SegmentInfo
+from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import LogState
@@ -70,12 +70,16 @@ class Reader:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = threading.Lock()
-        self._open: OrderedDict[int, _Segment] = OrderedDict()
-        self._generation = -1
+        self._mutex = forks.lock(self, "_mutex", "_forget_segments")
+        self._forget_segments()
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
         self.aborted = AbortedTransactions(handle, self._known_batches)
         _readers.add(self)
+
+    def _forget_segments(self) -> None:
+        """Begin without any. In a forked child: another thread of the parent may have been at them."""
+        self._open: OrderedDict[int, _Segment] = OrderedDict()
+        self._generation = -1
 
     # ------------------------------------------------------------ by offset
 
@@ -120,6 +124,9 @@ class Reader:
                         return
                     left = batch.skip_to(offset)
                     offset = batch.header.next_offset
+                    if offset > bound:  # a truncation that was cut short goes through it
+                        batch = batch.slice(0, bisect_left(batch.offsets, bound))
+                        left = len(batch) > 0
                     attributes = batch.header.attributes
                     if attributes & CONTROL:
                         left = left and control
@@ -231,15 +238,17 @@ class Reader:
         everything that was kept, and goes on where history resumes.
         """
         log = self._handle.page.log.read()
-        if not log.log_start_offset <= offset <= log.log_end_offset:
-            raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
         for lost in self._lost[1] if self._lost[0] == log.epoch else self.lost_ranges():
             # Nobody below the log start can have read anything that is not gone anyway.
             base_offset = max(lost.base_offset, log.log_start_offset)
             if base_offset < offset < lost.end_offset:
                 raise LogTruncated(self._handle.log_name, offset, lost)
             if base_offset == offset < lost.end_offset:
+                if lost.end_offset > log.log_end_offset:
+                    return offset  # a truncation was cut short, and nobody opened the log for writing since
                 return self.check_position(lost.end_offset)
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
         return offset
 
     def lost_ranges(self) -> tuple[LostRange, ...]:
@@ -247,6 +256,7 @@ class Reader:
         epoch = self._handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range is only ever added together with an epoch
             checkpoint, _ = self._handle.checkpoint.read()
+            checkpoint = checkpoint or self._handle.checkpoint.known
             self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
         return self._lost[1]
 

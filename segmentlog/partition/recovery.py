@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import CODEC_MASK, BatchHeader, check_payload, decode_header, encode_batch, gap_batch
 from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX, segment_name
+from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX, SNAPSHOT_SUFFIX, segment_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
 from segmentlog.partition.files import quarantine_tail, remove_segment, truncate_file
@@ -28,6 +27,7 @@ from segmentlog.partition.handle import REWRITING, Handle
 from segmentlog.partition.producers import stable_offset_of
 from segmentlog.partition.swap import finish_swaps
 from segmentlog.policy.recovery import RecoveryVerdict, decide
+from segmentlog.policy.retention import deleted_segments
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.fs import read_file, replace_file
@@ -65,6 +65,8 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
     if write:
         finish_swaps(handle, recovering=True)
     bases = list_segments(handle.fs, handle.folder)
+    deleted = _deleted(bases, checkpoint)
+    bases = [base for base in bases if base not in deleted]
     before = _state_before(handle, page)
     tail = _scan(handle, checkpoint, bases)
     if before is not None and checkpoint is not None:
@@ -112,7 +114,10 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         log = _log_state(handle, page, report, active_base, position)
-        log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
+        begun = active_base if active_base not in bases else None
+        bases = [base for base in list_segments(handle.fs, handle.folder) if base not in deleted]
+        unsure = checkpoint is None or slot_damaged
+        log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=unsure, begun=begun)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
         if verdict.epoch > known.epoch:
             epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
@@ -133,15 +138,38 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 has_producers=has_producers,
             )
         )
-        _remove_deleted(handle, report.log_start_offset, active_base)
+        # Nothing in it, and the log goes on under another name? What is known of producers must not go with it.
+        is_left_empty = tail.position == 0 and tail.appendable and active_base != tail.base
+        if is_left_empty and (_has_snapshot(handle, active_base) or not _has_snapshot(handle, tail.base)):
+            deleted.append(tail.base)
+        for base in deleted:  # not before: the checkpoint may have named it
+            remove_segment(handle, base)
         report = msgspec.structs.replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     else:
-        report = msgspec.structs.replace(report, log_end_offset=tail.end_offset)
+        end_offset = max(tail.end_offset, report.log_start_offset)  # what is left may all be trimmed away
+        if tail.split is not None:
+            position += tail.split.header.size_bytes  # readers show of it what lies below the end
+        report = msgspec.structs.replace(report, log_end_offset=end_offset)
         log = _log_state(handle, page, report, active_base, position)
-        log, has_producers = _with_stable_offset(handle, log, known, unsure=checkpoint is None or slot_damaged)
+        log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=checkpoint is None or slot_damaged)
     _initialise_page(handle, page, log, has_producers=has_producers)
     handle.adopt(page)
     return msgspec.structs.replace(report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
+
+
+def _has_snapshot(handle: Handle, base: int) -> bool:
+    """Whether a segment comes with what was known of producers: once their batches are deleted, nothing else knows."""
+    with contextlib.suppress(FileNotFoundError):
+        handle.fs.stat(segment_stem(handle.folder, base) + SNAPSHOT_SUFFIX)
+        return True
+    return False
+
+
+def _deleted(bases: Sequence[int], checkpoint: Checkpoint | None) -> list[int]:
+    """Segments that lie below the log start, back after a crash: no part of the log, whatever their bytes are."""
+    if checkpoint is None:
+        return []
+    return deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
 
 
 def _state_before(handle: Handle, page: StatePage) -> LogState | None:
@@ -176,14 +204,18 @@ def _log_state(handle: Handle, page: StatePage, report: RecoveryReport, active_b
     )
 
 
-def _with_stable_offset(handle: Handle, log: LogState, known: Checkpoint, *, unsure: bool) -> tuple[LogState, bool]:
+def _with_stable_offset(
+    handle: Handle, log: LogState, known: Checkpoint, bases: Sequence[int], *, unsure: bool, begun: int | None = None
+) -> tuple[LogState, bool]:
     """(the state with the offset up to which every transaction is decided, whether the log has producers).
 
-    ``unsure``: the checkpoint cannot be believed about that, and the log is asked.
+    ``unsure``: the checkpoint cannot be believed about that, and the log is asked. ``begun``: the
+    segment that the recovery begins, if it does; like any other it begins with what is known of
+    producers, which would be forgotten once the segments before it are deleted.
     """
     if not known.has_producers and not unsure:
         return log, False
-    stable_offset, found = stable_offset_of(handle, log, list_segments(handle.fs, handle.folder))
+    stable_offset, found = stable_offset_of(handle, log, bases, begun)
     return msgspec.structs.replace(log, last_stable_offset=stable_offset), known.has_producers or found
 
 
@@ -414,17 +446,8 @@ def _begin(handle: Handle, bases: list[int], tail: _Tail, resume_offset: int) ->
     if usable and resume_offset == tail.end_offset:
         active = (tail.base, tail.position)
     else:
-        if usable and tail.position == 0:
-            remove_segment(handle, tail.base)  # nothing in it, and the log goes on under another name
         active = (resume_offset, 0)
         path = segment_stem(handle.folder, resume_offset) + LOG_SUFFIX
         handle.fs.close(handle.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
     handle.fs.sync_folder(handle.folder)
     return active
-
-
-def _remove_deleted(handle: Handle, log_start_offset: int, active_base: int) -> None:
-    """Remove once more the segments below the log start: a crash may have undone it."""
-    for base, following in pairwise(list_segments(handle.fs, handle.folder)):
-        if following <= min(log_start_offset, active_base):
-            remove_segment(handle, base)

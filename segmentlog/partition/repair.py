@@ -62,6 +62,7 @@ from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.inspect_found import Cut, PartitionFound
 from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.storage.inspect_segment import read_segment
+from segmentlog.storage.locks import held
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 
@@ -162,20 +163,20 @@ def _inspect(handle: Handle) -> PartitionFound:
     return inspect_partition(handle.fs, handle.folder, handle.topic, handle.partition, handle.config, Tally())
 
 
-@contextlib.contextmanager
+@held
 def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
     """Hold the append lock; appenders hold it for microseconds, so a short wait tells the busy from the stuck."""
     deadline = time.monotonic() + timeout_s
     with handle.append_mutex:
-        while True:
-            try:
-                handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise PartitionBusy(handle.log_name, "repair it") from None
-                time.sleep(_LOCK_POLL_S)
         try:
+            while True:
+                try:
+                    handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise PartitionBusy(handle.log_name, "repair it") from None
+                    time.sleep(_LOCK_POLL_S)
             yield
         finally:
             handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)

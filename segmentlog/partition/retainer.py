@@ -33,7 +33,8 @@ class Retainer:
         handle.refresh_config()
         log = handle.page.log.read()
         rolls = bool(log.end_position) and active_is_due(handle.config, now_ms - log.first_append_ms)
-        sweeps = self._sweep_ms is not None and now_ms >= self._sweep_ms
+        # Due, or the clock went back: then it would not be for long.
+        sweeps = self._sweep_ms is not None and not 0 < self._sweep_ms - now_ms <= handle.config.file_delete_delay_ms
         expired = self._expired(now_ms)
         if dry_run or not (rolls or sweeps or expired):
             return self._report(expired, rolled=rolls)

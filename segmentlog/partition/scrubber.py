@@ -16,8 +16,6 @@ import contextlib
 import errno
 import logging
 import os
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -29,6 +27,7 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, header_holds
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.scan import Around, step_over
+from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect_segment import around
 from segmentlog.storage.segment import list_segments, segment_stem
@@ -92,7 +91,7 @@ class Scrubber:
         self._fs = fs
         self._targets = targets
         self._bytes_per_s = bytes_per_s
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
         self._last_ms: int | None = None
         self._allowance = 0.0
         self._round_began_ms: int | None = None
@@ -104,7 +103,7 @@ class Scrubber:
         self._seen_paths: set[str] = set()
         self._logged: set[tuple[str, int]] = set()
         self._counts = (0, 0, 0)
-        _live.add(self)
+        forks.on_fork(self, "_forget_parent")
 
     def tick(self, now_ms: int) -> float:
         """Read what the budget allows by now (monotonic milliseconds); returns the seconds until there is more to do.
@@ -130,12 +129,14 @@ class Scrubber:
         with self._mutex:
             self._finish()
 
-    def forget_parent(self) -> None:
-        """In a forked child: the thread is gone that may have been in a tick."""
-        self._mutex = threading.Lock()
+    def _forget_parent(self) -> None:
+        """In a forked child: the thread is gone that may have been in a tick. The pass begins anew."""
         current, self._current = self._current, None
         if current is not None:
             current.close()
+        self._partitions, self._segments = deque(), deque()
+        self._round_began_ms, self._is_in_round = None, False
+        self._seen_paths = set()
 
     # ------------------------------------------------------------ pace
 
@@ -247,7 +248,9 @@ class _Pass:
         self.is_done = not self._size
 
     def close(self) -> None:
-        self._fs.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._fs.close(fd)
 
     def is_outdated(self) -> bool:
         """Whether the file is not any more what was read: deleted, replaced, or cut off."""
@@ -336,14 +339,3 @@ class _Pass:
         self.findings.append(
             ScrubFinding(self._target.topic, self._target.partition, self.path, position, base_offset, end_offset, what)
         )
-
-
-_live: weakref.WeakSet[Scrubber] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    for scrubber in list(_live):
-        scrubber.forget_parent()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

@@ -13,7 +13,8 @@ to: a record stamped far in the future would keep it for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from segmentlog.config import TopicConfig
@@ -86,6 +87,15 @@ def expired_segments(
         else:
             return
         yield Expired(segment, why)
+
+
+def deleted_segments(bases: Sequence[int], log_start_offset: int, end_base: int) -> list[int]:
+    """Which segments of a folder lie below the log start: their files wait to be deleted, or a crash brought them back.
+
+    ``bases`` ascend. One below ``end_base`` ends there at the latest, whichever names are missing in between.
+    """
+    before = [base for base in bases if base < end_base]
+    return [base for base, following in pairwise([*before, end_base]) if following <= log_start_offset]
 
 
 def active_is_due(config: TopicConfig, age_ms: int) -> bool:

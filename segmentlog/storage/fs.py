@@ -13,17 +13,25 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
 from segmentlog.storage import witness
+from segmentlog.storage.forks import held_open
+from segmentlog.storage.locks import held, opened
 from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
 
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+LOCAL_ERRORS: Final = frozenset((
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EACCES, errno.EPERM,
+    errno.EFBIG, errno.ENOLCK,
+))  # fmt: skip
+"""Of a limit or a right of this process: they say nothing about the disk, and nothing about other processes."""
+_NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _BUFFERS_MAX: Final = 1024  # of one pwritev; with more it fails with EINVAL
 _NO_LINK: Final = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
 # ioctl_iflags(2)
@@ -31,14 +39,28 @@ _GET_FLAGS: Final = 0x80086601
 _SET_FLAGS: Final = 0x40086602
 _NO_COPY_ON_WRITE: Final = 0x00800000
 _FLAGS: Final = struct.Struct("=Ixxxx")
-_NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV))
+_NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, *LOCAL_ERRORS))
+
+relief: list[Callable[[], bool]] = []
+"""Called when no descriptor is left; each closes some that can be opened again, and says whether it did."""
+
+
+class DiskFailed(OSError):
+    """An error after which nobody knows what the disk holds: of an fsync, or of a write that may have touched the file.
+
+    The only kind that fails a partition. Whatever kept a file from being opened, mapped or locked is a plain OSError.
+    """
+
+    @classmethod
+    def of(cls, error: OSError, path: str) -> OSError:
+        """The same, of that file; what an interrupt raised stays what it is."""
+        return cls(error.errno, error.strerror, path) if is_from_a_call(error) else error
 
 
 class FileSystem:
     """The real one. Raises OSError as the system calls do; EINTR is retried by Python."""
 
     # Signatures are those of `os`; static, so that a call is one attribute look-up.
-    open: Callable[..., int] = staticmethod(os.open)
     close: Callable[[int], None] = staticmethod(os.close)
     pread: Callable[[int, int, int], bytes] = staticmethod(os.pread)
     pwritev: Callable[[int, Sequence[Buffer], int], int] = staticmethod(os.pwritev)
@@ -52,11 +74,25 @@ class FileSystem:
     rmdir: Callable[[str], None] = staticmethod(os.rmdir)
     flock: Callable[[int, int], None] = staticmethod(fcntl.flock)
 
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        """`os.open`, once more if the first time there was no descriptor left and `relief` could free some."""
+        try:
+            return os.open(path, flags, mode)
+        except OSError as error:
+            if not _relieved(error):
+                raise
+        return os.open(path, flags, mode)
+
     def mkdir(self, path: str) -> None:
         """Make a folder; FileExistsError if it is there."""
         os.mkdir(path, 0o777)
 
     def listdir(self, path: str) -> list[str]:
+        try:
+            return os.listdir(path)
+        except OSError as error:
+            if not _relieved(error):
+                raise
         return os.listdir(path)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -84,12 +120,15 @@ class FileSystem:
             os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def sync_folder(self, path: str) -> None:
-        """Make names in this folder durable: until then a power cut may undo a create or a rename."""
-        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self.fsync(fd)
-        finally:
-            self.close(fd)
+        """Make names in this folder durable: until then a power cut may undo a create or a rename.
+
+        Raises `DiskFailed` for an error of the fsync, and a plain OSError when the folder cannot be opened.
+        """
+        with opened(self, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as fd:
+            try:
+                self.fsync(fd)
+            except OSError as error:
+                raise DiskFailed.of(error, path) from error
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
@@ -143,20 +182,34 @@ class FileSystem:
         """A name for the time since the machine started: page caches live as long as it does."""
         try:
             return _read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
-        except OSError:  # not Linux: the start of process 1 changes with every boot, too
+        except (FileNotFoundError, NotADirectoryError):
+            # Not Linux: the start of process 1 changes with every boot, too. For no other reason: who took a want of
+            # descriptors for another boot would recover a log that others have open.
             return f"init-{os.stat('/').st_ctime_ns}"
+
+
+def _relieved(error: OSError) -> bool:
+    """Whether the error was a want of descriptors, and some are free now."""
+    return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
+
+
+def is_from_a_call(error: OSError) -> bool:
+    """Whether a system call failed with it. Without a number it is an interrupt's: a time-out made of SIGALRM, say."""
+    return error.errno is not None
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an operation failed with it, as opposed to being interrupted by it."""
+    return isinstance(error, SegmentlogError) or (isinstance(error, OSError) and is_from_a_call(error))
 
 
 def _read_proc(path: str) -> bytes:
     """What the kernel says there."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(FileSystem(), path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         while part := os.read(fd, 1 << 12):
             parts.append(part)
         return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def _kind_in(mount: bytes) -> str:
@@ -166,8 +219,7 @@ def _kind_in(mount: bytes) -> str:
 
 def read_file(fs: FileSystem, path: str) -> bytes:
     """The whole of a small file."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         position, most = 0, 1 << 12
         while part := fs.pread(fd, most, position):
@@ -175,8 +227,6 @@ def read_file(fs: FileSystem, path: str) -> bytes:
             position += len(part)
             most = 1 << 20
         return b"".join(parts)
-    finally:
-        fs.close(fd)
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
@@ -199,25 +249,35 @@ def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int)
         written += count
 
 
+def sync_data(fs: FileSystem, fd: int, path: str) -> None:
+    """fdatasync. Raises `DiskFailed`."""
+    try:
+        fs.fdatasync(fd)
+    except OSError as error:
+        raise DiskFailed.of(error, path) from error
+
+
 def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
     """Put ``data`` under ``path`` durably: before or after a crash, the old file or the new one, whole.
 
-    Raises DiskFull when there is no room; the old file is then still there. Several threads
+    Raises DiskFull when there is no room, and OSError; the old file is then still there. `DiskFailed` for
+    an fsync that failed: either file may be there. Several threads
     or processes may replace one file at the same time: the last one wins.
     """
     try:
-        temporary, fd = _open_temporary(fs, path)
-        try:
-            fs.ftruncate(fd, 0)
-            write_all(fs, fd, [data], 0)
-            fs.fsync(fd)
-            fs.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fs.unlink(temporary)
-            raise
-        finally:
-            fs.close(fd)
+        with temporary_beside(fs, path) as (temporary, fd):
+            try:
+                fs.ftruncate(fd, 0)
+                write_all(fs, fd, [data], 0)
+                try:
+                    fs.fsync(fd)
+                except OSError as error:
+                    raise DiskFailed.of(error, path) from error
+                fs.replace(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    fs.unlink(temporary)
+                raise
     except OSError as error:
         if error.errno in NO_ROOM:
             raise DiskFull(path, len(data)) from error
@@ -245,7 +305,8 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         fs.unlink(temporary)
 
 
-def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
+@held
+def temporary_beside(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
     """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
 
     Always the same name if it can be had, so that what a killed process left is used up and
@@ -253,17 +314,15 @@ def _open_temporary(fs: FileSystem, path: str) -> tuple[str, int]:
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
-        fd = fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(fs.fstat(fd), fs.stat(name)):
-                return name, fd
-        except (BlockingIOError, FileNotFoundError):
-            pass  # somebody is writing it, or has just put it in place
-        except BaseException:
-            fs.close(fd)
-            raise
-        fs.close(fd)
+        with held_open(fs, name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
+            try:
+                fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_mine = os.path.samestat(fs.fstat(fd), fs.stat(name))
+            except (BlockingIOError, FileNotFoundError):
+                continue  # somebody is writing it, or has just put it in place
+            if is_mine:
+                yield name, fd
+                return
     raise OSError(errno.EBUSY, "temporary files come and go", aside)
 
 

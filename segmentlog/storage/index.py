@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
@@ -26,7 +25,9 @@ from segmentlog.format.index import (
 )
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.locks import opened
 
 _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
 
@@ -48,15 +49,19 @@ class SegmentIndex:
         self._stem = stem
         self.base_offset = base_offset
         self._interval = interval_bytes
-        self._lock = threading.Lock()
+        self._spoiled = False
+        self._forget()
+        self._lock = forks.lock(self, "_lock", "_forget")
+
+    def _forget(self) -> None:
+        """Know nothing of the segment. In a forked child: another thread of the parent may have been adding to it."""
         self._keep(np.empty(0, OFFSET_ENTRY), np.empty(0, TIME_ENTRY))
         self.count = 0
         self._flushed = 0
-        self._spoiled = False
         self.max_timestamp = 0
         self.scanned_position = 0
         self._last_indexed_position = 0
-        self._next_offset = base_offset
+        self._next_offset = self.base_offset
 
     def _keep(self, offsets: Entries, times: Entries) -> None:
         """Go on with these entries."""
@@ -84,18 +89,15 @@ class SegmentIndex:
     def _read(self, suffix: str, sealed: bool) -> memoryview:
         """The file's bytes: a sealed one mapped, so that ten thousand loaded indexes are page cache, not memory."""
         try:
-            fd = self._fs.open(self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC)
+            with opened(self._fs, self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC) as fd:
+                size = self._fs.fstat(fd).st_size
+                if not size:
+                    return memoryview(b"")
+                if sealed:
+                    return self._fs.map_file(fd, size)
+                return memoryview(self._fs.pread(fd, size, 0))
         except FileNotFoundError:
             return memoryview(b"")
-        try:
-            size = self._fs.fstat(fd).st_size
-            if not size:
-                return memoryview(b"")
-            if sealed:
-                return self._fs.map_file(fd, size)
-            return memoryview(self._fs.pread(fd, size, 0))
-        finally:
-            self._fs.close(fd)
 
     def flush(self) -> None:
         """Write the entries that the files lack. A cache: failing to write it is no failure, not even a full disk."""
@@ -127,11 +129,8 @@ class SegmentIndex:
             self._flushed = count
 
     def _write(self, suffix: str, data: bytes, position: int) -> None:
-        fd = self._fs.open(self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with opened(self._fs, self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as fd:
             write_all(self._fs, fd, [data], position)
-        finally:
-            self._fs.close(fd)
 
     # ------------------------------------------------------------ entries
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from segmentlog.config import TopicConfig
 from segmentlog.errors import StoreVersionError, UnknownTopic
 from segmentlog.format.names import (
+    ADMINISTRATION_FILE,
     GROUPS_FOLDER,
     HIDDEN,
     PRODUCERS_FOLDER,
@@ -24,7 +25,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.storage.findings import Finding, Tally
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.inspect_files import check_store_file, read_topic_file
+from segmentlog.storage.inspect_files import check_store_file, read_topic_file, read_topic_id
 from segmentlog.storage.inspect_found import PartitionFound
 from segmentlog.storage.inspect_partition import inspect_partition, log_sizes
 from segmentlog.storage.inspect_segment import InspectSegment, inspect_segment
@@ -92,8 +93,20 @@ def inspect_store(
     for name in topics:
         yield from inspect_topic(fs, path, name, tally, inspect)
     if topic is None:
-        known = {STORE_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, *topics}
+        yield from _ids_given_twice(fs, path, topics)
+        known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, *topics}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
+
+
+def _ids_given_twice(fs: FileSystem, path: str, topics: list[str]) -> Iterator[Finding]:
+    """Somebody has copied a topic's folder: groups and transactions would take one for the other."""
+    names: dict[str, str] = {}
+    for topic in topics:
+        topic_id = read_topic_id(fs, f"{path}/{topic}")
+        known = None if topic_id is None else names.setdefault(topic_id, topic)
+        if known not in (None, topic):
+            what = f"the same id as topic {known!r}: give one of them another, with which groups begin it anew"
+            yield Finding("damage", f"{path}/{topic}/{TOPIC_FILE}", what, topic=topic)
 
 
 def inspect_topic(

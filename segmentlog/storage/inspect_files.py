@@ -13,7 +13,14 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode_slot, slot_size
-from segmentlog.format.names import FORMAT_VERSION, MAX_PARTITIONS, STATE_FILE, STORE_FILE, TOPIC_FILE
+from segmentlog.format.names import (
+    MAX_PARTITIONS,
+    READABLE_FORMATS,
+    STATE_FILE,
+    STORE_FILE,
+    TOPIC_FILE,
+    is_topic_id,
+)
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Finding, Severity
 from segmentlog.storage.fs import FileSystem, read_file
@@ -168,8 +175,11 @@ def check_store_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         yield Finding("damage", path, f"not JSON with 'format' and 'store_id' ({error}); restore it from a backup")
     else:
-        if version != FORMAT_VERSION:
-            yield Finding("damage", path, f"format {version!r}, where this version reads {FORMAT_VERSION}")
+        if version not in READABLE_FORMATS:
+            yield Finding("damage", path, _unknown_format(version))
+        elif document.get("upgrading"):
+            what = f"the upgrade to format {version} did not come to its end; the next open for writing goes on with it"
+            yield Finding("note", path, what)
         if not isinstance(store_id, str):
             yield Finding("damage", path, f"the store's id is {store_id!r}, not a text")
 
@@ -186,8 +196,24 @@ def read_topic_file(fs: FileSystem, folder: str) -> tuple[int | None, TopicConfi
         return None, TopicConfig(), [Finding("damage", path, f"missing; {advice}")]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SegmentlogError) as error:
         return None, TopicConfig(), [Finding("damage", path, f"{error}; {advice}")]
-    if version != FORMAT_VERSION:
-        return None, config, [Finding("damage", path, f"format {version!r}, where this version reads {FORMAT_VERSION}")]
+    if version not in READABLE_FORMATS:
+        return None, config, [Finding("damage", path, _unknown_format(version))]
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
         return None, config, [Finding("damage", path, f"{count!r} partitions; {advice}")]
+    if version != 1 and not is_topic_id(document.get("id")):
+        what = f"the topic's id is {document.get('id')!r}, not a UUID; {advice}, with another id groups begin anew"
+        return count, config, [Finding("damage", path, what)]
     return count, config, []
+
+
+def read_topic_id(fs: FileSystem, folder: str) -> str | None:
+    """The id that a topic's file says; None when it says none."""
+    try:
+        topic_id = json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["id"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return topic_id if is_topic_id(topic_id) else None
+
+
+def _unknown_format(version: object) -> str:
+    return f"format {version!r}, where this version reads {' and '.join(map(str, READABLE_FORMATS))}"

@@ -46,9 +46,7 @@ class LogLook:
         """Look at the segments with these base offsets."""
         found, log = self._found, self._found.state.log
         checkpoint = found.checkpoint.checkpoint
-        start_offset = checkpoint.log_start_offset if checkpoint else (bases[0] if bases else 0)
-        if log is not None and found.live:
-            start_offset = max(log.log_start_offset, self._start_now())
+        start_offset = self._start_now() if checkpoint or found.live else (bases[0] if bases else 0)
         if bases and bases[0] > start_offset:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
             self._check_gap(path, 0, start_offset, bases[0])
@@ -89,8 +87,12 @@ class LogLook:
         self._check_gap(missing, -1, max([checkpoint.log_start_offset, *ends]), checkpoint.recovery_offset)
 
     def _start_now(self) -> int:
-        log = StateReader(self._fs, self._folder).read().log
-        return 0 if log is None else log.log_start_offset
+        """What lies below it was deleted; a log that is in use may be trimmed this very moment."""
+        found, checkpoint = self._found, self._found.checkpoint.checkpoint
+        if found.live and found.state.log is not None:
+            log = StateReader(self._fs, self._folder).read().log
+            return max(found.state.log.log_start_offset, log.log_start_offset if log else 0)
+        return checkpoint.log_start_offset if checkpoint else 0
 
     def _tail_from(self, base: int) -> int | None:
         """Byte of a segment from which on a recovery decides what counts; None where none of it is in question."""
@@ -203,8 +205,8 @@ class LogLook:
 
     def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int) -> None:
         """A gap is explained by lost ranges only: compaction leaves none."""
-        # What lies below the log start was deleted; a power cut may have brought a file of it back.
-        base_offset = max(self._behind_lost_ranges(base_offset), self._start_now())
+        # What lies below the log start was deleted, and the log may start inside a lost range.
+        base_offset = self._behind_lost_ranges(max(base_offset, self._start_now()))
         if base_offset < end_offset:
             what = "no batch has these offsets, and no lost range accounts for them"
             self._hole(path, position, base_offset, end_offset, what)

@@ -25,6 +25,7 @@ from segmentlog.format.names import (
     parse_copy_name,
     segment_name,
 )
+from segmentlog.policy.retention import deleted_segments
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect_files import (
@@ -88,6 +89,7 @@ class _Look:
         self._state = StateReader(fs, found.folder)
         self._inodes: dict[int, int] = {}
         self._copies: dict[int, range] = {}
+        self._deleted: list[int] = []
 
     def run(self) -> None:
         found, fs = self._found, self._fs
@@ -99,12 +101,23 @@ class _Look:
         found.live = state.log is not None and state.writing != REWRITING
         if state.log is not None and found.live:
             bases = [base for base in bases if base <= state.log.active_base_offset]
+        self._deleted = self._deleted_among(bases)
+        bases = [base for base in bases if base not in self._deleted]
         self._inodes = {base: self._inode(base) for base in bases}
         self._look_at_state()
         self._look_at_checkpoint(bases)
         paths = {base: f"{self._folder}/{copy_name(base, one.stop, SWAP_SUFFIX)}" for base, one in copies.items()}
         LogLook(fs, found, self._tally, paths, self._inspect_segment).run(bases)
         self._look_for_unknown_files(bases)
+
+    def _deleted_among(self, bases: list[int]) -> list[int]:
+        """Segments that lie below the log start: no part of the log, whatever a power cut left of their bytes."""
+        log, checkpoint = self._found.state.log, self._found.checkpoint.checkpoint
+        if log is not None and self._found.live:
+            return deleted_segments(bases, log.log_start_offset, log.active_base_offset)
+        if checkpoint is not None:
+            return deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
+        return []
 
     def _copies_to_put_in_place(self) -> dict[int, range]:
         """Compacted copies that stand for the segments of their offsets, by their base offset."""
@@ -218,6 +231,7 @@ class _Look:
     def _look_for_unknown_files(self, bases: list[int]) -> None:
         known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, PRODUCERS_FILE, QUARANTINE_FOLDER}
         stems = {segment_name(base) for base in bases}
+        deleted = {segment_name(base) for base in self._deleted}
         for name in sorted(self._fs.listdir(self._folder)):
             path = f"{self._folder}/{name}"
             stem, _, suffix = name.partition(".")
@@ -226,6 +240,10 @@ class _Look:
                 self._found.add("note", path, f"{len(kept)} files that a recovery or a repair cut off")
             elif name in known or (stem in stems and suffix in _SUFFIXES):
                 continue
+            elif stem in deleted and suffix in _SUFFIXES:
+                if name.endswith(LOG_SUFFIX):
+                    what = "of a segment that was deleted: a crash kept the file, or brought it back"
+                    self._found.add("note", path, what)
             elif stem.isdecimal() and len(stem) == 20 and self._found.live and suffix in _SUFFIXES:
                 self._note_segment_file(name, path, int(stem))
             elif name.endswith(SWAP_SUFFIX) and parse_copy_name(name):

@@ -9,7 +9,8 @@ from typing import Final
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
-from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem, try_fallocate, write_all
+from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, try_fallocate, write_all
+from segmentlog.storage.locks import keep, opened
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -41,7 +42,9 @@ class ActiveSegment:
     PostgreSQL fills its log with zeros for the same reason (`wal_init_zero`).
     """
 
-    __slots__ = ("_allocated", "_count_syncs", "_fs", "_limit", "_prepared", "_syncs", "base_offset", "fd", "path")
+    __slots__ = (
+        "_allocated", "_count_syncs", "_fs", "_limit", "_prepared", "_syncs", "base_offset", "fd", "is_cut", "path",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -60,19 +63,34 @@ class ActiveSegment:
         self.base_offset = base_offset
         self.path = segment_stem(folder, base_offset) + LOG_SUFFIX
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self.fd = fs.open(self.path, flags, 0o666)
+        self.is_cut = True
+        """Nothing that a failed write left stands behind the end of the log."""
+        self.fd = -1
+        keep(self, "fd", fs.open, self.path, flags, 0o666)
         self._limit = limit_bytes
-        self._allocated = fs.fstat(self.fd).st_size
+        try:
+            self._allocated = fs.fstat(self.fd).st_size
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._fs.close(self.fd)
+        """Idempotent."""
+        close_file = self._fs.close
+        fd, self.fd = self.fd, -1  # before: its number may be another file's right after
+        if fd >= 0:
+            close_file(fd)
+
+    def __del__(self) -> None:  # whoever was to keep it was interrupted
+        with contextlib.suppress(BaseException):
+            self.close()
 
     def write(self, buffers: Sequence[Buffer], size_bytes: int, position: int) -> None:
         """Write at ``position``, the end of the log; all or nothing.
 
-        Raises DiskFull, or OSError for a disk that fails, after cutting the file back to
-        ``position``. If that fails too, the error of the cut is raised, with
-        ``__context__`` the first.
+        An error leaves the file as it was: nothing was written, or it was cut off again, durably. `is_cut`
+        is false where it could not be, and is to be before anything else is appended. Raises DiskFull;
+        `DiskFailed` for a disk that fails; any other OSError is this process's own affair.
         """
         if position + size_bytes > self._prepared:
             self._prepare(position, size_bytes)
@@ -81,10 +99,25 @@ class ActiveSegment:
                 return
             write_all(self._fs, self.fd, buffers, position)  # many buffers, or all of it again after a short write
         except OSError as error:
-            self.drop(position)
+            self.is_cut = False
+            self._take_back(position)
             if error.errno in NO_ROOM:
                 raise DiskFull(self.path, size_bytes) from error
+            if error.errno not in LOCAL_ERRORS:
+                raise DiskFailed.of(error, self.path) from error
             raise
+
+    def _take_back(self, position: int) -> None:
+        """`drop`, unless this process cannot do it: whoever appends next can. Raises `DiskFailed`."""
+        try:
+            self.drop(position)
+        except OSError as error:
+            failure = error
+        else:
+            self.is_cut = True
+            return
+        if isinstance(failure, DiskFailed) or failure.errno not in LOCAL_ERRORS | NO_ROOM:
+            raise DiskFailed.of(failure, self.path)
 
     def cut(self, position: int) -> None:
         """Give back what was preallocated from ``position`` on."""
@@ -95,10 +128,14 @@ class ActiveSegment:
         """Take back what was written from ``position`` on and never published, durably.
 
         Its offsets go to other records next: after a power cut the disk must not come up
-        with the old bytes in place of those.
+        with the old bytes in place of those. Raises `DiskFailed` when the fsync fails: what was appended
+        before may be lost with it.
         """
         self.cut(position)
-        self._fs.fsync(self.fd)
+        try:
+            self._fs.fsync(self.fd)
+        except OSError as error:
+            raise DiskFailed.of(error, self.path) from error
 
     def _prepare(self, position: int, size_bytes: int) -> None:
         """See to what lies ahead of ``position``, up to where it is to be seen to again."""
@@ -141,14 +178,11 @@ class MappedSegment:
         self._map()
 
     def _map(self) -> None:
-        fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
             found = self._fs.fstat(fd)
             self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
             if found.st_size:
                 self.view = self._fs.map_file(fd, found.st_size)
-        finally:
-            self._fs.close(fd)
 
     def upto(self, end_position: int) -> memoryview:
         """The first ``end_position`` bytes. Raises `CorruptBatch` when the file has fewer."""

@@ -9,8 +9,8 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
          6    the mount that the page was made under, 0 where the kernel does not tell them apart
          8    writing     an append is in progress: bytes beyond the end may be torn
          9    failed      an fsync failed: no appends until the partition is reopened
-         10   config      counts changes of the topic's configuration
-         11   moved       counts deletions and renamings of the topic: open handles are stale
+         10   config      another number with every change of the topic's configuration
+         11   moved       another number when the topic is deleted or renamed: open handles look where it is
          12   waiting     monotonic milliseconds until which somebody waits to be woken
          13   producers   1 once a batch with a producer id was appended: appenders keep track of producers
          14   aborts      grows with every transaction that is aborted: readers look for them again
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import struct
 import uuid
 from typing import Any, Final, Generic, TypeVar
@@ -191,8 +192,8 @@ class StatePage:
         if found.st_size < PAGE_SIZE:
             if not writable:
                 return None
-            fs.flock(fd, fcntl.LOCK_EX)
             try:
+                fs.flock(fd, fcntl.LOCK_EX)
                 size = fs.fstat(fd).st_size
                 if size == 0:
                     fs.keep_in_place(fd)
@@ -279,13 +280,14 @@ class StatePage:
         return self.words[MOVED_WORD]
 
     def count_abort(self) -> None:
+        """The caller holds the append lock."""
         self.words[ABORTS_WORD] = (self.words[ABORTS_WORD] + 1) & _WORD_MASK
 
     def count_config_change(self) -> None:
-        self.words[CONFIG_WORD] = (self.words[CONFIG_WORD] + 1) & _WORD_MASK
+        self.words[CONFIG_WORD] = _another(self.words[CONFIG_WORD])
 
     def count_move(self) -> None:
-        self.words[MOVED_WORD] = (self.words[MOVED_WORD] + 1) & _WORD_MASK
+        self.words[MOVED_WORD] = _another(self.words[MOVED_WORD])
 
     @property
     def waiting_until_ms(self) -> int:
@@ -295,6 +297,12 @@ class StatePage:
     @waiting_until_ms.setter
     def waiting_until_ms(self, value: int) -> None:
         self.words[WAITING_WORD] = value
+
+
+def _another(number: int) -> int:
+    """A number to tell a change by. Not the next one: two who change something at the same time, in two processes and
+    without a lock, would both store that, and who had taken over the first change would miss the second."""
+    return (number + 1 + secrets.randbits(32)) & _WORD_MASK
 
 
 def _header_words(boot_id: str, folder: os.stat_result, mount_id: int) -> list[int]:

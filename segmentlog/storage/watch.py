@@ -13,7 +13,11 @@ import ctypes
 import os
 import select
 import struct
+from itertools import starmap
 from typing import Final
+
+from segmentlog.storage import forks
+from segmentlog.storage.locks import keep
 
 _IN_MODIFY: Final = 0x2
 _IN_CLOSE_WRITE: Final = 0x8
@@ -27,18 +31,49 @@ _POLL_MAX_S: Final = 0.02
 
 
 class Watch:
-    """Files and folders to be woken by. Not thread-safe, but for `interrupt`."""
+    """Files and folders to be woken by. Not thread-safe, but for `interrupt`.
+
+    In a forked child it is another one, that watches the same: nothing wakes both of them.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[str, int] = {}
-        self._fd = _inotify_init()
+        self._fd = self._wake_read = self._wake_write = -1
         self._delay = _POLL_MIN_S
         self._endings_watched = self._ended = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_parents: dict[str, int] | None = None
+        """In a forked child, until it is used there: what is to be watched, by the masks."""
+        self._open()
+        forks.on_fork(self, "_forget_parent")
+
+    def _open(self) -> None:
+        with forks.opening():
+            keep(self, "_fd", _inotify_init)
+            ends: list[tuple[int, int]] = []
+            try:
+                ends.extend(starmap(os.pipe2, ((os.O_NONBLOCK | os.O_CLOEXEC,),)))
+            finally:
+                for self._wake_read, self._wake_write in ends:
+                    pass
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
         if self._fd >= 0:
             self._poll.register(self._fd, select.POLLIN)
+
+    def _forget_parent(self) -> None:
+        """In a forked child: what it reads would be missing in the parent, and what it writes wakes that."""
+        watched = self._watched if self._wake_read >= 0 else self._is_parents
+        self.close()
+        self._watched, self._is_parents = {}, watched
+
+    def _ensure_own(self) -> None:
+        if self._is_parents is not None:
+            with forks.opening():  # whoever interrupts it may come at the same time
+                watched, self._is_parents = self._is_parents, None
+                if watched is not None:
+                    self._open()
+                    for path, mask in watched.items():
+                        self._add(path, mask)
 
     @property
     def polls(self) -> bool:
@@ -51,16 +86,20 @@ class Watch:
         With ``endings`` also for files of the folder that go, or that whoever wrote to them
         closes: the kernel closes those of a process that dies. `take_ended` tells of these.
         """
+        self._ensure_own()
         if path in self._watched or self._fd < 0:
             return True
         mask = _IN_CREATE | _IN_MOVED_TO if folder else _IN_MODIFY
         if endings:
             mask |= _IN_CLOSE_WRITE | _IN_DELETE
             self._endings_watched = True
+        return self._add(path, mask)
+
+    def _add(self, path: str, mask: int) -> bool:
         descriptor = _libc().inotify_add_watch(self._fd, os.fsencode(path), mask)
         if descriptor < 0:
             return False
-        self._watched[path] = descriptor
+        self._watched[path] = mask
         return True
 
     def wait(self, timeout_s: float, *, poll: bool = False) -> bool:
@@ -69,6 +108,7 @@ class Watch:
         With ``poll`` (for logs whose appenders cannot be asked to wake anybody) time is up
         after half a millisecond at first, and up to 20 when nothing happens.
         """
+        self._ensure_own()
         if poll or self.polls:
             timeout_s = min(timeout_s, self._delay)
             self._delay = min(self._delay * 2, _POLL_MAX_S)
@@ -79,6 +119,7 @@ class Watch:
 
     def drain(self) -> None:
         """Forget the events so far: look at the logs after this, then wait."""
+        self._ensure_own()
         self._delay = _POLL_MIN_S
         for fd in (self._fd, self._wake_read):
             with contextlib.suppress(BlockingIOError):
@@ -93,14 +134,26 @@ class Watch:
 
     def interrupt(self) -> None:
         """Make a `wait` in another thread (or the next one) return."""
+        self._ensure_own()
         with contextlib.suppress(OSError):  # full of reasons to wake up already, or closed
             os.write(self._wake_write, b"\0")
 
+    def __del__(self) -> None:  # dropped, or whoever was to keep it was interrupted
+        with contextlib.suppress(BaseException):
+            self.close()
+
     def close(self) -> None:
-        for fd in (self._fd, self._wake_read, self._wake_write):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._wake_read = self._wake_write = -1
+        self._is_parents = None
+        # Each is forgotten before it is closed, with no call in between: its number may be another file's right after.
+        while self._fd >= 0 or self._wake_read >= 0 or self._wake_write >= 0:
+            fd = -1
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+            elif self._wake_read >= 0:
+                fd, self._wake_read = self._wake_read, -1
+            else:
+                fd, self._wake_write = self._wake_write, -1
+            os.close(fd)
 
 
 def _tells_of_an_end(events: bytes) -> bool:

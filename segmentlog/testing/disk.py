@@ -165,23 +165,26 @@ class CrashPoint:
     def nothing_is_unsynced(self) -> bool:
         return not any(image.pending or image.pending_names for image in self._images.values())
 
-    def crashes(self, rng: random.Random, count: int) -> Iterator[SimulatedDisk]:
+    def crashes(self, rng: random.Random, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
         """Disks as they may be found after a power cut at this moment: the extreme ones first, then random ones.
 
-        A state that was already there is left out, so there may be fewer than ``count``.
+        A state that was already there is left out, so there may be fewer than ``count``; with
+        ``seen`` those of other moments, too, for which it was given.
         """
-        return self._found(rng, count, self.boot + 1, _surviving_data)
+        return self._found(rng, count, self.boot + 1, _surviving_data, seen)
 
-    def remounts(self, rng: random.Random, count: int) -> Iterator[SimulatedDisk]:
+    def remounts(self, rng: random.Random, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
         """Disks as they may be found when this one went away and came back to the same running machine.
 
         As after a power cut, but for the files that processes map: each of them as it was at any
         moment ever, or its sectors at several.
         """
-        return self._found(rng, count, self.boot, _remounted_data)
+        return self._found(rng, count, self.boot, _remounted_data, seen)
 
-    def _found(self, rng: random.Random, count: int, boot: int, surviving: Surviving) -> Iterator[SimulatedDisk]:
-        seen = set()
+    def _found(
+        self, rng: random.Random, count: int, boot: int, surviving: Surviving, seen: set[int] | None
+    ) -> Iterator[SimulatedDisk]:
+        seen = set() if seen is None else seen
         for number in range(count):
             survivors: dict[int, tuple[bytes, dict[str, int]]] = {}
             for image in self._images.values():

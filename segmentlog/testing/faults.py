@@ -115,6 +115,10 @@ class FaultyFileSystem(FileSystem):
                 self._actions[name].pop(0)()
             fault = self._fault_of(name)
             if fault is None:
+                if name == "close" and args[0] not in self._open_fds:
+                    # The descriptors of a process that died are not those of the test's own process, which have
+                    # the same numbers by now.
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 result = real(*args, **options)
                 if name == "open":
                     self._open_fds.add(result)
@@ -122,7 +126,9 @@ class FaultyFileSystem(FileSystem):
                     self._open_fds.discard(args[0])
                 return result
             if fault.after:
-                real(*args, **options)
+                result = real(*args, **options)
+                if name == "open":  # nobody has it, so that nobody else can close it
+                    os.close(result)
             raise fault.error
 
         return call

@@ -94,6 +94,9 @@ class SimulatedProcess(FileSystem):
     def is_marked(self, fd: int) -> bool:
         return self._node(fd).marked
 
+    def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
+        """Nothing is ever forgotten of what is cached."""
+
     # ------------------------------------------------------------ files
 
     def _node(self, fd: int) -> Node:

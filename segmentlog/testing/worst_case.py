@@ -51,8 +51,6 @@ class WorstCaseDisk(FileSystem):
         self._held: dict[_Inode, int] = {}
         os.makedirs(self._folder, exist_ok=True)
         self._root = self._take_as_durable(self._folder)
-        # On the instance, since those of the class are plain system calls.
-        self.open = self._open
         self.fsync = self.fdatasync = self._sync
 
     def path(self, name: str) -> str:
@@ -65,7 +63,7 @@ class WorstCaseDisk(FileSystem):
 
     # ------------------------------------------------------------ what is remembered
 
-    def _open(self, path: str, flags: int, mode: int = 0o777) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         fd = os.open(path, flags, mode)
         self._hold(path, _inode(os.fstat(fd)))
         return fd

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli.processes import WAIT_S, started
 
 import segmentlog
 from segmentlog.cli import cli
@@ -219,7 +223,7 @@ FAILURES = [
     ("produce words nothing", "nothing"),
     ("produce words folder", "Is a directory: folder"),
     ("consume words --from 101", "offset 101 is outside the log, which holds offsets [0, 100)"),
-    ("consume w*", "is not valid"),
+    ("consume x*", "no topic matches"),
     ("trim words --before 101", "outside the log"),
     ("truncate words --at 101 --yes", "outside the log"),
     ("truncate words --at 101", "outside the log"),
@@ -302,8 +306,10 @@ def test_a_spoiled_store_file_is_told(call: Run, here: Path, command: str, conte
         ("lines", b"", []),
         ("lines", b"\n", [b""]),
         ("lines", b"\xff\xfe\n\0\n", [b"\xff\xfe", b"\0"]),
-        ("lines", b"a\r\nb\rc\n", [b"a", b"b\rc"]),
+        ("lines", b"a\r\nb\rc\n\r\n\r", [b"a\r", b"b\rc", b"\r", b"\r"]),
+        ("lines", b"a\r", [b"a\r"]),
         ("nul", b"", []),
+        ("nul", b"a\r\n\0\r", [b"a\r\n", b"\r"]),
         ("nul", b"a\nb\0\0c", [b"a\nb", b"", b"c"]),
         ("length-prefixed", b"", []),
         ("length-prefixed", b"\0\0\0\0\0\0\0\2\n\0", [b"", b"\n\0"]),
@@ -358,7 +364,7 @@ def test_a_line_that_is_too_long_is_told_and_can_be_left_out(call: Run, here: Pa
     """What comes before it is appended; the advice, followed, gives every other line once."""
     status, err = call("produce", "--batch-size", batch_size, "words", "large")
     assert status == 1
-    check_told(err, 1, "record 2 takes 5000006 bytes, over max.message.bytes = 1048588")
+    check_told(err, 1, "record 2 is longer than max.message.bytes = 1048588")
     assert "--skip 2" in err
     assert values("store")[100:] == [b"before"]
     assert call("produce", "--skip", "2", "words", "large")[0] == 0
@@ -369,10 +375,73 @@ def test_a_long_line_among_several_partitions_doubles_nothing(call: Run, here: P
     """Keys spread a batch over partitions; none is ahead of the count that --skip is given."""
     status, err = call("produce", "-k", ":", "several", "keyed")
     assert status == 1
-    check_told(err, 1, "record 51 takes")
+    check_told(err, 1, "record 51 is longer than")
     assert sorted(values("store", "several")) == sorted(b"v%d" % one for one in range(50))
     assert call("produce", "-k", ":", "--skip", "51", "several", "keyed")[0] == 0
     assert sorted(values("store", "several")) == sorted(b"v%d" % one for one in range(99))
+
+
+LONG = [
+    ("lines", b"before\n", b"%b\n", b"x"),
+    ("nul", b"before\0", b"%b\0", b"x"),
+    ("json", b'{"value":"before"}\n\n \n', b'{"value":"%b"}\n', b"x"),
+    ("json", b'{"value":"before"}\n\n \n', b'{"value":"%b"}\n', b"\\u0001"),
+    ("length-prefixed", b"\0\0\0\6before", b"%b", b"x"),
+]
+
+
+@pytest.mark.parametrize(("shape", "before", "frame", "unit"), LONG)
+@pytest.mark.parametrize("limit", [100, 20_000, 2_000_000])
+def test_any_length_up_to_the_limit_is_a_record(
+    call: Run, here: Path, shape: str, before: bytes, frame: bytes, unit: bytes, limit: int
+) -> None:
+    """As long as the topic takes, whatever that is, in each shape; one over it is refused, and left out by --skip."""
+    assert call("alter", "words", "-c", f"max.message.bytes={limit}")[0] == 0
+
+    def record(size: int) -> bytes:
+        prefix = size.to_bytes(4, "big") if shape == "length-prefixed" else b""
+        return prefix + frame % (unit * size)
+
+    content = unit if unit == b"x" else b"\1"
+    (here / "data").write_bytes(before + record(limit - 50) + record(limit + 1) + before)
+    status, err = call("produce", "--format", shape, "words", "data")
+    assert status == 1
+    check_told(err, 1, "record 3 ")
+    assert f"max.message.bytes = {limit}" in err
+    assert values("store")[100:] == [b"before", content * (limit - 50)]
+    assert call("produce", "--format", shape, "--skip", "3", "words", "data")[0] == 0
+    assert values("store")[102:] == [b"before"]
+
+
+@pytest.mark.parametrize(("shape", "frame"), [("lines", b"%b\n"), ("nul", b"%b\0"), ("json", b'{"value":"%b"}\n'),
+                                              ("length-prefixed", b"\4\0\0\0%b")])  # fmt: skip
+def test_a_long_record_is_read_once(call: Run, here: Path, shape: str, frame: bytes) -> None:
+    """Of 64 MiB that are allowed every byte is copied a few times, and not once for each block that is read."""
+    assert call("alter", "words", "-c", "max.message.bytes=100MiB", "-c", "segment.bytes=200MiB")[0] == 0
+    (here / "data").write_bytes(frame % (b"x" * (64 << 20)))
+    before = time.process_time()
+    status, err = call("produce", "--format", shape, "words", "data")
+    assert status == 0, err
+    assert time.process_time() - before < 4, "it took 0.2 s; with a copy for each block 60"
+    assert [len(value or b"") for value in values("store")[100:]] == [64 << 20]
+
+
+@pytest.mark.parametrize("shape", ["lines", "nul", "json", "length-prefixed"])
+def test_what_is_too_long_is_refused_before_it_ends(here: Path, shape: str) -> None:
+    """A pipe that sends a record without end is told so as soon as it is over the limit; what came first is there."""
+    begin = {"lines": b"a\n", "nul": b"a\0", "json": b'{"value":"a"}\n{"value":"',
+             "length-prefixed": b"\0\0\0\1a\xff\xff\xff\xff"}[shape]  # fmt: skip
+    with started(here / "store", "produce", "--format", shape, "words", stdin=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(begin)
+            for _ in range(1000):
+                process.stdin.write(b"x" * (1 << 16))
+            raise AssertionError("it reads on and on")
+        assert process.wait(WAIT_S) == 1
+        assert process.stderr is not None
+        assert b"record 2 is " in process.stderr.read()
+    assert values("store")[100:] == [b"a"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
@@ -447,7 +516,7 @@ def test_binary_is_not_forced_into_csv(call: Run) -> None:
     ("command", "fields"),
     [
         ("topics", {"topic", "partitions", "offsets"}),
-        ("details words", {"topic", "config", "partitions"}),
+        ("details words", {"topic", "id", "config", "partitions"}),
         ("consume words", {"topic", "partition", "offset", "timestamp", "key", "value"}),
         ("tail words", {"topic", "partition", "offset", "timestamp", "key", "value"}),
         ("produce words binary", {"partition", "base_offset", "count"}),

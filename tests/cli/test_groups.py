@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -116,9 +117,98 @@ def test_head_has_committed_what_came_through(long: Path) -> None:
     assert seen == sorted(set(seen))
 
 
+@pytest.mark.parametrize("shape", ["--values", "--json", "--format=%o-%s\\n", "-f"])
+def test_what_head_throws_away_is_not_consumed(tmp_path: Path, shape: str) -> None:
+    """`| head -3`, again and again, shows three records each time, and the next three the next time."""
+    with segmentlog.open(tmp_path / "store") as opened:
+        opened.create_topic("t").partition(0).append([b"value number %d" % number for number in range(4096)])
+    for begin in (0, 3, 6):
+        script = 'segmentlog --dir "$STORE" consume t -g g -q "$SHAPE" | head -3; exit "${PIPESTATUS[0]}"'
+        done = shell(script, STORE=tmp_path / "store", SHAPE=shape)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert [b"value number %d" % number in line for number, line in enumerate(done.stdout.splitlines(), begin)] == (
+            [True] * 3
+        )
+        assert committed(tmp_path / "store") == {"t/0": begin + 3}
+
+
+def test_head_of_many_lines_throws_little_away(long: Path) -> None:
+    """A reader of blocks leaves in the pipe what it does not want: a block, or a 256th, are the most that is lost."""
+    script = 'segmentlog --dir "$STORE" consume t -g g -q | head -n "$LINES_WANTED" | tail -1'
+    for wanted, slack in ((200, 0), (3000, 3000 // 256 + 1), (20_000, 8192 // 20)):
+        before = committed(long).get("t/0") or 0
+        done = shell(script, STORE=long, LINES_WANTED=str(wanted))
+        shown = int(done.stdout.split()[0]) + 1
+        position = committed(long)["t/0"]
+        assert position is not None
+        assert shown == before + wanted
+        assert shown <= position <= shown + slack
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_what_nobody_reads_is_not_consumed(store: Path, follow: list[str]) -> None:
+    """A reader that takes nothing of the little that there is: all of it is for the next one."""
+    script = 'segmentlog --dir "$STORE" consume t -g g -q "$@" | sleep 1; exit "${PIPESTATUS[0]}"'
+    done = shell(script.replace("$@", follow[0] if follow else "--values"), STORE=store)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert committed(store) == {"t/0": 0, "t/1": 0}
+    assert len(read(store)) == 40
+
+
+@pytest.mark.parametrize("taken", [7, 21])
+def test_what_was_committed_too_early_is_taken_back(store: Path, taken: int) -> None:
+    """Of several partitions whose records wait in one pipe, each goes on behind what was read of it."""
+    with started(store, "consume", "t", "-g", "g", "--format", r"%p %o\n") as process:
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        out = b"".join(read_line(fd) for _ in range(taken))
+        wait_until(lambda: in_pipe(fd) > 0 and rests(fd, 2.5))
+        process.stdout.close()
+        assert process.wait(WAIT_S) == 0
+    found = {number: sum(line.startswith(b"%d " % number) for line in out.splitlines()) for number in range(2)}
+    assert sum(found.values()) == taken
+    assert committed(store) == {"t/0": found[0], "t/1": found[1]}
+
+
+def test_a_slow_reader_is_waited_for(store: Path) -> None:
+    """What is printed is not done as long as the reader may go; it commits when the last byte was taken."""
+    with started(store, "consume", "t", "-g", "g", "--values") as process:
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        wait_until(lambda: in_pipe(fd) > 0 and rests(fd, 2.5))
+        assert process.poll() is None
+        out, _ = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out.count(b"\n")) == (0, 40)
+    assert committed(store) == {"t/0": 20, "t/1": 20}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_does_not_wait_long_for_a_reader(store: Path, number: signal.Signals) -> None:
+    """Whose reader sleeps can be ended in seconds; what the pipe holds it may still read, and counts as printed."""
+    with started(store, "consume", "t", "-g", "g", "--values", env=unmeasured()) as process:
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        wait_until(lambda: in_pipe(fd) > 0 and rests(fd, 2.5))
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == 128 + number
+        assert process.stdout.read().count(b"\n") == 40
+    assert committed(store) == {"t/0": 20, "t/1": 20}
+
+
+def test_a_file_takes_what_is_written(store: Path, tmp_path: Path) -> None:
+    """And a full one only what fitted in."""
+    with open(tmp_path / "out", "wb") as out:
+        assert finish(store, "consume", "t", "-g", "g", "--values", stdout=out).returncode == 0
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 40
+    assert committed(store) == {"t/0": 20, "t/1": 20}
+    with open("/dev/full", "wb") as full:
+        assert finish(store, "consume", "t", "-g", "other", stdout=full).returncode == 1
+    assert committed(store, "other") == {"t/0": 0, "t/1": 0}
+
+
 @pytest.mark.parametrize("taken_bytes", [30_000, 30_007, 100_001])
-def test_a_closed_pipe_has_committed_what_went_into_it(long: Path, taken_bytes: int) -> None:
-    """To the byte: a record that was cut in two is the next one's first, also when its reader never read it."""
+def test_what_waits_in_a_closed_pipe_is_not_consumed(long: Path, taken_bytes: int) -> None:
+    """To the byte: a record that was cut in two is the next one's first, also when its writer had it committed."""
     with started(long, "consume", "t", "-g", "g") as process:
         assert process.stdout is not None
         fd = process.stdout.fileno()
@@ -126,13 +216,20 @@ def test_a_closed_pipe_has_committed_what_went_into_it(long: Path, taken_bytes: 
         while left:
             left -= len(os.read(fd, left))
         wait_until(lambda: in_pipe(fd) > 1 << 15 and rests(fd))
-        written_bytes = taken_bytes + in_pipe(fd)
         process.stdout.close()
         assert process.wait(WAIT_S) == 0
         assert process.stderr is not None
         assert b"error" not in process.stderr.read()
     everything = b"".join(b"%d value number %d\n" % (number, number) for number in range(MANY))
-    assert committed(long) == {"t/0": everything[:written_bytes].count(b"\n")}
+    assert committed(long) == {"t/0": everything[:taken_bytes].count(b"\n")}
+
+
+def read_line(fd: int) -> bytes:
+    """One line, and not a byte of the next one."""
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(fd, 1)
+    return line
 
 
 def in_pipe(fd: int) -> int:
@@ -140,10 +237,10 @@ def in_pipe(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def rests(fd: int) -> bool:
-    """Whether nothing is written to a pipe: it is full, and the writer sleeps."""
+def rests(fd: int, seconds: float = 0.3) -> bool:
+    """Whether nothing is written to a pipe for a while: it is full, or the writer has nothing more, or is patient."""
     before = in_pipe(fd)
-    time.sleep(0.3)
+    time.sleep(seconds)
     return in_pipe(fd) == before
 
 
@@ -190,10 +287,11 @@ def test_killed_again_and_again_nothing_is_left_out(long: Path) -> None:
 
 def test_two_members_share_the_partitions(store: Path) -> None:
     """Each partition is read by one; when one member leaves, the other has all. Handovers are told on stderr."""
-    with (
-        started(store, "consume", "t", "-g", "g", "-f", "--format", r"%p %s\n") as one,
-        started(store, "consume", "t", "-g", "g", "-f", "--format", r"%p %s\n") as other,
-    ):
+    follow = ("consume", "t", "-g", "g", "-f", "--format", r"%p %s\n")
+    with contextlib.ExitStack() as processes:
+        one = processes.enter_context(started(store, *follow))
+        wait_until(lambda: describe_state(store) == ("Stable", 1))  # it has all, and so something to hand over
+        other = processes.enter_context(started(store, *follow))
         wait_until(lambda: describe_state(store) == ("Stable", 2))
         with segmentlog.open(store) as opened:
             for number in range(2):
@@ -372,7 +470,7 @@ def test_positions_are_reset(call: Run, store: Path, group: str, arguments: tupl
 
 
 def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, group: str) -> None:
-    """When they are named; then there is nothing to shift."""
+    """When they are named; then there is nothing to shift. Those of a topic that is gone are nobody's any more."""
     with segmentlog.open(store) as opened:
         opened.create_topic("other").partition(0).append([b"a", b"b"])
     status, _, err = call("groups", "reset", group, "--topic", "other", "--shift-by", "1")
@@ -383,13 +481,46 @@ def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, g
     shutil.rmtree(store / "other")  # by hand: `delete` takes the positions along
     status, out, err = call("groups", "reset", group, "--to-earliest", "--json")
     assert (status, len(documents(out))) == (0, 2)
-    assert "other/0 is gone" in err
+    assert "other" not in err
     assert call("groups", "describe", group)[0] == 0
+
+
+def test_a_reset_makes_the_positions_of_a_new_group(call: Run, store: Path) -> None:
+    """As Kafka's tool does: of what --topic names, in a store without any group, too; its first member begins there."""
+    arguments = ("groups", "reset", "new", "--topic", "t", "--to-offset", "18")
+    status, foreseen, err = call(*arguments, "--dry-run", "--json")
+    assert status == 0, err
+    assert "2 positions of new would be made, for it is new" in err
+    assert committed(store, "new") == {}
+    status, out, err = call(*arguments, "--json")
+    assert (status, [{**one, "dry_run": True} for one in documents(out)]) == (0, documents(foreseen))
+    assert "2 positions of new made, for it is new" in err
+    assert committed(store, "new") == {"t/0": 18, "t/1": 18}
+    assert len(finish(store, "consume", "t", "-g", "new").stdout.splitlines()) == 4
+    assert call("groups", "reset", "other", "--topic", "t:1", "--to-latest")[0] == 0
+    assert committed(store, "other") == {"t/1": 20}
+    assert call("groups", "reset", "third", "--topic", "t", "--shift-by", "1")[0] == 1
+    assert call("groups", "reset", "", "--topic", "t", "--to-latest")[0] in (1, 2)
+    assert "--topic" in call("groups", "reset", "third", "--to-latest")[2]
+
+
+def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
+    """Positions are kept by topic; what fits none is told, unless it may come."""
+    with segmentlog.open(store) as opened:
+        opened.create_topic("u").partition(0).append([b"u-0"])
+        opened.create_topic("vv").partition(0).append([b"v-0"])
+    done = finish(store, "consume", "?", "-g", "g", "--format", r"%t %s\n")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 41
+    assert committed(store) == {"t/0": 20, "t/1": 20, "u/0": 1}
+    assert finish(store, "consume", "x*", "-g", "g").returncode == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
+        (("reset", "g", "--to-latest", "--topic", "t:x"), 2, "'t:x' is not TOPIC or TOPIC:PARTITION"),
+        (("reset", "g", "--to-latest", "--topic", "t/x"), 2, "'t/x' is not TOPIC or TOPIC:PARTITION"),
         (("reset", "g"), 2, "say where to, once"),
         (("reset", "g", "--to-earliest", "--to-latest"), 2, "say where to, once"),
         (("reset", "g", "--to-datetime", "latest"), 2, "give a time"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli.processes import WAIT_S, finish, started, stop, unmeasured, wait_until
+from seeds import seeds, share
 
 import segmentlog
 
@@ -69,16 +70,18 @@ def produce(store: Path, file: Path, *arguments: str, name: str = "job") -> str:
 # ---------------------------------------------------------------- killed
 
 
-@pytest.mark.parametrize(("arguments", "seed"), [((), 1), (("-k", ":"), 2), (("--partition", "1"), 3)])
+@pytest.mark.parametrize("arguments", [(), ("-k", ":"), ("--partition", "1")])
+@pytest.mark.parametrize("seed", seeds("killed producers"))
 def test_killed_at_any_moment_and_run_again(store: Path, tmp_path: Path, arguments: tuple[str, ...], seed: int) -> None:
     """However often, on several partitions, with keys and without: in the end each line is there once, in order."""
-    chance = random.Random(seed)
+    chance = random.Random(f"{seed} {arguments}")
     lines = [b"%d:line %d" % (number % 97, number) for number in range(LINES)]
     file = tmp_path / "lines"
     file.write_bytes(b"\n".join(lines) + b"\n")
     command = ("produce", "t", str(file), "--producer", "job", "--batch-size", "40", "--ack", "durable", *arguments)
     kills = 0
-    for target in sorted(chance.sample(range(1, LINES), 9)):
+    rounds = share(10, "killed producers")
+    for target in sorted(chance.sample(range(1, LINES), rounds)):
         with started(store, *command, env=unmeasured()) as process:
             if kills % 4 == 3:
                 time.sleep(chance.uniform(0.05, 0.5))  # while it starts, registers, or passes over what is there
@@ -86,7 +89,10 @@ def test_killed_at_any_moment_and_run_again(store: Path, tmp_path: Path, argumen
                 wait_until(partial(has_sent, store, target, process))
             process.kill()
             kills += process.wait(WAIT_S) == -signal.SIGKILL
-    assert kills >= 4
+    while kills < rounds // 2:  # on a busy machine it had come to its end each time: then while it starts
+        with started(store, *command, env=unmeasured()) as process:
+            process.kill()
+            kills += process.wait(WAIT_S) == -signal.SIGKILL
     produce(store, file, *arguments)
     check_each_once(store, lines if "-k" not in arguments else [line.partition(b":")[2] for line in lines])
     assert finish(store, "verify").returncode == 0

@@ -38,16 +38,13 @@ def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-@pytest.mark.parametrize("command", [("tail", "-f"), ("tail", "-f", "--json"), ("consume", "-f", "--from", "latest")])
+@pytest.mark.parametrize("command", [("tail", "-f"), ("tail", "-f", "--json"), ("consume", "-f", "--from", "-1")])
 def test_an_appended_record_is_printed_within_100_ms(store: segmentlog.LogStore, command: tuple[str, ...]) -> None:
     """By another process, whatever the follower was doing: the middle one of ten tries, so that one may be unlucky."""
     partition = store.topic("t").partition(0)
     delays = []
     with started(path_of(store), *command, "t") as process:
-        if command[0] == "tail":
-            read_until(process, b"19")
-        else:
-            time.sleep(1)
+        read_until(process, b"19")
         for number in range(10):
             time.sleep(0.05 * (number % 4))
             value = b"record-%d-" % number
@@ -180,3 +177,98 @@ def test_a_follower_goes_on_through_rolls_and_retention(store: segmentlog.LogSto
             log.trim(log.log_end_offset)
         stop(process)
     assert seen.splitlines() == expected
+
+
+# ---------------------------------------------------------------- patterns
+
+
+@pytest.fixture
+def several(store: segmentlog.LogStore) -> Path:
+    """The store with topics `a-1` and `a-2` of two partitions, a record in each, too."""
+    for topic in ("a-1", "a-2"):
+        made = store.create_topic(topic, partitions=2)
+        for number in range(2):
+            made.partition(number).append([f"{topic}/{number}".encode()])
+    return path_of(store)
+
+
+FITTING = [
+    ("a-*", {b"a-1/0", b"a-1/1", b"a-2/0", b"a-2/1"}),
+    ("a-*/1", {b"a-1/1", b"a-2/1"}),
+    ("a-[1]/[0-5]", {b"a-1/0", b"a-1/1"}),
+    ("a-2/?", {b"a-2/0", b"a-2/1"}),
+    ("a-[!1]/[!1]", {b"a-2/0"}),
+]
+
+
+@pytest.mark.parametrize(("pattern", "wanted"), FITTING)
+@pytest.mark.parametrize("command", [("consume", "--values", "-q"), ("tail", "-q")])
+def test_patterns_name_topics_and_partitions(
+    several: Path, pattern: str, wanted: set[bytes], command: tuple[str, ...]
+) -> None:
+    """`consume` takes those that `tail` takes; other topics are not touched."""
+    done = finish(several, *command, pattern)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.splitlines()) == sorted(wanted)
+
+
+def test_consume_follows_what_fits_a_pattern(store: segmentlog.LogStore, several: Path) -> None:
+    """Topics and partitions that are made later are read from their beginning, and none that does not fit."""
+    there, later = {b"a-1/0", b"a-2/0"}, {b"a-3/0", b"late-0", b"late-2"}
+    with started(several, "consume", "-f", "--values", "a-*/[02]") as process:
+        out = b""
+        while set(out.splitlines()) != there:
+            out += read_until(process, b"\n")
+        made = store.create_topic("a-3", partitions=2)
+        for number in range(2):
+            made.partition(number).append([b"a-3/%d" % number])
+        store.alter_topic("a-1", partitions=3)
+        for number in range(3):
+            store.topic("a-1").partition(number).append([b"late-%d" % number])
+        while not later <= set(out.splitlines()):
+            out += read_until(process, b"\n")
+        more, _ = stop(process)
+    assert sorted((out + more).splitlines()) == sorted(there | later)
+
+
+def test_consume_waits_for_what_a_pattern_may_mean(store: segmentlog.LogStore) -> None:
+    """As `tail -f` does; without -f it is told at once that nothing fits."""
+    with started(path_of(store), "consume", "-f", "--values", "new-*") as process:
+        store.create_topic("new-1").partition(0).append([b"there"])
+        assert read_until(process, b"there\n") == b"there\n"
+        stop(process)
+
+
+@pytest.mark.parametrize("command", [("consume",), ("tail",), ("retain",), ("compact",)])
+@pytest.mark.parametrize(
+    ("selector", "status", "told"),
+    [
+        ("a-1/[", 2, b"a '[' lacks its ']'"),
+        ("a-[", 2, b"a '[' lacks its ']'"),
+        ("a-[]", 2, b"a '[' lacks its ']'"),
+        ("a-[!]/0", 2, b"a '[' lacks its ']'"),
+        ("a-1/x*", 2, b"is not TOPIC or TOPIC/PARTITION"),
+        ("/*", 2, b"is not TOPIC or TOPIC/PARTITION"),
+        ("a-1/[89]", 1, b"no partition matches '[89]', there are 0 to 1"),
+        ("a-*/7", 1, b"no partition matches '7', there are 0 to 1"),
+        ("x-*", 1, b"no topic matches"),
+        ("x-*/0", 1, b"no topic matches"),
+    ],
+)
+def test_a_pattern_that_fits_nothing_is_told(
+    several: Path, command: tuple[str, ...], selector: str, status: int, told: bytes
+) -> None:
+    """By what was written, and not by what became of it."""
+    done = finish(several, *command, selector)
+    assert (done.returncode, done.stdout) == (status, b"")
+    assert told in done.stderr
+    assert b"topics = ()" not in done.stderr
+
+
+def test_every_token_of_a_template_is_in_the_help(several: Path) -> None:
+    """And works: kcat's, with its escapes."""
+    text = " ".join(finish(several, "consume", "--help").stdout.decode().split())
+    for token in ("%t", "%p", "%o", "%k", "%s", "%T", "%h", "%K", "%S", "%%", r"\n", r"\t", r"\r", r"\0", "\\\\"):
+        assert token in text, token
+    done = finish(several, "consume", "a-1/0", "--format", r"%t %p %o %k %s %h %K %S %%\n\t\r\0\\")
+    assert done.stdout == b"a-1 0 0  a-1/0  -1 5 %\n\t\r\0\\"

@@ -22,18 +22,20 @@ import delivery_checker as checker
 import msgspec
 import pytest
 from crashfs_mount import disk as disk
+from seeds import endless, seeds, share
 
 import segmentlog
 from segmentlog.testing.crashfs import CrashFS
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_DELIVERY_ROUNDS", "6"))
-SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1 << 30))))
 WORKER = Path(__file__).with_name("delivery_worker.py")
 TOPICS = {"in": 2, "other": 1}
 TARGET = "out"
 STRIKES = 10
 """Kills and stops in the life of one store."""
 PATIENCE_S = 120.0
+GAMES_MORE = 30
+"""On a busy machine some kind of event may not have come in time: so many games more are played until it does."""
 
 
 class Nursery:
@@ -234,12 +236,15 @@ class Game:
 
 def test_killed_and_stopped_processes_tear_no_transaction(tmp_path: Path, nursery: Nursery) -> None:
     """Nothing lost, nothing doubled, all or nothing, exactly once, one owner; and nothing is blocked afterwards."""
-    left, number = ROUNDS, 0
+    games = max(-(-ROUNDS // STRIKES), 2)
     totals = dict.fromkeys(("committed", "aborted", "unknown", "acknowledged", "handed", "owned"), 0)
-    while left > 0:
-        with Game(tmp_path / str(number), SEED + number, nursery) as game:
+    seen: set[str] = set()
+    for number, seed in zip(range(games + GAMES_MORE), endless("delivery"), strict=False):
+        if number >= games and seen >= totals.keys() - {"unknown"}:
+            break
+        with Game(tmp_path / str(number), seed, nursery) as game:
             game.make()
-            game.play(min(left, STRIKES))
+            game.play(min(-(-ROUNDS // games), STRIKES) if number < games else STRIKES)
             game.finish()
             history = game.check()
         for one in history.transactions.values():
@@ -247,9 +252,9 @@ def test_killed_and_stopped_processes_tear_no_transaction(tmp_path: Path, nurser
         totals["acknowledged"] += len(history.acknowledged)
         totals["handed"] += sum(map(len, history.handed.values()))
         totals["owned"] += len(history.owned)
-        left, number = left - STRIKES, number + 1
-    print(f"SEGMENTLOG_SEED={SEED}: {totals}")
-    assert all(totals[what] for what in ("committed", "aborted", "acknowledged", "handed", "owned")), totals
+        seen = {what for what, count in totals.items() if count}
+    print(totals)
+    assert seen >= totals.keys() - {"unknown"}, totals
 
 
 def test_readers_that_are_shown_aborted_records_are_caught(tmp_path: Path, nursery: Nursery) -> None:
@@ -267,8 +272,8 @@ def test_zombies_that_nobody_fences_are_caught(tmp_path: Path, nursery: Nursery)
 
 
 def _play_broken(folder: Path, nursery: Nursery, broken: list[str]) -> None:
-    for number in range(10):  # it need not show in the first
-        with Game(folder / str(number), SEED + number, nursery) as game:
+    for number, seed in zip(range(GAMES_MORE), endless("delivery"), strict=False):  # it need not show in the first
+        with Game(folder / str(number), seed, nursery) as game:
             game.orders = [{**order, "broken": broken} for order in game.orders]
             game.make()
             game.play(STRIKES)
@@ -276,17 +281,25 @@ def _play_broken(folder: Path, nursery: Nursery, broken: list[str]) -> None:
             game.check()
 
 
-def test_power_cuts_tear_no_transaction(disk: CrashFS, tmp_path: Path, nursery: Nursery) -> None:
+@pytest.mark.parametrize("seed", seeds("delivery crashes"))
+def test_power_cuts_tear_no_transaction(disk: CrashFS, tmp_path: Path, nursery: Nursery, seed: int) -> None:
     """On real files: everybody is killed, and then the disk forgets half of what was not synced."""
-    with Game(tmp_path / "game", SEED, nursery, disk) as game:
+    rounds = share(max(ROUNDS // 10, 2), "delivery crashes")
+    history = checker.History()
+    with Game(tmp_path / "game", seed, nursery, disk) as game:
         game.make()
-        for number in range(max(ROUNDS // 10, 2)):
+        for number in range(rounds + GAMES_MORE):
+            if number >= rounds and _saw_everything(history):
+                break
             game.boot = f"boot-{number}"
             game.play(5)
             game.kill_all()
             disk.crash(game.rng.randrange(1 << 30))
             game.boot = f"look-{number}"
             history = game.check(power_cut=True)
-    assert any(one.verdict == "committed" for one in history.transactions.values())
-    assert history.acknowledged
-    assert history.handed
+    assert _saw_everything(history)
+
+
+def _saw_everything(history: checker.History) -> bool:
+    committed = any(one.verdict == "committed" for one in history.transactions.values())
+    return committed and bool(history.acknowledged) and bool(history.handed)

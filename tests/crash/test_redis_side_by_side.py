@@ -8,12 +8,13 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from seeds import seeds, share
 
 from bench.kafkaesque import (
     POLICIES,
@@ -31,7 +32,6 @@ from segmentlog.testing.scenario import SegmentlogLog, play, torment
 from segmentlog.testing.worst_case import WorstCaseDisk
 from segmentlog.transfer import RedisTopic
 
-SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1 << 30))))
 ROUNDS = int(os.environ.get("SEGMENTLOG_SCENARIO_ROUNDS", "6"))
 
 RECYCLED = "one offset, two records"
@@ -103,36 +103,34 @@ def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: An
 # ---------------------------------------------------------------- at random
 
 
-@contextmanager
-def told_on_failure(seed: int) -> Iterator[random.Random]:
-    """Random numbers, with their seed in the output of a test that fails."""
-    print(f"SEGMENTLOG_SEED={seed}")
-    yield random.Random(seed)
-
-
 @pytest.mark.parametrize("durable_only", [False, True])
 @pytest.mark.parametrize("ack", ["written", "durable"])
 @pytest.mark.parametrize("policy", [*scenario.POLICIES, "7records", "200bytes"])
-def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool) -> None:
+@pytest.mark.parametrize("seed", seeds("scenario"))
+def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: int) -> None:
     """Any order of appends, syncs, reads and power cuts: no rule is broken, and whoever lost something was told."""
-    with told_on_failure(SEED) as rng:
-        for segment_records in (2, 100_000):  # power cuts meet rolls
-            settings = {"durable_only": durable_only, "segment_records": segment_records}
-            with SegmentlogLog(policy, ack, **settings) as log:
-                outcome = torment(log, rng, ROUNDS)
-            assert outcome.conflicts == ()
-            assert outcome.agree, outcome.verdict()
-            assert outcome.told_each_loss
-            if log.acks_durably or durable_only:
-                assert outcome.told == ()
+    rng = random.Random(seed)
+    for segment_records in (2, 100_000):  # power cuts meet rolls
+        settings = {"durable_only": durable_only, "segment_records": segment_records}
+        with SegmentlogLog(policy, ack, **settings) as log:
+            outcome = torment(log, rng, share(ROUNDS, "scenario"))
+        assert outcome.conflicts == ()
+        assert outcome.agree, outcome.verdict()
+        assert outcome.told_each_loss
+        if log.acks_durably or durable_only:
+            assert outcome.told == ()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_redis_at_random(redis: None, policy: Fsync) -> None:
+@pytest.mark.parametrize("seed", seeds("scenario"))
+def test_redis_at_random(redis: None, policy: Fsync, seed: int) -> None:
     """The same on Redis: whatever is not fsynced is recycled sooner or later, and whatever is, is not."""
-    with told_on_failure(SEED) as rng, RedisLog(policy) as log:
-        # As many rounds as make it certain for all purposes that some append goes unsynced and comes again.
-        outcome = torment(log, rng, max(ROUNDS, 10))
+    rng = random.Random(seed)
+    for _ in range(10):  # until some append went unsynced, and another one came in its place
+        with RedisLog(policy) as log:
+            outcome = torment(log, rng, max(share(ROUNDS, "scenario"), 5))
+        if policy == "always" or outcome.recycled:
+            break
     if policy == "always":
         assert outcome.conflicts == ()
         assert outcome.agree
@@ -218,37 +216,38 @@ class KilledSegmentlogLog:
         self._end()
 
 
-def check_killed(make: Callable[[str], AbstractContextManager[scenario.CrashableLog]]) -> None:
+def check_killed(make: Callable[[str], AbstractContextManager[scenario.CrashableLog]], seed: int) -> None:
     """Nothing is lost, no offset is skipped, nobody is told of a loss that there was not."""
-    with told_on_failure(SEED) as rng:
-        with make("play") as log:
-            outcome = play(log)
-        assert outcome.conflicts == ()
-        assert outcome.agree
-        names = [b"alpha", b"beta", b"gamma", b"delta", b"epsilon", b"zeta"]
-        assert outcome.a == outcome.b == tuple(enumerate(names))
-        with make("torment") as log:
-            outcome = torment(log, rng, 3)
-        assert outcome.conflicts == ()
-        assert outcome.agree
-        assert outcome.told == ()
-        assert [offset for offset, _ in outcome.b] == list(range(len(outcome.b)))
+    with make("play") as log:
+        outcome = play(log)
+    assert outcome.conflicts == ()
+    assert outcome.agree
+    names = [b"alpha", b"beta", b"gamma", b"delta", b"epsilon", b"zeta"]
+    assert outcome.a == outcome.b == tuple(enumerate(names))
+    with make("torment") as log:
+        outcome = torment(log, random.Random(seed), 3)
+    assert outcome.conflicts == ()
+    assert outcome.agree
+    assert outcome.told == ()
+    assert [offset for offset, _ in outcome.b] == list(range(len(outcome.b)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_sigkill_takes_nothing_from_redis(redis: None, policy: Fsync) -> None:
+@pytest.mark.parametrize("seed", seeds("scenario"))
+def test_sigkill_takes_nothing_from_redis(redis: None, policy: Fsync, seed: int) -> None:
     """The page cache outlives the process: Redis loses nothing that it has written.
 
     Under everysec that is not all that it has acknowledged: while an fsync is under way it holds records back
     in memory. `RedisLog.crash` waits until they are written; this is a test of the checker, not of Redis.
     """
-    check_killed(lambda _: RedisLog(policy, power_cut=False))
+    check_killed(lambda _: RedisLog(policy, power_cut=False), seed)
 
 
 @pytest.mark.parametrize("policy", ["always", "everysec", "never"])
-def test_sigkill_takes_nothing_from_segmentlog(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize("seed", seeds("scenario"))
+def test_sigkill_takes_nothing_from_segmentlog(tmp_path: Path, policy: str, seed: int) -> None:
     """The page cache outlives the process, and an append is acknowledged when it is there: under every policy."""
-    check_killed(lambda name: KilledSegmentlogLog(tmp_path / name, policy))
+    check_killed(lambda name: KilledSegmentlogLog(tmp_path / name, policy), seed)
 
 
 # ---------------------------------------------------------------- the parts
@@ -306,6 +305,7 @@ def test_import_understands_these_pages(redis: None) -> None:
         assert found.config() == {"segment.records": 3, "retention.segments": 2, "retention.closed.ms": 60_000}
         values = [value for rows in found.rows(pages, 2) for value in rows.values]
         assert values == [value for _, value in topic.pull()] == [b"%d" % number for number in range(3, 12)]
+        found._client.close()
 
 
 def test_what_was_not_synced_is_gone(tmp_path: Path) -> None:

@@ -10,21 +10,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broken import Batch, batches_of, log_files
+from leftovers import opened
 from logs import FakeClock, Kept, NoSyncFileSystem, contents, tree_bytes
+from seeds import every_seed
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.partition.partition import Partition
 from segmentlog.store import LogStore
 
 STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "17"))
-"""Every how many bytes one rots. 1 takes every byte of every file."""
-SEED = int(os.environ.get("SEGMENTLOG_BITROT_SEED", "0"))
-"""Which of them come first: another seed takes the bytes in between."""
+"""Every how many bytes one rots, of those that the seeds choose. 1 takes every byte of every file."""
 
 _THIN = 64
 # Of long stretches of zeros (preallocated space, padding) one byte in so many of those that would be taken.
 
 PARTITIONS = [("packed", 0), ("packed", 1), ("packed", 2), ("plain", 0)]
+
+
+def _sample(first: int, size: int) -> list[int]:
+    """Every STEP-th byte: half of them the same in every run, half of them others."""
+    chosen = every_seed("bit rot") if STEP > 1 else [0]
+    step = STEP * len(chosen)
+    return sorted({position for seed in chosen for position in range((first + seed) % step, size, step)})
 
 
 class AnotherBoot(NoSyncFileSystem):
@@ -53,7 +60,7 @@ class Rotten:
         self.image = tree_bytes(path)
 
     def _make(self, clean: bool) -> None:
-        store = LogStore(self.path, background=False, fs=NoSyncFileSystem(), clock=FakeClock())
+        store = opened(LogStore(self.path, background=False, fs=NoSyncFileSystem(), clock=FakeClock()))
         common = {"segment_records": 6, "index_interval_bytes": 1, "fsync": "never"}
         store.create_topic("plain", compression_type="none", **common)
         store.create_topic("packed", partitions=3, compression_type="lz4", **common)
@@ -99,7 +106,7 @@ class Rotten:
         for name, data in sorted(self.image.items()):
             if not wanted(name):
                 continue
-            for position in range((SEED + sum(name.encode())) % STEP, len(data), STEP):
+            for position in _sample(sum(name.encode()), len(data)):
                 around = data[max(position - 64, 0) : position + 64]
                 thin = _THIN if STEP > 1 or name.endswith(".log") else 1
                 if any(around) or position // STEP % thin == 0:

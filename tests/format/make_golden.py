@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, CONTROL, TRANSACTIONAL, encode_batch
@@ -81,6 +82,24 @@ CHECKPOINTS = [
 ]
 
 INDEX_ENTRIES = [[10, 4100, NOW_MS], [25, 8300, NOW_MS], [26, 12_400, NOW_MS + 9], [2**32 - 1, 2**31 - 1, 2**63 - 1]]
+
+
+_TOPIC_ID = "6a2bd7f4-3a4c-4f0e-9c3b-b3a9a3e54d10"
+_STATE = [2**60 + 1, 3, "PrepareCommit", 60_000, NOW_MS, NOW_MS + 1]
+
+# Records of the internal topics, as arrays that MessagePack holds: of both formats of a store.
+INTERNAL_RECORDS: dict[str, tuple[list[Any], list[Any]]] = {
+    "position": ([2, "billing", _TOPIC_ID, 4], [1000, 3, "half way", NOW_MS, 7, "member-1"]),
+    "position_by_name": ([1, "billing", "orders", 4], [1000, 3, "half way", NOW_MS, 7, "member-1"]),
+    "transaction": (
+        [2, "etl-1"],
+        [*_STATE, [[_TOPIC_ID, 0]], [[_TOPIC_ID, 1, 99, 2]], 17, {_TOPIC_ID: 3}, [42], "a note"],
+    ),
+    "transaction_by_name": (
+        [1, "etl-1"],
+        [*_STATE, [["orders", 0]], [["orders", 1, 99, 2]], 17, {"orders": 3}, [42], "a note"],
+    ),
+}
 
 
 def make_batch(case: dict[str, Any]) -> bytes:
@@ -171,6 +190,9 @@ def main() -> None:
     write_new("segment.index", offsets)
     write_new("segment.timeindex", times)
     write_json("segment.index.json", INDEX_ENTRIES)
+    for name, (key, value) in INTERNAL_RECORDS.items():
+        write_new(f"{name}.key", msgspec.msgpack.encode(key))
+        write_new(f"{name}.value", msgspec.msgpack.encode(value))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from seeds import fresh_seed
 
 SECONDS = int(os.environ.get("SEGMENTLOG_FUZZ_SECONDS", "8"))
 
@@ -22,8 +23,8 @@ def test_atheris_finds_nothing(tmp_path: Path) -> None:
     """Every decoder, from whole batches, checkpoints and documents on, for SEGMENTLOG_FUZZ_SECONDS."""
     script = Path(__file__).with_name("atheris_decoders.py")
     done = subprocess.run(
-        [sys.executable, str(script), f"-max_total_time={SECONDS}", "-rss_limit_mb=2048", "-timeout=20",
-         "-max_len=4096", f"-artifact_prefix={tmp_path}/"],
+        [sys.executable, str(script), f"-max_total_time={SECONDS}", f"-seed={fresh_seed()}",
+         "-rss_limit_mb=2048", "-timeout=20", "-max_len=4096", f"-artifact_prefix={tmp_path}/"],
         capture_output=True, text=True, timeout=SECONDS + 60, check=False,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip

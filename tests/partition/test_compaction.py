@@ -11,7 +11,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from leftovers import opened
 from logs import NOW_MS, FakeClock, Kept, NoSyncFileSystem, contents, log_files, open_log, tree_bytes, values
+from seeds import seeds
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, LogTruncated
@@ -22,6 +24,7 @@ from segmentlog.storage.fs import FileSystem, link_over
 from segmentlog.storage.inspect import Tally
 from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
+from segmentlog.testing.disk import CrashPoint
 
 
 @pytest.fixture
@@ -157,9 +160,12 @@ def test_a_batch_near_the_limit_is_split_for_its_offsets(logs: Logs) -> None:
     """The offsets of the survivors take room that the whole batch did not need: two batches then, none too large."""
     config = TopicConfig.from_mapping(logs.settings | {"max_message_bytes": 4000, "fsync": "never"})
     logs.folder.mkdir(parents=True)
-    log = Partition(
-        str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock, load_batch_limit=lambda: 4000
-    )
+    log = opened(
+        Partition(
+            str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock,
+            load_batch_limit=lambda: 4000,
+        )
+    )  # fmt: skip
     count = 560
     keys = [b"%03d" % (number // 2 if number < 60 else number) for number in range(count)]
     log.append([b""] * count, keys=keys, timestamps=[NOW_MS] * count)
@@ -362,10 +368,11 @@ def test_what_a_reader_does_in_the_middle_of_a_pass(logs: Logs) -> None:
     assert not logs.findings()
 
 
-def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs) -> None:
+@pytest.mark.parametrize("seed", seeds("dry runs", (1,)))
+def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: int) -> None:
     """Not a byte, not a name; and the pass then does what it said."""
     log = logs.open(segment_bytes=500, delete_retention_ms=0)
-    rng = random.Random(1)
+    rng = random.Random(seed)
     for _ in range(15):
         logs.put(log, *(f"k{rng.randrange(4)}={rng.random()}" for _ in range(3)), f"k{rng.randrange(6)}!")
     log.flush()
@@ -580,9 +587,12 @@ def test_records_as_large_as_can_be_are_compacted(logs: Logs) -> None:
     """A tombstone that fills its batch to the last byte has no room for a horizon: it stays, and so does the rest."""
     config = TopicConfig.from_mapping(logs.settings | {"max_message_bytes": 2000, "delete_retention_ms": 0})
     logs.folder.mkdir(parents=True)
-    log = Partition(
-        str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock, load_batch_limit=lambda: 2000
-    )
+    log = opened(
+        Partition(
+            str(logs.folder), "t", 0, lambda: config, fs=NoSyncFileSystem(), clock=logs.clock,
+            load_batch_limit=lambda: 2000,
+        )
+    )  # fmt: skip
     key = b"k" * 1994
     log.append([None], keys=[key])
     assert [batch.header.raw_size for batch in log.read(0)] == [2000]
@@ -592,3 +602,32 @@ def test_records_as_large_as_can_be_are_compacted(logs: Logs) -> None:
     assert log.compact().tombstones_removed == 1
     assert [(one.offset, one.key) for one in contents(log)] == [(0, key), (2, b"b"), (3, b"c")]
     assert not logs.findings()
+
+
+def test_a_segment_in_which_nothing_reached_the_disk_leads_no_copy_into_a_lost_range() -> None:
+    """A recovery that died left it there, before the range that was given up: what is merged with it ends there."""
+    config = TopicConfig.from_mapping({"cleanup_policy": "compact", "fsync": "never", "min_cleanable_dirty_ratio": 0})
+    disk = _disk()
+    log = _on(disk, config)
+    log.append([b"1", b"2"], [b"a", b"a"], ack="durable")
+    log.roll()
+    log.close()
+    in_append: list[CrashPoint] = []
+    disk.on_effect = lambda: in_append.append(disk.point())
+    _on(disk, config).append([b"3"], [b"b"])
+    disk.on_effect = None
+    in_recovery: list[CrashPoint] = []
+    for point in in_append:
+        for survivor in point.crashes(random.Random(1), 2):
+            survivor.on_effect = lambda disk=survivor: in_recovery.append(disk.point())  # type: ignore[misc]
+            _on(survivor, config)
+            survivor.on_effect = None
+    for point in in_recovery:
+        for survivor in point.crashes(random.Random(2), 2):
+            log = _on(survivor, config)
+            log.append([b"4"], [b"c"], ack="durable")
+            log.roll()
+            log.compact()
+            assert dict(contents_of(log)) | {b"b": b"3"} == {b"a": b"2", b"b": b"3", b"c": b"4"}
+            found = inspect_partition(survivor.process(), "/t/0", "t", 0, config, Tally())
+            assert not [str(one) for one in found.findings if one.severity == "damage"]

@@ -65,6 +65,7 @@ def _fill_up(disk: Path) -> None:
                 continue
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("ack", ["written", "durable"])
 def test_a_full_disk_loses_nothing(disk: Path, ack: str) -> None:
     """Appends fail with `DiskFull`, every acknowledged record is read, and after making room appends work again."""
@@ -99,6 +100,7 @@ def test_a_full_disk_loses_nothing(disk: Path, ack: str) -> None:
         assert values(partition) == [acknowledged[offset] for offset in range(len(acknowledged))]
 
 
+@pytest.mark.root
 def test_a_full_disk_kills_no_process(disk: Path) -> None:
     """Opening, creating topics and appending without a byte of room raise errors; mapped pages are no SIGBUS."""
     (disk / "filler").write_bytes(bytes(1 << 20))

@@ -25,12 +25,17 @@ def test_records_without_a_key_are_refused(
         log.append([b"1"])
 
 
-def test_a_producer_tells_whose_record_was_refused(tmp_path: Path) -> None:
-    """The delivery of the record raises; others of its batch are not appended either, and say so."""
+def test_a_producer_refuses_a_record_without_a_key(tmp_path: Path) -> None:
+    """At once, and so no other record of its batch; one that was taken before keys were needed tells it later."""
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t", cleanup_policy="compact")
+        store.create_topic("later")
         producer = store.producer(linger_ms=0)
-        delivery = producer.send("t", b"value")
+        with pytest.raises(segmentlog.InvalidRecord, match="compacted"):
+            producer.send("t", b"value")
+        assert producer.send("t", b"value", key=b"k").result().offset == 0
+        producer = store.producer(linger_ms=1000)
+        delivery = producer.send("later", b"value")
+        store.alter_topic("later", cleanup_policy="compact")
         with pytest.raises(segmentlog.InvalidRecord, match="compacted"):
             delivery.result()
-        assert producer.send("t", b"value", key=b"k").result().offset == 0

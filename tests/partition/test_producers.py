@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import FakeClock, open_log
+from seeds import seeds
 
 import segmentlog
+from segmentlog.config import TopicConfig
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
 from segmentlog.format.names import ABORTED_SUFFIX, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
@@ -29,6 +31,8 @@ from segmentlog.format.producers import (
 )
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.producers import ProducerStamp
+from segmentlog.storage.findings import Tally
+from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 
@@ -380,7 +384,7 @@ def test_compaction_does_not_go_beyond_an_open_transaction(tmp_path: Path) -> No
     assert values_of(log) == [b"last"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds("transactions compacted", range(5)))
 def test_random_transactions_compacted_again_and_again(tmp_path: Path, seed: int) -> None:
     """What `read_committed` shows is the last committed record of each key, whatever is lost in between."""
     rng = random.Random(seed)
@@ -433,10 +437,9 @@ def test_random_transactions_compacted_again_and_again(tmp_path: Path, seed: int
 # ---------------------------------------------------------------- crashes
 
 
-def test_a_power_cut_at_any_call_keeps_sequences_and_decisions() -> None:
+@pytest.mark.parametrize("seed", seeds("crashed producers", (5,)))
+def test_a_power_cut_at_any_call_keeps_sequences_and_decisions(seed: int) -> None:
     """At every crash state: what the log holds is what it knows, and it goes on."""
-    from segmentlog.config import TopicConfig
-
     config = TopicConfig(segment_bytes=600, fsync="always")  # type: ignore[arg-type]
     folder = "/store/t/0"
     disk = SimulatedDisk()
@@ -450,7 +453,7 @@ def test_a_power_cut_at_any_call_keeps_sequences_and_decisions() -> None:
         if number % 4 == 3:
             log.end_transaction(NAMED, 0, committed=number % 8 == 3)
         points.append((disk.point(), log.log_end_offset, number))
-    rng = random.Random(5)
+    rng = random.Random(seed)
     for point, _, number in points:
         for survivor in point.crashes(rng, 4):
             again = Partition(folder, "t", 0, lambda: config, fs=survivor.process(), clock=FakeClock())
@@ -465,6 +468,45 @@ def test_a_power_cut_at_any_call_keeps_sequences_and_decisions() -> None:
             put(again, entry.next_sequence)
             with pytest.raises(OutOfOrderSequence):
                 put(again, entry.next_sequence + 5)
+
+
+def test_a_producer_with_a_name_outlives_its_batches_and_a_power_cut() -> None:
+    """Retention takes the last of its batches, before or after the machine dies: nobody forgets how far it had come."""
+    config = TopicConfig.from_mapping({"fsync": "never", "file_delete_delay_ms": 0})
+
+    def opened(disk: SimulatedDisk) -> Partition:
+        return Partition("/t/0", "t", 0, lambda: config, fs=disk.process(), clock=FakeClock())
+
+    def check(log: Partition) -> None:
+        assert [(entry.producer_id, entry.next_sequence >= 3) for entry in log.producers()] == [(NAMED, True)]
+
+    for trims_before in (False, True):
+        disk = SimulatedDisk()
+        disk.make_folders("/t/0")
+        disk.find("/t/0").sync()
+        log = opened(disk)
+        for number in range(3):
+            put(log, number)
+        log.roll()
+        if trims_before:
+            log.trim(log.log_end_offset)
+        log.close()
+        points = []
+        disk.on_effect = lambda disk=disk, points=points: points.append(disk.point())  # type: ignore[misc]
+        put(opened(disk), 3)
+        disk.on_effect = None
+        for point in points:
+            for survivor in point.crashes(random.Random(1), 6):
+                log = opened(survivor)
+                check(log)
+                log.append([b"another"], ack="durable")
+                log.trim(log.segments()[-1].base_offset)
+                log.close()
+                check(opened(survivor))
+                for again in survivor.point().crashes(random.Random(2), 2):
+                    check(opened(again))
+                    found = inspect_partition(again.process(), "/t/0", "t", 0, config, Tally())
+                    assert not [str(one) for one in found.findings if one.severity == "damage"]
 
 
 # ---------------------------------------------------------------- the files

@@ -15,7 +15,7 @@ from segmentlog.storage.inspect import inspect_store
 from segmentlog.store import LogStore
 
 
-def opened(path: Path, records: int = 3000) -> LogStore:
+def filled(path: Path, records: int = 3000) -> LogStore:
     """A store with a topic of several segments, in the background of which nothing happens."""
     store = segmentlog.open(path, background=False)
     config = {"fsync": "never", "segment.bytes": 1 << 20, "cleanup.policy": "delete,compact"}
@@ -55,7 +55,7 @@ def act(log: Partition, what: str) -> None:
 def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
     """Whatever the old process does next: it is told, and changes nothing of the log that has its place."""
     path = tmp_path / "store"
-    store = opened(path)
+    store = filled(path)
     log = store.topic("t").partition(0)
     replace(path)
     if what == "append":  # stays within its segment, and goes where the old files went
@@ -78,7 +78,7 @@ def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
 def test_background_work_of_the_old_one(tmp_path: Path) -> None:
     """A store that nobody closed goes on ticking: retention and cleaner stay off the new one, and say no error."""
     path = tmp_path / "store"
-    store = opened(path)
+    store = filled(path)
     store.topic("t").partition(0)
     replace(path)
     now_ms = int(time.time() * 1000) + 30 * 86_400_000
@@ -96,7 +96,7 @@ def test_background_work_of_the_old_one(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """Deleted and nothing in its place: the next roll or flush says so, and closing is quiet."""
     path = tmp_path / "store"
-    store = opened(path)
+    store = filled(path)
     log = store.topic("t").partition(0)
     shutil.rmtree(path)
     with pytest.raises(UnknownTopic, match=r"store/t/0 was deleted or replaced"):
@@ -108,7 +108,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 def test_reading_another_log(tmp_path: Path) -> None:
     """A reader is not told of damage, which a repair would make worse."""
     path = tmp_path / "store"
-    opened(path).close()
+    filled(path).close()
     for read_only in (False, True):
         store = segmentlog.open(path, background=False, read_only=read_only)
         log = store.topic("t").partition(0)
@@ -117,4 +117,4 @@ def test_reading_another_log(tmp_path: Path) -> None:
             list(log.read(1))
         store.close()
         shutil.rmtree(path)
-        opened(path).close()
+        filled(path).close()

@@ -14,6 +14,9 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import OffsetOutOfRange
 from segmentlog.partition.lease import Lease
 from segmentlog.partition.partition import Partition
+from segmentlog.partition.scrubber import Scrubber, ScrubTarget
+from segmentlog.storage.findings import Tally
+from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.testing import SimulatedDisk
 
 FOREVER = -1
@@ -317,3 +320,53 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
             assert again >= 6, "one segment more, perhaps: a recovery begins a new one behind the lost range"
             assert min(name for name in process.listdir("/t/0") if name.endswith(".log")) >= f"{again:020d}"
     assert states > 50
+
+
+@pytest.mark.parametrize("start", [6, 10, 11, 15])
+@pytest.mark.parametrize("synced", [0, 4, 9])
+def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:
+    """Never synced and then trimmed away, its bytes may be anything: nothing reads them, and they are no damage.
+
+    Behind it the log may have lost the very segment that told where it ends.
+    """
+    config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 5, "retention_ms": FOREVER,
+                                       "compression_type": "none", "file_delete_delay_ms": 0})  # fmt: skip
+    disk = SimulatedDisk()
+    disk.make_folders("/t/0")
+    disk.find("/t/0").sync()
+
+    def opened(disk: SimulatedDisk, **options: Any) -> Partition:
+        return Partition("/t/0", "t", 0, lambda: config, fs=disk.process(), clock=FakeClock(), **options)
+
+    def check(disk: SimulatedDisk, what: str) -> None:
+        found = inspect_partition(disk.process(), "/t/0", "t", 0, config, Tally())
+        assert not [str(one) for one in found.findings if one.severity == "damage"], what
+
+    log = opened(disk)
+    for number in range(15):
+        log.append([b"%d" % number + b"." * 400], timestamps=[1000 + number])
+        if number == synced - 1:
+            log.flush()
+    log.trim(start)
+    states = 0
+    for survivor in disk.point().crashes(random.Random(1), 60):
+        states += 1
+        check(survivor, f"state {states}, before it is opened")
+        looking = opened(survivor, read_only=True)
+        found = [one.offset for one in contents(looking)]
+        assert looking.offset_for_timestamp(1000) in (*found[:1], None)
+        log = opened(survivor)
+        assert log.log_start_offset == start
+        assert [one.offset for one in contents(log)] == found
+        assert found == list(range(start, max(start, found[-1] + 1 if found else 0)))
+        assert log.offset_for_timestamp(1000) == (found[0] if found else None)
+        bases = [segment.base_offset for segment in log.segments()]
+        assert all(following > start for following in bases[1:]), "nothing that ends below the start is kept"
+        check(survivor, f"state {states}, opened again")
+        log.append([b"after"], timestamps=[1], ack="durable")
+        assert [one.offset for one in contents(log)][:-1] == found
+        scrubber = Scrubber(survivor.process(), lambda: [ScrubTarget("t", 0, "/t/0")], bytes_per_s=1 << 20)
+        scrubber.tick(0)
+        scrubber.tick(1000)
+        assert not scrubber.report().findings
+    assert states > 20

@@ -252,3 +252,38 @@ def test_where_there_is_no_proc_the_boot_has_a_name_too(monkeypatch):
     monkeypatch.setattr("segmentlog.storage.fs._read_proc", missing)
     assert FileSystem().boot_id() == FileSystem().boot_id()
     assert FileSystem().boot_id().startswith("init-")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
+def test_a_process_that_cannot_ask_for_the_boot_takes_it_for_no_other(monkeypatch, number):
+    """A want of descriptors is told: under another boot's name a log that others have open would be recovered."""
+
+    def refused(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr("segmentlog.storage.fs._read_proc", refused)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        FileSystem().boot_id()
+
+
+def test_an_open_without_a_descriptor_is_tried_once_more_when_some_are_freed(tmp_path, monkeypatch):
+    """Whoever can close files that are opened again on use is asked; with nothing to close the error is told."""
+    (tmp_path / "file").write_bytes(NEW)
+    real, failures, asked = os.open, [errno.EMFILE], []
+
+    def short(path, *rest):
+        if failures:
+            raise OSError(failures.pop(), "no descriptor", path)
+        return real(path, *rest)
+
+    monkeypatch.setattr("os.open", short)
+    monkeypatch.setattr("segmentlog.storage.fs.relief", [lambda: asked.append(1) or True])
+    assert read_file(FileSystem(), str(tmp_path / "file")) == NEW
+    assert asked == [1]
+    failures += [errno.EMFILE, errno.EMFILE]
+    with pytest.raises(OSError, match="no descriptor"):
+        read_file(FileSystem(), str(tmp_path / "file"))
+    failures[:] = [errno.EACCES]
+    with pytest.raises(OSError, match="no descriptor"):
+        read_file(FileSystem(), str(tmp_path / "file"))
+    assert asked == [1, 1]

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from leftovers import opened
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.storage.fs import FileSystem
@@ -20,7 +21,7 @@ LIMIT = 64 << 20
 
 def active_in(folder: Path, fs: FileSystem, limit: int = LIMIT, *, create: bool = True) -> ActiveSegment:
     """The segment of a folder that takes appends."""
-    return ActiveSegment(fs, str(folder), 0, limit, create=create)
+    return opened(ActiveSegment(fs, str(folder), 0, limit, create=create))
 
 
 def size_of(segment: ActiveSegment) -> int:
@@ -83,7 +84,7 @@ def writes_of(fs: FaultyFileSystem) -> int:
 def test_zeros_are_written_ahead_where_it_is_synced_often(tmp_path, every, writes):
     """From the second 128 KiB on, when the first had four fsyncs or more: what is there then is what was appended."""
     fs, syncs = FaultyFileSystem(), [0]
-    segment = ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0])
+    segment = opened(ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0]))
     segment.write([b"x" * 128 * KIB], 128 * KIB, 0)  # so that much more is allocated
     position = 128 * KIB
     fs.calls.clear()
@@ -102,7 +103,7 @@ def test_zeros_are_written_ahead_where_it_is_synced_often(tmp_path, every, write
 def test_zeros_that_cannot_be_written_keep_no_append_out(tmp_path):
     """They are for speed alone: a disk without room for them, or that fails, may have some for the records."""
     fs, syncs = FaultyFileSystem(), [0]
-    segment = ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0])
+    segment = opened(ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0]))
     segment.write([b"x" * 128 * KIB], 128 * KIB, 0)
     syncs[0] = 10
     fs.fail("pwritev", errno.ENOSPC)

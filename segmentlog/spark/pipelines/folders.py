@@ -13,6 +13,7 @@ import xxhash
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.storage.foreign import is_plain_file, open_plain
+from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem
 
 _PART_BYTES: Final = 1 << 20
@@ -45,8 +46,7 @@ def locked(path: str, who: str) -> Iterator[None]:
     """
     is_plain_file(path)
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
+        with held_open(FileSystem(), path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -58,8 +58,6 @@ def locked(path: str, who: str) -> Iterator[None]:
                 continue
             yield
             return
-        finally:
-            os.close(fd)
 
 
 def data_files(folder: str) -> list[str]:

@@ -1,0 +1,58 @@
+"""A file that somebody is to find whole, or not at all: written beside its place, synced, and renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO, Final
+
+from segmentlog.storage.fs import FileSystem, temporary_beside
+
+_ASIDE: Final = ".whole"
+
+
+def is_leftover(path: str) -> bool:
+    """Whether a file is by its name what a killed process left of one that was to be whole."""
+    name = os.path.basename(path)
+    return name.startswith(".") and name.endswith(".tmp") and _ASIDE in name
+
+
+@contextlib.contextmanager
+def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
+    """Within: write the file. Leaving well puts it under ``path``, durably; by an exception leaves ``path`` as it was.
+
+    A process that is killed leaves what it had written under a hidden name, which the next one for the same
+    ``path`` uses up. What is no regular file (a pipe, /dev/stdout) is written to as it is. Raises OSError.
+    """
+    fs = fs or FileSystem()
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    real = os.path.realpath(path)
+    if (mode is not None and not stat.S_ISREG(mode)) or os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        with open(path, "wb") as out:
+            yield out
+        return
+    folder, name = os.path.split(real)
+    with contextlib.ExitStack() as stack:
+        try:
+            temporary, fd = stack.enter_context(temporary_beside(fs, f"{folder}/.{name}{_ASIDE}"))
+        except OSError as error:
+            error.filename = path
+            raise
+        try:
+            fs.ftruncate(fd, 0)
+            if mode is not None:
+                os.fchmod(fd, stat.S_IMODE(mode))
+            with os.fdopen(fd, "wb", closefd=False) as out:
+                yield out
+            fs.fsync(fd)
+            fs.replace(temporary, real)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fs.unlink(temporary)
+            raise
+    fs.sync_folder(folder)

@@ -1,0 +1,720 @@
+"""Interrupts: every public operation, ended by an exception at every place where a signal handler may raise one.
+
+Of each operation a sample of its points is tried, `SEGMENTLOG_INTERRUPT_POINTS` many (0: all of them), which
+moves with the seed, so that many runs try all; and each time every point in the functions that take and release locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import segmentlog
+from segmentlog.config import TopicConfig
+from segmentlog.errors import SegmentlogError
+from segmentlog.partition.partition import Partition
+from segmentlog.partition.producers import ProducerStamp
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.inspect import inspect_store
+from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_points
+
+POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "8"))
+SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1_000_000))))
+SECONDS = float(os.environ.get("SEGMENTLOG_INTERRUPT_SECONDS", "1.5"))
+CRITICAL = (
+    "locks.",
+    "group.",
+    "handle.Handle.append_locked",
+    "handle.Handle.sync_locked",
+    "Appender.place",
+    "Syncer.sync",
+)
+CRITICAL_MAX = 60
+SOON_S = 3.0  # a second on an idle machine; whoever waits for good is given ten times as long
+FAILURES_SHOWN = 12
+
+
+class TimedOut(TimeoutError):
+    """What a handler of SIGALRM may raise: an OSError, but none of the disk's."""
+
+
+class QuickFileSystem(FileSystem):
+    """fsync does nothing, as a function written in C like the real one."""
+
+    fdatasync: Callable[[int], Any] = staticmethod(os.fstat)
+    fsync: Callable[[int], Any] = staticmethod(os.fstat)
+
+
+class Peer:
+    """Another process, which has the store open too."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).parent.parent / "interrupt_peer.py"
+        self._process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.ask({"do": "locks", "paths": []}, 60)
+
+    def ask(self, request: dict[str, Any], timeout_s: float = 10 * SOON_S) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            self.close()
+            self.__init__()  # type: ignore[misc]
+            return "the other process waits for ever"
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    """One for all tests: it takes a while to start."""
+    peer = Peer()
+    gc.collect()
+    gc.freeze()
+    yield peer
+    gc.unfreeze()
+    peer.close()
+
+
+class World:
+    """A store with one topic, what was acknowledged in it, and the checks."""
+
+    def __init__(self, path: Path, peer: Peer, config: dict[str, Any]) -> None:
+        self.path = str(path)
+        self.peer = peer
+        self.store = segmentlog.LogStore(self.path, background=False, fs=QuickFileSystem())
+        self.store.create_topic("t", config=config)
+        self.names: dict[int, bytes | None] = {}
+        """What each offset was seen to hold."""
+        self.acked: dict[int, bytes] = {}
+        self.once: set[bytes] = set()
+        """Values that may be there once only."""
+        self.number = 0
+        self.trimmed = 0
+        self.compacts = self.is_closing = False
+        self.closers: list[Callable[[], None]] = []
+
+    @property
+    def log(self) -> Partition:
+        return self.store.topic("t").partition(0)
+
+    def value(self) -> bytes:
+        self.number += 1
+        return b"v%d" % self.number
+
+    def append(self, count: int = 1, keyed: bool = False, **options: Any) -> int:
+        values = [self.value() for _ in range(count)]
+        keys = [b"k%d" % (index % 3) for index in range(count)] if keyed or self.compacts else None
+        offset = self.log.append(values, keys, **options)
+        self.acked.update(zip(range(offset, offset + count), values, strict=True))
+        return offset
+
+    def open_again(self) -> None:
+        """If its store was to be closed, close it and open another one."""
+        if self.is_closing:
+            self.store.close()
+            self.store = segmentlog.LogStore(self.path, background=False, fs=QuickFileSystem())
+            self.is_closing = False
+
+    def close(self) -> None:
+        """Close what was opened, as far as it can be."""
+        for close in self.closers:
+            with contextlib.suppress(SegmentlogError, OSError):
+                close()
+        with contextlib.suppress(SegmentlogError, OSError):
+            self.store.close()
+
+    # ------------------------------------------------------------ the checks
+
+    def problems(self) -> Iterator[str]:
+        """What is not as it should be after an interrupt."""
+        self.open_again()
+        held = self.peer.ask({"do": "locks", "paths": self.lock_files()})
+        if held:
+            yield f"locks are held: {held}"
+            return
+        done: list[int] = []
+        thread = threading.Thread(target=lambda: done.append(self.append(ack="durable")), daemon=True)
+        started = time.monotonic()
+        thread.start()
+        thread.join(10 * SOON_S)
+        if not done:
+            yield "another thread waits for ever, or failed"
+            return
+        if time.monotonic() - started > SOON_S:
+            yield f"another thread waited for {time.monotonic() - started:.1f} s"
+        value = self.value()
+        started = time.monotonic()
+        offset = self.peer.ask({"do": "append", "store": self.path, "topic": "t", "value": value.decode()})
+        if not isinstance(offset, int):
+            yield f"another process: {offset}"
+            return
+        if time.monotonic() - started > SOON_S:
+            yield f"another process waited for {time.monotonic() - started:.1f} s"
+        self.acked[offset] = value
+        yield from self.wrong_records()
+        for finding in inspect_store(self.path):
+            if finding.severity == "damage":
+                yield f"verify: {finding}"
+
+    def lock_files(self) -> list[str]:
+        found = []
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                if name in ("lock", "state", "cleaner", "fence") or name.endswith(".tmp"):
+                    found.append(f"{folder}/{name}")
+        return [*found, self.path]
+
+    def wrong_records(self) -> Iterator[str]:
+        log = self.log
+        found = {
+            offset: value
+            for batch in log.read(log.log_start_offset)
+            for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
+        }
+        for offset, value in found.items():
+            if self.names.setdefault(offset, value) != value:
+                yield f"offset {offset} was {self.names[offset]!r} and is {value!r}"
+        if not self.compacts:
+            for offset, value in self.acked.items():
+                if offset >= max(self.trimmed, log.log_start_offset) and found.get(offset) != value:
+                    yield f"acknowledged at {offset}: {value!r}; there: {found.get(offset)!r}"
+        values = [value for value in found.values() if value in self.once]
+        if len(values) != len(set(values)):
+            yield "records were appended twice"
+
+    def descriptors(self) -> int:
+        gc.collect()  # quick, since `peer` froze what was there
+        return len(os.listdir("/proc/self/fd"))
+
+
+Operation = Callable[[], object]
+
+
+def append_plain(world: World) -> Operation:
+    """One record."""
+    return world.append
+
+
+def append_many(world: World) -> Operation:
+    """A list."""
+    return lambda: world.append(300)
+
+
+def append_keyed(world: World) -> Operation:
+    """Keys, timestamps, headers."""
+    return lambda: world.append(3, keyed=True, timestamps=[1, 2, 3], headers=[[("h", b"1")], None, None])
+
+
+def append_rolls(world: World) -> Operation:
+    """Several batches, over several rolls."""
+    return lambda: world.append(10)
+
+
+def append_durable(world: World) -> Operation:
+    """Alone."""
+    return lambda: world.append(ack="durable")
+
+
+def append_stamped(world: World) -> Operation:
+    """A repeat under the same numbers is appended once, and is acknowledged with where it is."""
+    next_number, values = [0], [world.value(), world.value()]
+    world.once.update(values)
+
+    def append() -> None:
+        offset = world.log.append(values, producer=ProducerStamp(1 << 62, 0, next_number[0]))
+        world.acked.update(zip((offset, offset + 1), values, strict=True))
+        next_number[0] += 2
+        values[:] = [world.value(), world.value()]
+        world.once.update(values)
+
+    return append
+
+
+def durable_among_others(world: World) -> Operation:
+    """With three other threads appending durably all the while; they are done within a second as well."""
+
+    def append() -> None:
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(SegmentlogError):  # the leader was interrupted
+                    world.append(ack="durable")
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+        try:
+            for thread in threads:
+                thread.start()
+            return run(lambda: [world.append(ack="durable") for _ in range(2)])
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(10 * SOON_S)
+                assert not thread.is_alive(), "another thread waits for ever"
+
+    run: Callable[[Operation], Any] = lambda operation: operation()  # noqa: E731
+    return append
+
+
+def read(world: World) -> Operation:
+    """Every batch of several segments."""
+    world.append(20)
+    return lambda: [list(batch.values) for batch in world.log.read(world.log.log_start_offset)]
+
+
+def find_timestamp(world: World) -> Operation:
+    """Through the time indexes."""
+    world.append(20)
+    return lambda: world.log.offset_for_timestamp(5)
+
+
+def roll(world: World) -> Operation:
+    """By hand."""
+    return lambda: (world.append(), world.log.roll())
+
+
+def trim(world: World) -> Operation:
+    """From the front."""
+
+    def cut() -> None:
+        world.append(8)
+        world.trimmed = world.log.log_end_offset - 3
+        world.log.trim(world.trimmed)
+
+    return cut
+
+
+def truncate(world: World) -> Operation:
+    """From the end."""
+
+    def cut() -> None:
+        offset = world.append(8)
+        for gone in range(offset + 3, offset + 8):
+            del world.acked[gone]
+        world.log.truncate(offset + 3)
+
+    return cut
+
+
+def compact(world: World) -> Operation:
+    """After a roll."""
+    world.compacts = True
+
+    def clean() -> None:
+        world.append(9)
+        world.log.roll()
+        assert not world.log.compact().busy
+
+    return clean
+
+
+def retain(world: World) -> Operation:
+    """By size."""
+
+    def remove() -> None:
+        world.append(12)
+        assert not world.log.retain().busy
+        world.trimmed = world.log.log_start_offset
+
+    return remove
+
+
+def flush(world: World) -> Operation:
+    """After an append."""
+    return lambda: (world.append(5), world.log.flush())
+
+
+def open_and_close(world: World) -> Operation:
+    """Another object for the same store, opened, appended to, closed."""
+
+    def use() -> None:
+        store = segmentlog.LogStore(world.path, background=False, fs=QuickFileSystem())
+        try:
+            value = world.value()
+            world.acked[store.topic("t").partition(0).append([value])] = value
+        finally:
+            store.close()
+            store.close()
+
+    return use
+
+
+def close_again(world: World) -> Operation:
+    """A close that was interrupted is completed by the next one."""
+
+    def close() -> None:
+        world.append()
+        world.is_closing = True
+        world.store.close()
+        world.open_again()
+
+    return close
+
+
+def topics(world: World) -> Operation:
+    """Create, alter, rename, delete."""
+
+    def administrate() -> None:
+        name = "n"
+        for left in world.store.topics():
+            if left != "t":
+                world.store.delete_topic(left)
+        world.store.create_topic(name, 2)
+        world.store.topic(name).partition(0).append([b"x"])
+        world.store.alter_topic(name, partitions=3, retention_ms=1000)
+        world.store.rename_topic(name, f"{name}b")
+        world.store.delete_topic(f"{name}b")
+
+    return administrate
+
+
+def produce(world: World) -> Operation:
+    """Send, flush, send many."""
+    producer = world.store.producer()
+    world.closers.append(producer.close)
+
+    def send() -> None:
+        values = [world.value() for _ in range(3)]
+        world.once.update(values)
+        told = [producer.send("t", value) for value in values]
+        producer.flush()
+        world.acked.update({one.result(SOON_S).offset: value for one, value in zip(told, values, strict=True)})
+        many = world.value()
+        world.once.add(many)
+        world.acked[producer.send_many("t", [many]).result()[0].offset] = many
+
+    return send
+
+
+def producer_life(world: World) -> Operation:
+    """A named producer, opened and closed."""
+
+    def live() -> None:
+        for close in world.closers:  # what was interrupted
+            close()
+        producer = world.store.producer(name="named")
+        world.closers.append(producer.close)
+        value = world.value()
+        told = producer.send("t", value)
+        producer.flush()
+        world.acked[told.result(SOON_S).offset] = value
+        producer.close()
+        world.closers.clear()
+
+    return live
+
+
+def transact(world: World) -> Operation:
+    """One committed, one aborted."""
+    producer = world.store.producer(name="transactional")
+    world.closers.append(producer.close)
+
+    def decide() -> None:
+        value = world.value()
+        try:
+            producer.begin_transaction()
+            told = producer.send("t", value)
+            producer.commit_transaction()
+            world.acked[told.result(SOON_S).offset] = value
+            producer.begin_transaction()
+            producer.send("t", world.value())
+            producer.abort_transaction()
+        except BaseException:
+            with contextlib.suppress(SegmentlogError):
+                producer.abort_transaction()
+            raise
+
+    return decide
+
+
+def consume(world: World) -> Operation:
+    """To the end, without a group."""
+    consumer = world.store.consumer("t")
+    world.closers.append(consumer.close)
+
+    def iterate() -> None:
+        world.append(3)
+        for _ in consumer:
+            pass
+
+    return iterate
+
+
+def follow(world: World) -> Operation:
+    """A consumer that waits, opened and closed."""
+
+    def iterate() -> None:
+        end = world.append(3) + 3
+        with world.store.consumer("t", follow=True) as consumer:
+            for record in consumer:
+                if record.offset == end - 1:
+                    break
+
+    return iterate
+
+
+def group_life(world: World) -> Operation:
+    """A member comes, reads, commits and leaves."""
+
+    def take_part() -> None:
+        world.append(3)
+        with world.store.consumer("t", group="g") as consumer:
+            for _ in consumer:
+                pass
+            consumer.commit()
+
+    return take_part
+
+
+def group_member(world: World) -> Operation:
+    """A member that stays goes on after each interrupt."""
+    consumer = world.store.consumer("t", group="h", max_poll_records=2)
+    world.closers.append(consumer.close)
+
+    def take_part() -> None:
+        end = world.append(3) + 3
+        consumer.poll_group()
+        for _ in consumer:
+            pass
+        consumer.commit()
+        committed = consumer.committed("t")
+        assert committed is not None
+        assert committed.offset >= end
+
+    return take_part
+
+
+CASES: list[tuple[Callable[[World], Operation], dict[str, Any]]] = [
+    (append_plain, {}),
+    (append_many, {}),
+    (append_keyed, {}),
+    (append_rolls, {"segment_records": 3}),
+    (append_durable, {}),
+    (append_plain, {"fsync": "always"}),
+    (append_stamped, {}),
+    (append_stamped, {"segment_records": 3}),
+    (durable_among_others, {}),
+    (read, {"segment_records": 5}),
+    (find_timestamp, {"segment_records": 5}),
+    (roll, {}),
+    (trim, {"segment_records": 3}),
+    (truncate, {"segment_records": 3}),
+    (compact, {"cleanup_policy": "compact", "segment_records": 5, "min_cleanable_dirty_ratio": 0.0}),
+    (retain, {"segment_records": 3, "retention_bytes": 300, "file_delete_delay_ms": 0}),
+    (flush, {"segment_records": 3}),
+    (open_and_close, {}),
+    (close_again, {}),
+    (topics, {}),
+    (produce, {}),
+    (producer_life, {}),
+    (transact, {}),
+    (consume, {}),
+    (follow, {}),
+    (group_life, {}),
+    (group_member, {}),
+]
+
+
+def points_to_try(passed: list[Place], rng: random.Random) -> list[int]:
+    """Numbers of points, counted from 1: a sample, and each place in a critical function once."""
+    every = list(range(1, len(passed) + 1))
+    if not POINTS or len(every) <= POINTS:
+        return every
+    stride = -(-len(every) // POINTS)
+    chosen = set(every[rng.randrange(stride) :: stride])
+    critical: dict[tuple[str, int], int] = {}
+    for number, place in enumerate(passed, 1):
+        if place.function.startswith(CRITICAL) or any(name in place.function for name in CRITICAL):
+            critical.setdefault((place.function, place.offset), number)
+    few = list(critical.values())
+    return sorted(chosen | set(few if len(few) <= CRITICAL_MAX else rng.sample(few, CRITICAL_MAX)))
+
+
+@pytest.mark.parametrize("kind", [Interrupt, TimedOut])
+@pytest.mark.parametrize(("case", "config"), CASES, ids=[f"{case.__name__}{i}" for i, (case, _) in enumerate(CASES)])
+def test_interrupted_anywhere(
+    tmp_path: Path, peer: Peer, case: Callable[[World], Operation], config: dict[str, Any], kind: type[BaseException],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whatever an interrupt ends: no lock stays held, everybody gets on, the log is whole, and doing it again works."""
+    rng = random.Random(f"{SEED}/{case.__name__}/{kind.__name__}")
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: None)  # an interrupt in a finalizer ends there
+    worlds = 0
+    failures: list[str] = []
+
+    def begin() -> tuple[World, Operation]:
+        nonlocal worlds
+        worlds += 1
+        world = World(tmp_path / f"{worlds}", peer, config)
+        operation = case(world)
+        operation()
+        return world, operation
+
+    world, operation = begin()
+    points = points_to_try(list_points(operation), rng)
+    list(world.problems())  # the other process opens the store: that takes its time, once
+    assert not list(world.problems())
+    most = world.descriptors()
+    tried: set[tuple[str, int]] = set()
+    interrupted = 0
+    for at in points:
+        if world.number > 4000:
+            world.close()
+            world, operation = begin()
+        outcome = interrupt_at(at, operation, kind)
+        if outcome.place is None:
+            continue
+        interrupted += 1
+        tried.add((outcome.place.function, outcome.place.offset))
+        outcome = outcome._replace(error=None)  # and with it the frames, and what they refer to
+        problems = []
+        try:
+            problems += world.problems()
+            if not problems:
+                operation()
+                operation()
+                problems += world.wrong_records()
+                now = world.descriptors()
+                if now > most + 3:
+                    problems.append(f"{now - most} more descriptors")
+        except BaseException as error:
+            problems.append(f"again: {type(error).__name__}: {error}")
+        if problems:
+            failures.append(f"{at} {outcome.place}: {'; '.join(problems)}")
+            if len(failures) >= FAILURES_SHOWN:
+                break
+            with contextlib.suppress(BaseException):
+                _close_within(world, 5)
+            world, operation = begin()
+            most = max(most, world.descriptors())
+    _close_within(world, 30)
+    with capsys.disabled():
+        print(f"\n{case.__name__} {config} {kind.__name__}: {interrupted} interrupts at {len(tried)} places", end=" ")
+    assert not failures, f"SEGMENTLOG_SEED={SEED}\n" + "\n".join(failures)
+
+
+def _close_within(world: World, seconds: float) -> None:
+    thread = threading.Thread(target=world.close, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "close waits for ever"
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_signals_hammering_on_group_commit(tmp_path: Path, others: int) -> None:
+    """Real signals, for a second or two: waiting is ended as well as working, and nobody else notices."""
+    log = Partition(str(_made(tmp_path / "t")), "t", 0, TopicConfig, fs=QuickFileSystem())
+    acked: dict[int, bytes] = {}
+    lost: list[str] = []
+    armed: list[bool] = []
+    stop = threading.Event()
+
+    def handle(signum: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise Interrupt
+
+    def append(value: bytes) -> None:
+        offset = log.append([value], ack="durable")
+        if acked.setdefault(offset, value) != value:
+            lost.append(f"{offset} was given to {acked[offset]!r} and {value!r}")
+
+    def work(name: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with contextlib.suppress(SegmentlogError):  # it waited for a leader who was interrupted
+                append(b"%d/%d" % (name, number))
+
+    def hammer(thread: int) -> None:
+        rng = random.Random(f"{SEED}/{others}")
+        while not stop.is_set():
+            time.sleep(rng.choice((0.0, 0.0001, 0.001)))
+            signal.pthread_kill(thread, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in range(others)]
+    threads.append(threading.Thread(target=hammer, args=(threading.get_ident(),), daemon=True))
+    interrupts = appended = 0
+    try:
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + SECONDS
+        while time.monotonic() < ends or interrupts < 20:
+            try:
+                armed.append(True)
+                append(b"main/%d" % (appended + interrupts))
+                armed.clear()
+                appended += 1
+            except Interrupt:
+                interrupts += 1
+            except SegmentlogError:
+                armed.clear()
+        stop.set()
+        for thread in threads:
+            thread.join(10 * SOON_S)
+            assert not thread.is_alive(), f"a thread waits for ever after {interrupts} interrupts"
+    finally:
+        stop.set()
+        signal.signal(signal.SIGUSR1, before)
+    print(f"{interrupts} interrupts, {appended} appends of the main thread, {len(acked)} in all")
+    assert not lost
+    append(b"last")
+    batches = list(log.read(0))
+    found = {at: value for batch in batches for at, value in zip(batch.offsets.tolist(), batch.values, strict=True)}
+    assert acked.items() <= found.items()
+    assert len(set(found.values())) == len(found), "records were appended twice"
+    assert log.durable_offset == log.log_end_offset
+    log.close()
+
+
+def test_an_alarm_ends_waiting_for_another_process(tmp_path: Path) -> None:
+    """A time-out made of SIGALRM gets an append out of a wait for the append lock, and leaves no trace of it."""
+    log = Partition(str(_made(tmp_path / "t")), "t", 0, TopicConfig)
+    log.append([b"a"])
+    other = os.open(log.handle.lock_path, os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    def handle(signum: int, frame: object) -> None:
+        raise TimedOut("it took too long")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        for ack in ("written", "durable"):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(TimedOut):
+                log.append([b"b"], ack=ack)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    os.close(other)
+    assert log.append([b"c"], ack="durable") == 1
+    assert log.failed is None
+    log.close()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder

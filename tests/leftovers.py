@@ -1,0 +1,155 @@
+"""What a test leaves behind in its process: descriptors, threads, children. And what is closed for it at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from multiprocessing import forkserver, resource_tracker
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from segmentlog.partition.partition import Partition
+from segmentlog.testing.faults import Died
+
+_GRACE_S = 5.0
+"""For threads and children that are ending."""
+_DELETED = " (deleted)"
+_LIBRARIES = tuple({sys.prefix + "/", sys.base_prefix + "/", "/usr/", "/dev/"})
+"""What lies there nobody but a library opens, once in the life of a process: fonts, say."""
+
+
+class Closable(Protocol):
+    """A store, a partition, a segment's file..."""
+
+    def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=Closable)
+_opened: weakref.WeakSet[Any] = weakref.WeakSet()
+_opened_without_weak_references: list[Any] = []
+
+
+def opened(one: _Opened) -> _Opened:
+    """Have it closed at the end of the test, if it is still there then: a store cleanly, a partition as if killed."""
+    try:
+        _opened.add(one)
+    except TypeError:
+        _opened_without_weak_references.append(one)
+    return one
+
+
+def close_opened() -> None:
+    """Close what `opened` was told of, whatever state it was left in."""
+    for one in [*_opened, *_opened_without_weak_references]:
+        with contextlib.suppress(Exception, Died):
+            if isinstance(one, Partition):
+                one.handle.release()
+            else:
+                one.close()
+    _opened.clear()
+    _opened_without_weak_references.clear()
+
+
+class Snapshot(NamedTuple):
+    """What this process has."""
+
+    descriptors: frozenset[tuple[int, str]]
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        """As it is now."""
+        threads = (one for one in threading.enumerate() if not isinstance(one, threading._DummyThread))
+        return cls(frozenset(_descriptors()), frozenset(threads), frozenset(_children()))
+
+    def since(self, before: Snapshot) -> Snapshot:
+        """What has come, and is still here."""
+        return Snapshot(
+            frozenset(one for one in self.descriptors - before.descriptors if _is_a_leak(*one)),
+            self.threads - before.threads,
+            self.children - before.children - _helpers()[1],
+        )
+
+    def within(self, folder: str) -> Snapshot:
+        """Only the descriptors of files below a folder."""
+        return Snapshot(
+            frozenset(one for one in self.descriptors if one[1].startswith(f"{folder}/")), frozenset(), frozenset()
+        )
+
+    def describe(self) -> str:
+        """In lines."""
+        lines = [f"descriptor {fd}: {target}" for fd, target in sorted(self.descriptors)]
+        lines += [f"thread {thread.name}" for thread in self.threads]
+        lines += [f"child process {pid}: {_command(pid)}" for pid in sorted(self.children)]
+        return "\n  ".join(lines)
+
+
+def left_since(before: Snapshot, folder: str | None = None) -> str:
+    """What has come since and stays, in words; empty when it is nothing. With ``folder`` only its files count."""
+    ends_s = time.monotonic() + _GRACE_S
+    while True:
+        left = Snapshot.take().since(before)
+        left = left if folder is None else left.within(folder)
+        if not any(left):
+            return ""
+        if not (left.threads or left.children) or time.monotonic() > ends_s:
+            break
+        time.sleep(0.002)
+    text = left.describe()
+    gc.collect()
+    still = Snapshot.take().since(before)
+    how = "left behind" if any(still if folder is None else still.within(folder)) else "dropped without being closed"
+    return f"{how}:\n  {text}"
+
+
+def _descriptors() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}").removesuffix(_DELETED)))
+        except FileNotFoundError:  # of the listing itself
+            continue
+    return found
+
+
+def _is_a_leak(fd: int, target: str) -> bool:
+    return not target.startswith(_LIBRARIES) and fd not in _helpers()[0]
+
+
+def _helpers() -> tuple[set[int], set[int]]:
+    """Descriptors and processes that `multiprocessing` keeps for the life of this one."""
+    tracker: Any = resource_tracker._resource_tracker
+    server: Any = forkserver._forkserver
+    fds = {tracker._fd, server._forkserver_alive_fd}
+    return fds, {tracker._pid, server._forkserver_pid}
+
+
+def _children() -> list[int]:
+    """Of whatever thread; where the kernel does not list them none is found."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            fd = os.open(f"/proc/self/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            continue
+        try:
+            found += map(int, os.read(fd, 1 << 16).split())
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "gone by now"
+    return command or "a zombie that nobody waited for"

@@ -1,0 +1,98 @@
+"""Which seeds a random test takes: a fixed one, those that once found something, and a fresh one that nobody tried.
+
+    @pytest.mark.parametrize("seed", seeds("kills"))              a run with each of them
+    ... share(ROUNDS, "kills")                                    so many rounds in each
+    run_until(STATES, run_trial, *jobs("power cuts", POLICIES))   trials for a budget of states
+
+The fixed ones keep what was checked yesterday checked today, the fresh ones look where nobody has looked. The fresh
+seed is the same in all tests of a run and all its processes; pytest prints it at the beginning and in the end, and a
+test that fails names the one it had. SEGMENTLOG_SEED=<n> takes that one and no other, in every test, so that a
+failure is seen again. Then it belongs into `FOUND`.
+
+A seed shows again what it showed as long as the trial draws the same numbers in the same order, and as far as the
+scheduler of a machine lets it. So what it found gets a test of its own as well, that needs no luck.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, product
+from typing import Any, Final
+
+import pytest
+
+FOUND: Final[dict[str, tuple[int, ...]]] = {
+    "power cuts": (
+        12,  # a trimmed segment came back, and the empty one behind it went: verify missed the offsets in between
+    ),
+}
+"""Seeds that are always run, by the name under which tests ask for them; each with what it found."""
+
+FIXED: Final = 1
+"""The first seed of every test, in every run."""
+
+_FRESH_NAME: Final = "SEGMENTLOG_FRESH_SEED"
+# Internal: how the processes of one run agree on the fresh seed.
+
+
+def given_seed() -> int | None:
+    """The seed that SEGMENTLOG_SEED asks for: then there is no other."""
+    text = os.environ.get("SEGMENTLOG_SEED")
+    return int(text) if text else None
+
+
+def fresh_seed() -> int:
+    """A seed that was not tried before, or the one that was asked for."""
+    given = given_seed()
+    fresh = os.environ.setdefault(_FRESH_NAME, str(random.SystemRandom().randrange(1000, 1 << 30)))
+    return int(fresh) if given is None else given
+
+
+def every_seed(name: str, fixed: Iterable[int] = (FIXED,)) -> list[int]:
+    """The seeds of a test: the fixed ones, those in `FOUND`, the fresh one."""
+    if (given := given_seed()) is not None:
+        return [given]
+    return list(dict.fromkeys((*fixed, *FOUND.get(name, ()), fresh_seed())))
+
+
+def seeds(name: str, fixed: Iterable[int] = (FIXED,)) -> list[Any]:
+    """The same for `pytest.mark.parametrize`; a test's name does not change with the fresh seed."""
+    fresh = fresh_seed()
+    return [pytest.param(seed, id="fresh" if seed == fresh else str(seed)) for seed in every_seed(name, fixed)]
+
+
+def share(total: int, name: str) -> int:
+    """What each of the seeds gets of ``total`` rounds."""
+    return max(total // len(every_seed(name)), 1)
+
+
+def endless(name: str) -> Iterator[int]:
+    """Seeds for as many trials as one likes: those in `FOUND`, then fixed and fresh ones in turns.
+
+    With SEGMENTLOG_SEED that one and those that follow it.
+    """
+    if (given := given_seed()) is not None:
+        return count(given)
+    return chain(FOUND.get(name, ()), chain.from_iterable(_in_turns()))
+
+
+def jobs(name: str, *variants: Sequence[Any]) -> tuple[list[tuple[Any, ...]], Iterator[tuple[Any, ...]]]:
+    """Arguments for trials: a seed and one of each of ``variants``. (Those that are always run, more without end.)
+
+    Always run is every variant of the seeds in `FOUND`; then fixed and fresh ones take turns, one beginning with the
+    first variant and the other with the last, so that a small budget meets different ones.
+    """
+    every = list(product(*variants))
+    if (given := given_seed()) is not None:
+        return [(given, *variant) for variant in every], iter(())
+    always = [(seed, *variant) for seed in FOUND.get(name, ()) for variant in every]
+    turns = ((pair, zip(every, reversed(every), strict=True)) for pair in _in_turns())
+    return always, (
+        (seed, *variant) for pair, both in turns for chosen in both for seed, variant in zip(pair, chosen, strict=True)
+    )
+
+
+def _in_turns() -> Iterator[tuple[int, int]]:
+    return zip(count(FIXED), count(fresh_seed()), strict=False)
