@@ -75,7 +75,7 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
 
 def _offsets(text: str | None) -> Offsets:
     try:
-        return from_json(json.loads(text or "{}") or {})
+        return from_json(json.loads(text or "{}") or {}).offsets
     except (ValueError, SegmentlogError):  # of another kind of source
         return {}
 

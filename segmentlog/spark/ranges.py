@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import CorruptBatch, InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
-from segmentlog.format.names import check_topic_name
+from segmentlog.format.names import check_topic_name, is_topic_id
 from segmentlog.partition.partition import Partition
 from segmentlog.partition.reader import SkipListener
 from segmentlog.records import TopicPartition
@@ -39,12 +39,21 @@ class DataLoss(SegmentlogError):
 
 
 class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
-    """The records ``[start, end)`` of a partition."""
+    """The records ``[start, end)`` of a partition; of the topic with that id, if it is known, and of no other."""
 
     topic: str
     partition: int
     start: int
     end: int
+    topic_id: str | None = None
+
+
+class Positions(msgspec.Struct, frozen=True):
+    """Where a query is, and in which topics: one that is deleted and made anew has the same name and another id."""
+
+    offsets: Offsets
+    topic_ids: dict[str, str]
+    """By name; without those of a checkpoint that was written when topics had no ids."""
 
 
 # ---------------------------------------------------------------- which partitions
@@ -80,9 +89,16 @@ def _all_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartit
 # ---------------------------------------------------------------- where it begins and ends
 
 
-def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions) -> int:
-    """Where a reader of that kind ends now."""
-    return store.open_partition(*tp).end_offset(isolation=options.isolation, durable_only=options.durable_only)
+def topic_ids(store: LogStore, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+    """Of their topics, by name. Raises `UnknownTopic`."""
+    return {name: store.topic(name).id for name in sorted({tp.topic for tp in partitions})}
+
+
+def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions, topic_id: str | None = None) -> int:
+    """Where a reader of that kind ends now. Raises `UnknownTopic`."""
+    return store.open_partition(*tp, topic_id).end_offset(
+        isolation=options.isolation, durable_only=options.durable_only
+    )
 
 
 def starting_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
@@ -236,7 +252,7 @@ def split(
     tasks: list[list[OffsetRange]] = []
     room = 0
     for one in ranges:
-        log = store.open_partition(one.topic, one.partition)
+        log = store.open_partition(one.topic, one.partition, one.topic_id)
         start = one.start
         while start < one.end:
             if room <= 0:
@@ -246,7 +262,7 @@ def split(
             slack = 0 if max_records or at_least else size // 8
             stop = one.end if one.end - start <= room + slack else _batch_start(log, start + room, start)
             stop = min(stop, start + room if max_records else one.end)  # the next batch may begin beyond the end
-            tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop))
+            tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop, one.topic_id))
             room -= stop - start
             start = stop
             if start < one.end:
@@ -283,27 +299,44 @@ def step_over(log: Partition) -> SkipListener:
 # ---------------------------------------------------------------- offsets as Spark keeps them
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Offsets as a JSON document, sorted: Spark compares them as text."""
-    document: dict[str, dict[str, int]] = {}
-    for tp in sorted(offsets):
-        document.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+Document = dict[str, dict[str, int | str]]
+
+_ID: Final = "id"
+# Beside the numbers of a topic's partitions.
+
+
+def to_json(positions: Positions) -> Document:
+    """Positions as a JSON document, sorted: Spark compares them as text."""
+    document: Document = {}
+    for tp in sorted(positions.offsets):
+        document.setdefault(tp.topic, {})[str(tp.partition)] = positions.offsets[tp]
+    for topic, some in document.items():
+        if topic in positions.topic_ids:
+            some[_ID] = positions.topic_ids[topic]
     return document
 
 
-def from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The offsets of such a document. Raises `SegmentlogError` for what is none: it comes from a checkpoint's files."""
+def from_json(document: Mapping[str, Mapping[str, int | str]]) -> Positions:
+    """What such a document says. Raises `SegmentlogError` for what is none: it comes from a checkpoint's files."""
     try:
-        return {
+        offsets = {
             TopicPartition(check_topic_name(topic, internal=True), _parse(number)): _parse(str(offset))
             for topic, some in document.items()
             for number, offset in some.items()
+            if number != _ID
         }
+        return Positions(offsets, {topic: _parse_id(some[_ID]) for topic, some in document.items() if _ID in some})
     except (ValueError, TypeError, AttributeError) as error:
         why = "bring it back from a backup, or begin with a new one"
         raise SegmentlogError(
             f"the query's checkpoint says where it was, and that cannot be ({error}); {why}"
         ) from None
+
+
+def _parse_id(topic_id: object) -> str:
+    if not is_topic_id(topic_id):
+        raise ValueError(f"{topic_id!r} is no id of a topic")
+    return str(topic_id)
 
 
 def _parse(number: str) -> int:

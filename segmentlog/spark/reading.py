@@ -25,6 +25,7 @@ from segmentlog.spark.ranges import (
     split,
     starting_offsets,
     step_over,
+    topic_ids,
 )
 from segmentlog.workers import logger
 
@@ -54,9 +55,10 @@ class BatchReader(DataSourceReader):
         options = self._options
         with open_store(options.path) as store:
             partitions = partitions_to_read(store, options)
+            ids = topic_ids(store, partitions)
             starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
             check_order(store, starts, ends, options)
-            ranges = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
+            ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic]) for tp in partitions]
             return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -84,7 +86,7 @@ def _read_range(store: LogStore, one: OffsetRange, options: ReadOptions) -> Iter
     position = one.start
     while position < one.end:
         try:
-            log = store.open_partition(one.topic, one.partition)
+            log = store.open_partition(one.topic, one.partition, one.topic_id)
             position = readable_start(log, position, fail_on_data_loss=options.fail_on_data_loss)
             reached = log.end_offset(isolation=options.isolation)
             on_skip = step_over(log) if options.skip_damaged else None

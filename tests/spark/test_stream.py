@@ -202,6 +202,19 @@ def test_a_truncated_log(store: segmentlog.LogStore, follower: Follower) -> None
     assert follower.run(subscribe="cut", maxOffsetsPerTrigger=1) == [texts(7), texts(8)]
 
 
+def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower: Follower) -> None:
+    """Records that a query never saw are not taken for those that it did: it stops; or reads the new topic whole."""
+    fill(store.create_topic("anew").partition(0), *range(10))
+    follower.run(subscribe="anew", startingOffsets="earliest", groupId="anew")
+    store.delete_topic("anew")
+    fill(store.create_topic("anew").partition(0), *range(100, 130))
+    with pytest.raises(StreamingQueryException, match=r"anew: it is another topic of the same name.*failOnDataLoss"):
+        follower.run(subscribe="anew", groupId="anew")
+    found = follower.run(subscribe="anew", failOnDataLoss="false", groupId="anew", maxOffsetsPerTrigger=20)
+    assert found == [texts(*range(100, 120)), texts(*range(120, 130))]
+    assert lags_of(store, "anew") == [0]
+
+
 def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follower) -> None:
     """With groupId the query's positions are those of a group, with its lag, for people to see."""
     log = store.create_topic("grouped", partitions=2)
@@ -273,17 +286,27 @@ ReaderOf = Callable[..., StreamReader]
 
 
 def ends(reader: StreamReader, start: Any) -> Any:
-    """Where the next micro-batch ends."""
-    return reader.latestOffset(start, reader.getDefaultReadLimit())
+    """Where the next micro-batch ends; without the ids of topics, as in a checkpoint from before they had some."""
+    return numbers(latest(reader, start))
+
+
+def latest(reader: StreamReader, start: Any) -> Any:
+    """The same as Spark keeps it."""
+    return json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+
+
+def numbers(document: Any) -> Any:
+    """Its offsets."""
+    return {topic: {key: some[key] for key in some if key != "id"} for topic, some in document.items()}
 
 
 def test_where_a_stream_begins(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
     """latest by default, earliest, or JSON."""
     fill(store.create_topic("r-begin").partition(0), 0, 1)
-    assert reader_of(subscribe="r-begin").initialOffset() == {"r-begin": {"0": 2}}
-    assert reader_of(subscribe="r-begin", startingOffsets="earliest").initialOffset() == {"r-begin": {"0": 0}}
+    assert numbers(reader_of(subscribe="r-begin").initialOffset()) == {"r-begin": {"0": 2}}
+    assert numbers(reader_of(subscribe="r-begin", startingOffsets="earliest").initialOffset()) == {"r-begin": {"0": 0}}
     offsets = '{"r-begin": {"0": 1}}'
-    assert reader_of(subscribe="r-begin", startingOffsets=offsets).initialOffset() == {"r-begin": {"0": 1}}
+    assert numbers(reader_of(subscribe="r-begin", startingOffsets=offsets).initialOffset()) == {"r-begin": {"0": 1}}
 
 
 def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
@@ -292,8 +315,8 @@ def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -
         for log in store.create_topic(name, partitions=12).partitions():
             fill(log, 0)
     reader = reader_of(subscribePattern="r-text-.*", startingOffsets="earliest")
-    end = ends(reader, reader.initialOffset())
-    told = {json.dumps(end), json.dumps(ends(reader, end)), json.dumps(ends(reader, json.loads(json.dumps(end))))}
+    end = latest(reader, reader.initialOffset())
+    told = {json.dumps(end), json.dumps(latest(reader, end)), json.dumps(latest(reader, json.loads(json.dumps(end))))}
     assert len(told) == 1
     assert reader.partitions(end, end) == []
     assert json.dumps(reader.reportLatestOffset()) in told
@@ -402,15 +425,91 @@ def test_a_topic_is_deleted(store: segmentlog.LogStore, reader_of: ReaderOf, now
         assert [one.topic for one in task.ranges] == [f"r-deleted-b-{now}"]
 
 
-def test_a_topic_is_made_anew(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """Under the same name, with fewer records than were read: that is no quiet time but another topic, and an error."""
-    fill(store.create_topic("r-anew").partition(0), *range(5))
-    store.delete_topic("r-anew")
-    fill(store.create_topic("r-anew").partition(0), 0, 1)
-    with pytest.raises(DataLoss, match="r-anew/0: the query is at offset 5, and the log ends at 2"):
-        ends(reader_of(subscribe="r-anew"), {"r-anew": {"0": 5}})
-    lenient = reader_of(subscribe="r-anew", failOnDataLoss="false")
-    assert ends(lenient, {"r-anew": {"0": 5}}) == {"r-anew": {"0": 5}}
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_a_topic_is_made_anew(
+    store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """Under the same name, of whatever length: it is another topic, which is an error; with failOnDataLoss = false a
+    warning, and the new one is read from its first record on, all of it."""
+    name = f"r-anew-{count}"
+    fill(store.create_topic(name).partition(0), *range(5))
+    lenient = reader_of(subscribe=name, startingOffsets="earliest", failOnDataLoss="false", maxOffsetsPerTrigger=4)
+    start = latest(lenient, latest(lenient, lenient.initialOffset()))
+    assert numbers(start) == {name: {"0": 5}}
+    store.delete_topic(name)
+    assert latest(lenient, start) == start
+    fill(store.create_topic(name).partition(0), *range(count))
+    with pytest.raises(DataLoss, match=f"{name}: it is another topic of the same name.*failOnDataLoss"):
+        ends(reader_of(subscribe=name), start)
+    caplog.clear()
+    taken = 0
+    while (end := latest(lenient, start)) != start:
+        taken += sum(one.end - one.start for task in lenient.partitions(start, end) for one in task.ranges)
+        start = end
+    assert taken == count
+    assert caplog.text.count("it is another topic of the same name") == 1
+    fill(store.topic(name).partition(0), count)
+    (task,) = lenient.partitions(start, latest(lenient, start))
+    assert [(one.start, one.end) for one in task.ranges] == [(count, count + 1)]
+
+
+def test_a_checkpoint_from_before_topics_had_ids(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """It goes on where it was; a log that ends before that is another one, which is read from its first record on."""
+    fill(store.create_topic("r-old").partition(0), 0, 1)
+    reader = reader_of(subscribe="r-old")
+    end = latest(reader, {"r-old": {"0": 1}})
+    assert end == {"r-old": {"0": 2, "id": store.topic("r-old").id}}
+    (task,) = reader.partitions({"r-old": {"0": 1}}, end)
+    assert [(one.start, one.end) for one in task.ranges] == [(1, 2)]
+    start = {"r-old": {"0": 5}}
+    with pytest.raises(DataLoss, match="r-old/0: the query is at offset 5, and the log ends at 2: it was made anew"):
+        ends(reader, start)
+    lenient = reader_of(subscribe="r-old", failOnDataLoss="false")
+    (task,) = lenient.partitions(start, latest(lenient, start))
+    assert [(one.start, one.end) for one in task.ranges] == [(0, 2)]
+
+
+def test_an_older_copy_of_the_topic(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """The same topic, but its log ends before the query's position: an error; or on with what comes, heard at once."""
+    log = store.create_topic("r-copy").partition(0)
+    fill(log, 0, 1)
+    start = {"r-copy": {"0": 5, "id": store.topic("r-copy").id}}
+    with pytest.raises(DataLoss, match="the query is at offset 5, and the log ends at 2: it is an older copy"):
+        ends(reader_of(subscribe="r-copy"), start)
+    lenient = reader_of(subscribe="r-copy", failOnDataLoss="false")
+    end = latest(lenient, start)
+    assert (numbers(end), lenient.partitions(start, end)) == ({"r-copy": {"0": 2}}, [])
+    fill(log, 2)
+    (task,) = lenient.partitions(end, latest(lenient, end))
+    assert [(one.start, one.end) for one in task.ranges] == [(2, 3)]
+
+
+@pytest.mark.parametrize("when", ["before it is planned", "before it is read"])
+def test_a_topic_is_made_anew_under_a_micro_batch(
+    store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    """Rows of the new topic are never taken for those that were planned: an error, or they come with the next one."""
+    name = f"r-under-{when[-4:]}"
+    fill(store.create_topic(name).partition(0), *range(5))
+    options = {"subscribe": name, "startingOffsets": "earliest"}
+    strict, lenient = reader_of(**options), reader_of(**options, failOnDataLoss="false")
+    start = lenient.initialOffset()
+    end = latest(lenient, start)
+    if when == "before it is read":
+        tasks = [(reader, reader.partitions(start, end)) for reader in (strict, lenient)]
+    store.delete_topic(name)
+    fill(store.create_topic(name).partition(0), *range(9))
+    if when == "before it is planned":
+        tasks = [(lenient, lenient.partitions(start, end))]
+        with pytest.raises(DataLoss, match="another one has the name"):
+            strict.partitions(start, end)
+    else:
+        with pytest.raises(DataLoss, match="another one has the name"):
+            [list(strict.read(task)) for task in tasks[0][1]]
+    assert [list(lenient.read(task)) for task in tasks[-1][1]] in ([], [[]])
+    assert "another one has the name" in caplog.text
+    (task,) = lenient.partitions(end, latest(lenient, end))
+    assert sum(batch.num_rows for batch in lenient.read(task)) == 9
 
 
 @pytest.mark.parametrize("what", ["just created", "after a restart of the machine"])
