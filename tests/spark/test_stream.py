@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import segmentlog
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import read_options
 from segmentlog.spark.progress import behind
@@ -348,6 +348,30 @@ def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> No
     for _ in range(4):
         end = ends(reader, end)
     assert end["r-bytes"]["0"] == 10
+
+
+def test_a_limit_of_bytes_and_damage(
+    store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damage at a query's position stops it; with skipDamaged the next micro-batch ends behind it."""
+    log = store.create_topic("r-harmed", compression_type="none").partition(0)
+    for n in range(3):
+        log.append([b"%d" % n * 100, b"x"])
+    (file,) = Path(store.path, "r-harmed", "0").glob("*.log")
+    content = file.read_bytes()
+    with file.open("r+b") as opened:
+        opened.seek(content.index(b"0" * 50))
+        opened.write(b"x")
+    options = {"subscribe": "r-harmed", "startingOffsets": "earliest", "maxBytesPerTrigger": 1}
+    with pytest.raises(CorruptBatch):
+        ends(reader_of(**options), {"r-harmed": {"0": 0}})
+    reader = reader_of(**options, skipDamaged="true")
+    start = reader.initialOffset()
+    end = latest(reader, start)
+    assert numbers(end) == {"r-harmed": {"0": 4}}
+    (task,) = reader.partitions(start, end)
+    assert sum(batch.num_rows for batch in reader.read(task)) == 2
+    assert "r-harmed/0: stepped over offsets 0 to 1" in caplog.text
 
 
 def test_a_least_number_of_offsets(
