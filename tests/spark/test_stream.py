@@ -144,8 +144,9 @@ def test_following(store: segmentlog.LogStore, follower: Follower) -> None:
         follower.wait_for(query, texts(2, 3))
         # An idle query makes no micro-batches.
         ends = time.monotonic() + 30
-        while '"follow-b": {"0": 1}' not in last_offset(query) and time.monotonic() < ends:
+        while '"follow-b": {"0": 1, ' not in last_offset(query) and time.monotonic() < ends:
             time.sleep(0.05)  # rows are there before Spark tells of their micro-batch
+        assert '"follow-b": {"0": 1, ' in last_offset(query)
         count, offset = len(follower.batches), last_offset(query)
         time.sleep(0.5)
         assert len(follower.batches) == count
