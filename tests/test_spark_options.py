@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, InvalidRecord, InvalidTopicName, SegmentlogError, UnknownTopic
+from segmentlog.format.names import new_topic_id
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import TopicPartition
 from segmentlog.spark.arrow import ArrowRows
@@ -39,6 +40,7 @@ from segmentlog.spark.options import ReadOptions, read_options, write_options
 from segmentlog.spark.ranges import (
     DataLoss,
     OffsetRange,
+    Positions,
     ending_offsets,
     from_json,
     partitions_to_read,
@@ -330,13 +332,41 @@ def test_write_options() -> None:
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion = '-1' is not valid: a whole number from 0 on"),
         ({"transactionTimeout": "-1"}, "transactionTimeout = '-1' is not valid: a time"),
         ({"transactionTimeout": "0"}, "transactionTimeout = '0' is not valid: a time"),
-        ({"startingOffsets": "earliest"}, "there is no such option"),
+        ({"startingOffset": "earliest"}, "there is no such option"),
+        ({"kafka.acks": "all"}, "there is no broker; with the option compatible = true such options are passed over"),
+        ({"compatible": "yes"}, "compatible = 'yes' is not valid: one of true, false"),
     ],
 )
 def test_a_sink_refuses(given: dict[str, str], match: str) -> None:
     """What makes no sense for it, before anything is written."""
     with pytest.raises(InvalidConfig, match=re.escape(match)):
         write_options({"path": "/data", **given})
+
+
+def test_a_view_has_the_options_of_both() -> None:
+    """Source and sink pass over each other's; what a view shows is what it is written to, if that is one topic."""
+    view = {"path": "/data", "subscribe": "t", "startingOffsets": "earliest", "allowNullValues": "true"}
+    assert read_options(view, streaming=False).topics == ("t",)
+    assert (write_options(view).topic, write_options(view).allow_null_values) == ("t", True)
+    assert write_options({**view, "topic": "u"}).topic == "u"
+    assert write_options({**view, "subscribe": "t,u"}).topic is None
+    assert write_options({"path": "/data", "subscribePattern": "t"}).topic is None
+
+
+def test_what_only_kafka_knows(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With compatible = true source and sink pass it over, and tell it once; a wrong value is wrong all the same."""
+    monkeypatch.setattr("segmentlog.spark.options._warned", set())
+    kafkas = {"kafka.bootstrap.servers": "b:9092", "kafkaConsumer.pollTimeoutMs": "5", "startingOfsets": "latest"}
+    given = {**BASIC, **kafkas, "compatible": "true"}
+    for _ in range(2):
+        assert read_options(given, streaming=True).topics == ("t",)
+        assert read_options({**given, "maxOffsetsPerTrigger": "5"}, streaming=False).max_offsets_per_trigger is None
+        assert write_options(given).topic == "t"
+    for name in (*kafkas, "maxOffsetsPerTrigger"):
+        assert caplog.text.count(f"option {name} changes nothing here") == (2 if name == "startingOfsets" else 1)
+    assert "option startingOfsets changes nothing here; startingOffsets was meant, perhaps" in caplog.text
+    with pytest.raises(InvalidConfig, match="failOnDataLoss"):
+        read_options({**given, "failOnDataLoss": "perhaps"}, streaming=True)
 
 
 def test_a_sink_keeps_to_topics_of_its_own() -> None:
@@ -517,8 +547,10 @@ def test_offsets_as_spark_keeps_them(offsets: dict[tuple[str, int], int]) -> Non
     """JSON brings them back, and it is one text for one set of offsets: Spark compares it as text."""
     named = {TopicPartition(*tp): offset for tp, offset in offsets.items()}
     shuffled = dict(reversed(named.items()))
-    assert from_json(json.loads(json.dumps(to_json(named)))) == named
-    assert json.dumps(to_json(named)) == json.dumps(to_json(shuffled))
+    for ids in ({}, {tp.topic: new_topic_id() for tp in named}):
+        assert from_json(json.loads(json.dumps(to_json(Positions(named, ids))))) == Positions(named, ids)
+        reordered = Positions(shuffled, dict(reversed(ids.items())))
+        assert json.dumps(to_json(Positions(named, ids))) == json.dumps(to_json(reordered))
 
 
 # ---------------------------------------------------------------- shares of a micro-batch
@@ -752,7 +784,9 @@ def test_text(store: segmentlog.LogStore) -> None:
     assert rows.to_pylist() == [{"key": None, "value": "grün"}, {"key": "k", "value": None}]
     log.append([b"fine"])
     log.append([b"fine", b"\xff\xfe"])
-    with pytest.raises(SegmentlogError, match=r"^the value at t/0 offset 4 is no UTF-8 text; read it as binary$"):
+    with pytest.raises(
+        SegmentlogError, match=r"^the value at t/0 offset 4 is no UTF-8 text; read it as binary, or say"
+    ):
         list(ArrowRows(text).of(batches(store)))
     store.create_topic("u").partition(0).append([b""], keys=[b"\xff"])
     with pytest.raises(SegmentlogError, match=r"^the key at u/0 offset 0 is no UTF-8 text"):

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.spark.options import InvalidText
 from segmentlog.spark.schema import arrow_schema
 
 _ROWS: Final = 1 << 16
@@ -23,9 +24,10 @@ _BYTES: Final = 8 << 20
 class ArrowRows:
     """Makes Arrow batches of a schema; only the columns that it names are decoded. Not thread-safe."""
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, invalid_text: InvalidText = "error") -> None:
         self._schema = arrow_schema(schema)
-        self._makers = [(_MAKERS[field.name], field.type) for field in self._schema]
+        makers = _MAKERS | {name: _blobs(name, column, invalid_text) for name, column in _BLOBS.items()}
+        self._makers = [(makers[field.name], field.type) for field in self._schema]
         self._measure = {"key", "value", "headers"} & set(self._schema.names)
 
     def of(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -49,10 +51,13 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _blobs(
-    name: str, column: Callable[[RecordBatch], pa.Array]
-) -> Callable[[list[RecordBatch], pa.DataType], pa.Array]:
+_Maker = Callable[[list[RecordBatch], pa.DataType], pa.Array]
+
+
+def _blobs(name: str, column: Callable[[RecordBatch], pa.Array], invalid_text: InvalidText) -> _Maker:
     def make(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
+        if name == "key" and not any(batch.header.keys_size for batch in batches):
+            return pa.nulls(sum(map(len, batches)), kind)
         arrays = [column(batch) for batch in batches]
         array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         if kind == pa.binary():
@@ -60,9 +65,18 @@ def _blobs(
         try:
             return array.cast(kind)  # text: what is no UTF-8 is found here
         except pa.ArrowInvalid:
-            raise SegmentlogError(_not_text(name, batches, column)) from None
+            if invalid_text == "error":
+                raise SegmentlogError(_not_text(name, batches, column)) from None
+            return pa.array([_as_text(blob, invalid_text) for blob in array.to_pylist()], kind)
 
     return make
+
+
+def _as_text(blob: bytes | None, invalid_text: InvalidText) -> str | None:
+    try:
+        return None if blob is None else blob.decode()
+    except UnicodeDecodeError:
+        return None if blob is None or invalid_text == "null" else blob.decode(errors="replace")
 
 
 def _not_text(name: str, batches: list[RecordBatch], column: Callable[[RecordBatch], pa.Array]) -> str:
@@ -72,17 +86,11 @@ def _not_text(name: str, batches: list[RecordBatch], column: Callable[[RecordBat
                 (blob or b"").decode()
             except UnicodeDecodeError:
                 where = f"{batch.topic}/{batch.partition} offset {offset}"
-                return f"the {name} at {where} is no UTF-8 text; read it as binary"
-    return f"a {name} is no UTF-8 text; read it as binary"
+                return f"the {name} at {where} is no UTF-8 text; {_INSTEAD}"
+    return f"a {name} is no UTF-8 text; {_INSTEAD}"
 
 
-def _keys(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
-    if not any(batch.header.keys_size for batch in batches):
-        return pa.nulls(sum(map(len, batches)), kind)
-    return _some_keys(batches, kind)
-
-
-_some_keys = _blobs("key", RecordBatch.keys_to_arrow)
+_INSTEAD: Final = "read it as binary, or say .option('invalidText', 'null') or 'replace'"
 
 
 def _topics(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
@@ -127,9 +135,11 @@ def _repeated(texts: list[tuple[str, int]], kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([pa.repeat(pa.scalar(text, kind), count) for text, count in texts])
 
 
-_MAKERS: Final[dict[str, Callable[[list[RecordBatch], pa.DataType], pa.Array]]] = {
-    "key": _keys,
-    "value": _blobs("value", RecordBatch.values_to_arrow),
+_BLOBS: Final[dict[str, Callable[[RecordBatch], pa.Array]]] = {
+    "key": RecordBatch.keys_to_arrow,
+    "value": RecordBatch.values_to_arrow,
+}
+_MAKERS: Final[dict[str, _Maker]] = {
     "topic": _topics,
     "partition": _partitions,
     "offset": _offsets,

@@ -234,6 +234,11 @@ def _not_negative(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:
     if array.null_count == count:
         return None
-    pairs = [None if one is None else [(pair["key"], pair["value"]) for pair in one] for one in array.to_pylist()]
+    rows = array.to_pylist()
+    for row, one in enumerate(rows):
+        if one is not None and None in one:
+            accepted = "headers of a key and a value each; an array's element that is null is neither"
+            raise InvalidRecord("headers", row, f"null at position {one.index(None)}", accepted)
+    pairs = [None if one is None else [(pair["key"], pair["value"]) for pair in one] for one in rows]
     headers = check_headers(pairs)
     return headers if any(headers) else None

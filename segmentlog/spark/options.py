@@ -19,12 +19,15 @@ from segmentlog.format.names import check_topic_name
 from segmentlog.partition.partition import Isolation
 from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
 from segmentlog.records import TopicPartition
+from segmentlog.workers import logger
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 """What stands for them in JSON offsets."""
 
 NoMatch = Literal["error", "latest"]
+InvalidText = Literal["error", "null", "replace"]
+"""What becomes of a key or value that is asked for as text and is none: the end, null, or text with U+FFFD in it."""
 
 _FIFTEEN_MINUTES_MS: Final = 15 * 60_000
 _INT64_MAX: Final = 2**63 - 1
@@ -63,6 +66,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     max_bytes_per_trigger: int | None
     max_trigger_delay_ms: int
     group: str | None
+    skip_damaged: bool
+    invalid_text: InvalidText
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -82,18 +87,23 @@ _READ = (
     "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "isolation", "durableOnly",
     "minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
-    "maxBytesPerTrigger", "maxTriggerDelay", "groupId",
+    "maxBytesPerTrigger", "maxTriggerDelay", "groupId", "skipDamaged", "invalidText", "compatible",
 )  # fmt: skip
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "groupId")
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion")
+_WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion", "compatible")
+A_VIEW: Final = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS (path '...', subscribe '...')"
+OF_TABLES: Final = f"Spark drops the options of tables of a Python source; a view has them: {A_VIEW}"
 _SPARKS_OWN = frozenset(("checkpointlocation", "queryname", "outputmode"))
 # Of a streaming query: it hands them to the sink, too.
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of `spark.read` or `spark.readStream`. Raises `InvalidConfig`."""
-    given = _Given(options, _READ)
+    given = _Given(options, _READ, others=_WRITE)
+    path = given.path()
+    if given.compatible and not streaming:
+        given.pass_over(_STREAM_ONLY)  # as Spark's Kafka source does
     wrong_side = [name for name in (_BATCH_ONLY if streaming else _STREAM_ONLY) if given.text(name) is not None]
     if wrong_side:
         kind, other = ("streaming", "spark.read") if streaming else ("batch", "spark.readStream")
@@ -103,7 +113,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     delay_ms = given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
     return ReadOptions(
-        path=given.path(),
+        path=path,
         topics=topics,
         pattern=pattern,
         partitions=partitions,
@@ -121,13 +131,15 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB", least=1),
         max_trigger_delay_ms=_FIFTEEN_MINUTES_MS if delay_ms is None else delay_ms,
         group=given.text("groupId"),
+        skip_damaged=given.flag("skipDamaged", default=False),
+        invalid_text=cast(InvalidText, given.choice("invalidText", get_args(InvalidText), "error")),
     )
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
-    given = _Given(options, _WRITE)
-    topic = given.text("topic")
+    given = _Given(options, _WRITE, others=_READ)
+    topic = given.text("topic") or _the_one_subscribed(options)
     if topic is not None:
         check_topic_name(topic)
     app_id, version = given.text("txnAppId"), given.parsed("txnVersion", parse_count, "a whole number from 0 on")
@@ -148,15 +160,30 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 class _Given:
     """The options as they came. Every method raises `InvalidConfig`."""
 
-    def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
+    def __init__(self, options: Mapping[str, str], names: Iterable[str], *, others: Iterable[str]) -> None:
+        """``others``: what only the other of source and sink knows. A view has one set of options for both."""
         known = {name.lower(): name for name in names}
+        passed_over = _SPARKS_OWN | {name.lower() for name in others}
         self._values: dict[str, str] = {}
+        unknown: dict[str, str] = {}
         for key, value in options.items():
             name = known.get(key.lower())
             if name is not None:
                 self._values[name] = value
-            elif key.lower() not in _SPARKS_OWN:
+            elif key.lower() not in passed_over:
+                unknown[key] = value
+        self.compatible = self.flag("compatible", default=False)
+        for key, value in unknown.items():
+            if not self.compatible:
                 raise InvalidConfig(key, value, _unknown(key, known))
+            near = _near(key, known)
+            _warn_once(f"option {key} changes nothing here" + (f"; {near} was meant, perhaps" if near else ""))
+
+    def pass_over(self, names: Iterable[str]) -> None:
+        """Leave out these options, and say so of those that are given."""
+        for name in names:
+            if self._values.pop(name, None) is not None:
+                _warn_once(f"option {name} changes nothing here")
 
     def text(self, name: str) -> str | None:
         return self._values.get(name)
@@ -164,7 +191,8 @@ class _Given:
     def path(self) -> str:
         path = self._values.get("path")
         if not path:
-            raise InvalidConfig("path", path, "the folder of the store: .option('path', '...') or .load('...')")
+            accepted = "the folder of the store: .option('path', '...') or .load('...')"
+            raise InvalidConfig("path", path, accepted + ("" if self._values else f"; {OF_TABLES}"))
         if path.startswith("file:"):
             path = "/" + path.removeprefix("file:").lstrip("/")
         if re.match("[a-z][a-z0-9+.-]+://", path):
@@ -213,11 +241,34 @@ class _Given:
             raise InvalidConfig(name, text, accepted + why) from None
 
 
+def _the_one_subscribed(options: Mapping[str, str]) -> str | None:
+    """What a view shows is what an INSERT into it appends to."""
+    topics = next((value for key, value in options.items() if key.lower() == "subscribe"), "")
+    return topics.strip() if topics.strip() and "," not in topics else None
+
+
+_warned: Final[set[str]] = set()
+# Spark reads the options of a query once a micro-batch.
+
+
+def _warn_once(sentence: str) -> None:
+    if sentence not in _warned:
+        _warned.add(sentence)
+        logger.warning("%s", sentence)
+
+
 def _unknown(key: str, known: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.6)
+    if key.lower().startswith("kafka."):
+        return "there is no broker; with the option compatible = true such options are passed over"
+    near = _near(key, known)
     if near:
-        return f"there is no such option; {known[near[0]]} was meant, perhaps"
+        return f"there is no such option; {near} was meant, perhaps"
     return "there is no such option; there are " + ", ".join(known.values())
+
+
+def _near(key: str, known: Mapping[str, str]) -> str | None:
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.6)
+    return known[near[0]] if near else None
 
 
 def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:

@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
-from segmentlog.format.names import check_topic_name
+from segmentlog.errors import CorruptBatch, InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
+from segmentlog.format.names import check_topic_name, is_topic_id
 from segmentlog.partition.partition import Partition
+from segmentlog.partition.reader import SkipListener
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import EARLIEST, LATEST, Bound, ReadOptions
 from segmentlog.store import LogStore
@@ -38,12 +39,21 @@ class DataLoss(SegmentlogError):
 
 
 class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
-    """The records ``[start, end)`` of a partition."""
+    """The records ``[start, end)`` of a partition; of the topic with that id, if it is known, and of no other."""
 
     topic: str
     partition: int
     start: int
     end: int
+    topic_id: str | None = None
+
+
+class Positions(msgspec.Struct, frozen=True):
+    """Where a query is, and in which topics: one that is deleted and made anew has the same name and another id."""
+
+    offsets: Offsets
+    topic_ids: dict[str, str]
+    """By name; without those of a checkpoint that was written when topics had no ids."""
 
 
 # ---------------------------------------------------------------- which partitions
@@ -79,9 +89,16 @@ def _all_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartit
 # ---------------------------------------------------------------- where it begins and ends
 
 
-def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions) -> int:
-    """Where a reader of that kind ends now."""
-    return store.open_partition(*tp).end_offset(isolation=options.isolation, durable_only=options.durable_only)
+def topic_ids(store: LogStore, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+    """Of their topics, by name. Raises `UnknownTopic`."""
+    return {name: store.topic(name).id for name in sorted({tp.topic for tp in partitions})}
+
+
+def end_of(store: LogStore, tp: TopicPartition, options: ReadOptions, topic_id: str | None = None) -> int:
+    """Where a reader of that kind ends now. Raises `UnknownTopic`."""
+    return store.open_partition(*tp, topic_id).end_offset(
+        isolation=options.isolation, durable_only=options.durable_only
+    )
 
 
 def starting_offsets(store: LogStore, partitions: list[TopicPartition], options: ReadOptions) -> Offsets:
@@ -120,7 +137,41 @@ def _resolve(
                 )
                 raise InvalidConfig(bound.option, timestamp_ms, accepted)
             found[tp] = end_offset if offset is None else offset
+            if not is_start:  # a time names no offset: what is not decided yet is not asked for by it
+                found[tp] = min(found[tp], end_offset)
     return found
+
+
+def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOptions) -> None:
+    """Raise `InvalidConfig` for bounds of which the end comes before the start: nothing can lie between them.
+
+    Not where a start is above the end for another reason: of a partition whose last transaction is open, or that
+    retention has overtaken with failOnDataLoss = false.
+    """
+    starting, ending = options.starting, options.ending
+    for tp in sorted(starts):
+        first, last = _given(starting, tp), _given(ending, tp)
+        if (starting.at == "offsets") == (ending.at == "offsets") and min(first, last) >= 0:
+            wrong = first > last
+        else:
+            first, last = starts[tp], ends[tp]
+            wrong = last < first and options.fail_on_data_loss and last < end_of(store, tp, options)
+        if wrong:
+            accepted = f"at or before {ending.option}: {tp.topic}/{tp.partition} would be read from {first} to {last}"
+            raise InvalidConfig(starting.option, _text(starting), accepted)
+
+
+def _given(bound: Bound, tp: TopicPartition) -> int:
+    """The offset or time that the user named for it; -1 for words."""
+    if bound.at in ("offsets", "timestamps"):
+        return bound.per_partition[tp.topic][tp.partition]
+    return bound.timestamp_ms
+
+
+def _text(bound: Bound) -> str:
+    if bound.at in ("offsets", "timestamps"):
+        return json.dumps(bound.per_partition)
+    return str(bound.timestamp_ms) if bound.at == "timestamp" else bound.at
 
 
 def _named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -201,7 +252,7 @@ def split(
     tasks: list[list[OffsetRange]] = []
     room = 0
     for one in ranges:
-        log = store.open_partition(one.topic, one.partition)
+        log = store.open_partition(one.topic, one.partition, one.topic_id)
         start = one.start
         while start < one.end:
             if room <= 0:
@@ -211,7 +262,7 @@ def split(
             slack = 0 if max_records or at_least else size // 8
             stop = one.end if one.end - start <= room + slack else _batch_start(log, start + room, start)
             stop = min(stop, start + room if max_records else one.end)  # the next batch may begin beyond the end
-            tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop))
+            tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop, one.topic_id))
             room -= stop - start
             start = stop
             if start < one.end:
@@ -230,35 +281,62 @@ def _batch_start(log: Partition, offset: int, start: int) -> int:
             return base_offset if base_offset > start else offset
     except LogTruncated as error:
         return error.lost.end_offset
-    except OffsetOutOfRange:  # gone meanwhile: whoever reads it tells
+    except (OffsetOutOfRange, CorruptBatch):  # gone meanwhile, or damaged: whoever reads it tells
         pass
     return offset
+
+
+def step_over(log: Partition) -> SkipListener:
+    """What to give to `Partition.read` with skipDamaged: damage is told in Spark's log, and no more than that."""
+
+    def tell(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        name = f"{log.topic}/{log.number}"
+        logger.warning("%s: stepped over offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
+
+    return tell
 
 
 # ---------------------------------------------------------------- offsets as Spark keeps them
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Offsets as a JSON document, sorted: Spark compares them as text."""
-    document: dict[str, dict[str, int]] = {}
-    for tp in sorted(offsets):
-        document.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+Document = dict[str, dict[str, int | str]]
+
+_ID: Final = "id"
+# Beside the numbers of a topic's partitions.
+
+
+def to_json(positions: Positions) -> Document:
+    """Positions as a JSON document, sorted: Spark compares them as text."""
+    document: Document = {}
+    for tp in sorted(positions.offsets):
+        document.setdefault(tp.topic, {})[str(tp.partition)] = positions.offsets[tp]
+    for topic, some in document.items():
+        if topic in positions.topic_ids:
+            some[_ID] = positions.topic_ids[topic]
     return document
 
 
-def from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The offsets of such a document. Raises `SegmentlogError` for what is none: it comes from a checkpoint's files."""
+def from_json(document: Mapping[str, Mapping[str, int | str]]) -> Positions:
+    """What such a document says. Raises `SegmentlogError` for what is none: it comes from a checkpoint's files."""
     try:
-        return {
+        offsets = {
             TopicPartition(check_topic_name(topic, internal=True), _parse(number)): _parse(str(offset))
             for topic, some in document.items()
             for number, offset in some.items()
+            if number != _ID
         }
+        return Positions(offsets, {topic: _parse_id(some[_ID]) for topic, some in document.items() if _ID in some})
     except (ValueError, TypeError, AttributeError) as error:
         why = "bring it back from a backup, or begin with a new one"
         raise SegmentlogError(
             f"the query's checkpoint says where it was, and that cannot be ({error}); {why}"
         ) from None
+
+
+def _parse_id(topic_id: object) -> str:
+    if not is_topic_id(topic_id):
+        raise ValueError(f"{topic_id!r} is no id of a topic")
+    return str(topic_id)
 
 
 def _parse(number: str) -> int:

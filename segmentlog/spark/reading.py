@@ -18,11 +18,14 @@ from segmentlog.spark.options import ReadOptions
 from segmentlog.spark.ranges import (
     DataLoss,
     OffsetRange,
+    check_order,
     ending_offsets,
     partitions_to_read,
     readable_start,
     split,
     starting_offsets,
+    step_over,
+    topic_ids,
 )
 from segmentlog.workers import logger
 
@@ -52,8 +55,10 @@ class BatchReader(DataSourceReader):
         options = self._options
         with open_store(options.path) as store:
             partitions = partitions_to_read(store, options)
+            ids = topic_ids(store, partitions)
             starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
-            ranges = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
+            check_order(store, starts, ends, options)
+            ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic]) for tp in partitions]
             return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -73,7 +78,7 @@ def read_task(options: ReadOptions, schema: StructType, task: InputPartition) ->
         return
     with open_store(options.path) as store:
         for one in task.ranges:
-            yield from ArrowRows(schema).of(_read_range(store, one, options))
+            yield from ArrowRows(schema, options.invalid_text).of(_read_range(store, one, options))
 
 
 def _read_range(store: LogStore, one: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
@@ -81,10 +86,11 @@ def _read_range(store: LogStore, one: OffsetRange, options: ReadOptions) -> Iter
     position = one.start
     while position < one.end:
         try:
-            log = store.open_partition(one.topic, one.partition)
+            log = store.open_partition(one.topic, one.partition, one.topic_id)
             position = readable_start(log, position, fail_on_data_loss=options.fail_on_data_loss)
             reached = log.end_offset(isolation=options.isolation)
-            for batch in log.read(position, isolation=options.isolation):
+            on_skip = step_over(log) if options.skip_damaged else None
+            for batch in log.read(position, isolation=options.isolation, on_skip=on_skip):
                 if batch.base_offset >= one.end:
                     return
                 if batch.next_offset > one.end:

@@ -59,6 +59,7 @@ def source_schema(*, include_headers: bool) -> StructType:
 
 def check_read_schema(schema: StructType) -> None:
     """Raise `WrongSchema` for a schema that the source cannot give."""
+    _check_names("the schema asks for", schema)
     for field in schema.fields:
         accepted = _COLUMNS.get(field.name)
         if accepted is None:
@@ -70,6 +71,7 @@ def check_read_schema(schema: StructType) -> None:
 def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
     """Raise `WrongSchema` for columns that cannot be written."""
     names = schema.fieldNames()
+    _check_names("the data has", schema)
     for field in schema.fields:
         if field.name in _SINK_IGNORES:
             continue
@@ -84,6 +86,13 @@ def check_write_schema(schema: StructType, *, topic_is_given: bool) -> None:
         raise WrongSchema(f"there is no column 'value' (there are {', '.join(names) or 'none'}); a record needs one")
     if "topic" not in names and not topic_is_given:
         raise WrongSchema("no topic is named: .option('topic', ...), or a column 'topic'")
+
+
+def _check_names(who: str, schema: StructType) -> None:
+    names = schema.fieldNames()
+    for name in names:
+        if names.count(name) > 1:
+            raise WrongSchema(f"{who} column {name!r} {names.count(name)} times; once is enough")
 
 
 def _check_type(who: str, field: StructField, accepted: tuple[DataType, ...]) -> None:

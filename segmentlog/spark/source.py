@@ -11,8 +11,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from segmentlog.errors import InvalidConfig
-from segmentlog.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.spark.options import OF_TABLES, ReadOptions, WriteOptions, read_options, write_options
 from segmentlog.spark.reading import BatchReader
 from segmentlog.spark.schema import check_read_schema, check_write_schema, source_schema
 from segmentlog.spark.streaming import StreamReader
@@ -33,6 +33,8 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that are read when nobody says which."""
+        if {"provider", "owner"} <= {key.lower() for key in self.options}:  # what Spark adds for CREATE TABLE
+            raise SegmentlogError(f"no table of the catalog can be of this source: {OF_TABLES}")
         include_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
         return source_schema(include_headers=include_headers)
 
@@ -52,7 +54,8 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For `df.writeStream`."""
-        return StreamWriter(self._write_options(schema, overwrite))
+        # Output mode "complete" comes as overwrite. Each micro-batch's rows are appended, as by Spark's Kafka sink.
+        return StreamWriter(self._write_options(schema, overwrite=False))
 
     def _read_options(self, *, streaming: bool) -> ReadOptions:
         return read_options(dict(self.options), streaming=streaming)
@@ -60,7 +63,7 @@ class DefaultSource(DataSource):
     def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
         options = write_options(dict(self.options))
         if overwrite:
-            accepted = "append (.mode('append'), .outputMode('append')): a log is only ever appended to"
+            accepted = "append (.mode('append'), INSERT INTO): a log is only ever appended to"
             raise InvalidConfig("mode", "overwrite", accepted)
         check_write_schema(schema, topic_is_given=options.topic is not None)
         return options

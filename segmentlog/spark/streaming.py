@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
@@ -18,14 +19,18 @@ from segmentlog.records import TopicPartition
 from segmentlog.spark.options import ReadOptions
 from segmentlog.spark.ranges import (
     DataLoss,
+    Document,
     OffsetRange,
     Offsets,
+    Positions,
     end_of,
     from_json,
     partitions_to_read,
     readable_start,
     starting_offsets,
+    step_over,
     to_json,
+    topic_ids,
 )
 from segmentlog.spark.reading import open_store, plan, read_task
 from segmentlog.workers import logger
@@ -35,7 +40,8 @@ if TYPE_CHECKING:
 
     from segmentlog.store import LogStore
 
-Document = dict[str, dict[str, int]]
+_TELL_AGAIN_S: Final = 10.0
+# Another one is at work in the group, or the disk is full: an idle query asks 50 times a second.
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,8 +53,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store: LogStore | None = None
         self._writable: LogStore | None = None
         """To tell a group of; made when it is first needed."""
+        self._told: Positions | None = None
+        self._told_until = 0.0
+        """What a group was told last, and when it is told the same again, as it could not be."""
         self._last_progress: float | None = None
-        self._final: Offsets | None = None
+        self._told_losses: set[str] = set()
+        self._final: Positions | None = None
         """With `Trigger.AvailableNow`: where the query ends."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,7 +74,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Document:
         """Where a query begins that has no checkpoint."""
         store = self._open()
-        return to_json(starting_offsets(store, partitions_to_read(store, self._options), self._options))
+        partitions = partitions_to_read(store, self._options)
+        ids = topic_ids(store, partitions)
+        return to_json(Positions(starting_offsets(store, partitions, self._options), ids))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """None that Spark knows of: `latestOffset` does what the options say."""
@@ -73,29 +85,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
         """Where the next micro-batch ends; ``start`` itself when there is to be none yet."""
         options = self._options
-        starts = from_json(start)
-        ends = self._ends() if self._final is None else self._final
-        self._check_deleted(starts, ends)
-        begins = self._begins(starts, ends)
+        latest = self._latest() if self._final is None else self._final
+        known = self._still_there(from_json(start), latest)
+        # Spark asks once the micro-batch that ended there is done, and calls `commit` when it has another one only.
+        self._tell_group(known)
+        starts, ends = known.offsets, latest.offsets
+        begins = self._begins(starts, latest)
         if self._final is None and not self._is_worth_it(begins, ends):
-            return to_json(starts)
+            return start
         self._last_progress = time.monotonic()
         if options.max_offsets_per_trigger is not None:
             ends = share(begins, ends, options.max_offsets_per_trigger)
         if options.max_bytes_per_trigger is not None:
             ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
         # What is gone for good (failOnDataLoss = false) is not forgotten: it would begin anew if it came back.
-        return to_json({**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}})
+        reached = {**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}}
+        return to_json(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than to what is there now."""
-        self._final = self._ends()
+        self._final = self._latest()
 
     def reportLatestOffset(self) -> Document:
         """What is there, for the query's progress."""
-        return to_json(self._ends())
+        return to_json(self._latest())
 
-    def _ends(self) -> Offsets:
+    def _latest(self) -> Positions:
         """Where each partition ends now, those included that came since the query began."""
         store, options = self._open(), self._options
         try:
@@ -104,31 +119,72 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.fail_on_data_loss:
                 raise DataLoss(str(error)) from None
             partitions = partitions_to_read(store, options, all_there=False)
-        return {tp: end_of(store, tp, options) for tp in partitions}
+        ends, ids = {}, {}
+        for tp in partitions:
+            try:
+                if tp.topic not in ids:
+                    ids[tp.topic] = store.topic(tp.topic).id
+                ends[tp] = end_of(store, tp, options, ids[tp.topic])
+            except UnknownTopic as error:  # since they were listed
+                self._tell_loss(str(error))
+        return Positions(ends, ids)
 
-    def _check_deleted(self, starts: Offsets, ends: Offsets) -> None:
-        """Raise `DataLoss` for partitions that are gone, or are others under the same name."""
-        if not self._options.fail_on_data_loss:
-            return
-        gone = sorted(set(starts) - set(ends))
-        if gone:
-            raise DataLoss(f"{gone[0].topic}/{gone[0].partition}: it was deleted while the query read it")
-        for tp, start in starts.items():
+    def _still_there(self, starts: Positions, latest: Positions) -> Positions:
+        """Positions without those in topics that are gone: what has their names now is read from its first record on.
+
+        Raises `DataLoss` instead, unless that may be passed over.
+        """
+        offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
+        if gone := sorted(set(offsets) - set(latest.offsets)):
+            # Their positions are kept: a topic may come back, under its name or by its id.
+            self._tell_loss(f"{gone[0].topic}/{gone[0].partition}: it was deleted, or renamed, while the query read it")
+        for topic, topic_id in starts.topic_ids.items():
+            now = latest.topic_ids.get(topic, topic_id)
+            if now != topic_id:
+                why = "it is another topic of the same name: that which the query read was deleted, or renamed"
+                self._tell_loss(f"{topic}: {why} (its id was {topic_id}, and is {now})")
+                ids[topic] = now
+                offsets = {tp: offset for tp, offset in offsets.items() if tp.topic != topic}
+        for tp, start in list(offsets.items()):
             # Not the end of this kind of reader, which offsets that the user gives may lie beyond.
-            if start > ends[tp] and start > (log_end := self._open().open_partition(*tp).log_end_offset):
-                why = f"the query is at offset {start}, and the log ends at {log_end}: it was made anew, perhaps"
-                raise DataLoss(f"{tp.topic}/{tp.partition}: {why}")
+            if start <= latest.offsets.get(tp, start):
+                continue
+            log_end = self._log_end(tp, latest.topic_ids[tp.topic])
+            if log_end is not None and start > log_end:
+                is_known = tp.topic in starts.topic_ids
+                why = f"the query is at offset {start}, and the log ends at {log_end}"
+                it_is = "it is an older copy" if is_known else "it was made anew"
+                self._tell_loss(f"{tp.topic}/{tp.partition}: {why}: {it_is}, perhaps")
+                if is_known:
+                    offsets[tp] = log_end  # what it still has was read
+                else:
+                    del offsets[tp]
+        return Positions(offsets, ids)
 
-    def _begins(self, starts: Offsets, ends: Offsets) -> Offsets:
+    def _log_end(self, tp: TopicPartition, topic_id: str) -> int | None:
+        try:
+            return self._open().open_partition(*tp, topic_id).log_end_offset
+        except UnknownTopic as error:
+            self._tell_loss(str(error))
+            return None
+
+    def _tell_loss(self, why: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLoss(why)
+        if why not in self._told_losses:  # Spark asks as long as there is nothing new
+            self._told_losses.add(why)
+            logger.warning("%s; reading goes on with what is there", why)
+
+    def _begins(self, starts: Offsets, latest: Positions) -> Offsets:
         """Where reading goes on; a partition that is new begins at its first record."""
         begins = {}
-        for tp in ends:
+        for tp in latest.offsets:
             known = starts.get(tp)
+            topic_id = latest.topic_ids[tp.topic]
             try:
-                begins[tp] = self._open().open_partition(*tp).log_start_offset if known is None else known
+                begins[tp] = self._open().open_partition(*tp, topic_id).log_start_offset if known is None else known
             except UnknownTopic as error:
-                if self._options.fail_on_data_loss:
-                    raise DataLoss(str(error)) from None
+                self._tell_loss(str(error))
         return begins
 
     def _is_worth_it(self, begins: Offsets, ends: Offsets) -> bool:
@@ -148,9 +204,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         each = max(1, limit_bytes // max(1, len(waiting)))
         reached = dict(ends)
         for tp in waiting:
-            log = self._open().open_partition(*tp)
+            try:
+                log = self._open().open_partition(*tp)
+            except UnknownTopic as error:  # deleted since it was listed
+                self._tell_loss(str(error))
+                continue
             begin = readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
-            for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation):
+            on_skip = step_over(log) if self._options.skip_damaged else None
+            for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
                 reached[tp] = min(ends[tp], batch.next_offset)
         return reached
 
@@ -161,18 +222,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         store, options = self._open(), self._options
         starts, ends = from_json(start), from_json(end)
         ranges = []
-        for tp, end_offset in sorted(ends.items()):
+        for tp, end_offset in sorted(ends.offsets.items()):
+            topic_id, before = ends.topic_ids.get(tp.topic), starts.topic_ids.get(tp.topic)
+            begin = starts.offsets.get(tp)
+            if begin is not None and topic_id not in (None, before) and (before or begin > end_offset):
+                begin = None  # it is another topic, as `_still_there` found
             try:
-                log = store.open_partition(*tp)
-                begin = starts.get(tp)
+                log = store.open_partition(*tp, topic_id)
                 begin = log.log_start_offset if begin is None else begin
                 if begin < end_offset:
                     begin = readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
             except UnknownTopic as error:
-                if options.fail_on_data_loss:
-                    raise DataLoss(str(error)) from None
+                self._tell_loss(str(error))
                 continue
-            ranges.append(OffsetRange(*tp, begin, end_offset))
+            ranges.append(OffsetRange(*tp, begin, end_offset, topic_id))
         return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -181,15 +244,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Document) -> None:
         """Spark will not ask for anything before ``end`` again: tell the group, if there is one."""
+        self._tell_group(from_json(end))
+
+    def _tell_group(self, done: Positions) -> None:
         group = self._options.group
-        if group is None:
+        if group is None or (done == self._told and time.monotonic() < self._told_until):
             return
+        self._told, self._told_until = done, math.inf
         try:
             if self._writable is None:
                 self._writable = segmentlog.open(self._options.path, create=False, background=False)
-            self._writable.groups.reset(group, from_json(end), sync=False)
+            there = {name for name in self._writable.topics() if self._has_id(name, done.topic_ids.get(name))}
+            positions = {tp: offset for tp, offset in done.offsets.items() if tp.topic in there}
+            self._writable.groups.reset(group, positions, sync=False)
         except (SegmentlogError, OSError) as error:  # for people to see: the query itself goes by its checkpoint
+            self._told_until = time.monotonic() + _TELL_AGAIN_S
             logger.warning("group %s: the positions of the query are not told: %s", group, error)
+
+    def _has_id(self, name: str, topic_id: str | None) -> bool:
+        return topic_id is None or self._open().topic(name).id == topic_id
 
     def stop(self) -> None:
         """The query ends."""

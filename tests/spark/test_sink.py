@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 import segmentlog
 from segmentlog.format.names import STAGING_FOLDER
 from segmentlog.records import Record
+from segmentlog.spark import append_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -201,6 +202,59 @@ def test_overwrite_is_refused(spark: SparkSession, store: segmentlog.LogStore, s
     with pytest.raises(PySparkException, match=r"mode = 'overwrite' is not valid: append \(.mode\('append'\)"):
         save(frame, mode="overwrite", topic="kept")
     assert [one.value for one in records_of(store, "kept")] == [b"x"]
+
+
+def test_insert_into_a_view(spark: SparkSession, store: segmentlog.LogStore, path: str) -> None:
+    """A view of the source takes INSERT: rows are appended to the topic that it shows; overwriting is refused."""
+    store.create_topic("viewed", partitions=2)
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW viewed (key string, value string, `partition` int, timestamp timestamp)"
+        f" USING segmentlog OPTIONS (path '{path}', subscribe 'viewed')"
+    )
+    try:
+        spark.sql("INSERT INTO viewed (key, value) VALUES ('k', 'v'), (null, 'w')")
+        spark.sql("INSERT INTO viewed SELECT 'c', value, 1, timestamp FROM viewed")
+        spark.read.format("segmentlog").options(path=path, subscribe="viewed").load().createOrReplaceTempView("all")
+        spark.sql("INSERT INTO all SELECT * FROM all WHERE key = 'k'")
+        with pytest.raises(PySparkException, match="a log is only ever appended to"):
+            spark.sql("INSERT OVERWRITE viewed SELECT * FROM viewed")
+    finally:
+        for name in ("viewed", "all"):
+            spark.catalog.dropTempView(name)
+    found = sorted((one.key or b"", one.value) for one in records_of(store, "viewed"))
+    assert found == [(b"", b"w"), (b"c", b"v"), (b"c", b"w"), (b"k", b"v"), (b"k", b"v")]
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_other_output_modes(
+    spark: SparkSession, store: segmentlog.LogStore, path: str, tmp_path: Path, mode: str
+) -> None:
+    """The rows of each micro-batch are appended; those of one that Spark runs again after a crash are not again."""
+    source = store.create_topic(f"words-{mode}").partition(0)
+    store.create_topic(f"counts-{mode}")
+    checkpoint = tmp_path / "checkpoint"
+
+    def run() -> list[tuple[bytes | None, bytes | None]]:
+        read = spark.readStream.format("segmentlog").schema("value string").option("startingOffsets", "earliest")
+        words = read.option("subscribe", f"words-{mode}").load(path)
+        counts = words.groupBy("value").count().selectExpr("value AS key", "string(count) AS value")
+        writer = counts.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint))
+        if mode == "complete":
+            writer = writer.format("segmentlog").option("path", path).option("topic", f"counts-{mode}")
+        else:
+            writer = writer.foreachBatch(append_batches(path, f"counts-{mode}"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return sorted((one.key, one.value) for one in records_of(store, f"counts-{mode}"))
+
+    source.append([b"a", b"a", b"b"])
+    first = [(b"a", b"2"), (b"b", b"1")]
+    assert run() == first
+    source.append([b"a"])
+    second = sorted([*first, (b"a", b"3"), *([(b"b", b"1")] if mode == "complete" else [])])
+    assert run() == second
+    (checkpoint / "commits" / "1").unlink()  # as it is after a crash between the sink's commit and Spark's
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    assert run() == second
 
 
 def test_old_orphans_are_swept(spark: SparkSession, store: segmentlog.LogStore, save: Save, path: str) -> None:

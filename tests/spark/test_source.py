@@ -14,6 +14,9 @@ from pyspark.sql.types import StructType
 
 import segmentlog
 from segmentlog.records import Record
+from segmentlog.spark.options import read_options
+from segmentlog.spark.reading import BatchReader
+from segmentlog.spark.schema import source_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,7 +134,6 @@ def test_where_reading_begins_and_ends(store: segmentlog.LogStore, load: Load) -
     assert numbers(startingTimestamp="2500", endingTimestamp="4000") == [3]
     assert numbers(startingOffsetsByTimestamp='{"range": {"0": 8000}}') == [8, 9]
     assert numbers(startingTimestamp="99999", startingOffsetsByTimestampStrategy="latest") == []
-    assert numbers(startingOffsets='{"range": {"0": 6}}', endingOffsets='{"range": {"0": 3}}') == []
 
 
 def test_projection(store: segmentlog.LogStore, load: Load) -> None:
@@ -288,6 +290,66 @@ def test_damage_is_told(store: segmentlog.LogStore, load: Load, path: str) -> No
         opened.write(b"x")
     with pytest.raises(PySparkException, match=r"damaged at byte \d+ \(offset 1\)"):
         load(subscribe="harmed").count()
+
+
+def test_damage_is_stepped_over(
+    store: segmentlog.LogStore, load: Load, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With skipDamaged every record of the other batches comes, however the work is cut; what is left out is told."""
+    log = store.create_topic("holes", compression_type="none").partition(0)
+    for start in range(0, 500, 50):
+        log.append([b"%04d " % (start + n) * 40 for n in range(50)])
+    log.flush()
+    data = next(Path(path, "holes", "0").glob("*.log"))
+    content = bytearray(data.read_bytes())
+    for damaged in (b"0120 ", b"0475 "):
+        content[content.index(damaged * 40) + 100] ^= 1
+    data.write_bytes(bytes(content))
+    kept = [b"%04d " % n * 40 for n in range(500) if not 100 <= n < 150 and not 450 <= n < 500]
+    for options in ({}, {"minPartitions": 7}, {"maxRecordsPerPartition": 30}):
+        assert values_of(load(subscribe="holes", skipDamaged="true", **options)) == kept
+    options = {"path": path, "subscribe": "holes", "skipDamaged": "true"}
+    reader = BatchReader(read_options(options, streaming=False), source_schema(include_headers=False))
+    assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 400
+    assert "holes/0: stepped over offsets 100 to 149" in caplog.text
+
+
+def test_text_that_is_none(store: segmentlog.LogStore, load: Load) -> None:
+    """With invalidText one bad byte is null, or U+FFFD; everything else is as it was."""
+    log = store.create_topic("text").partition(0)
+    log.append([b"fine", b"\xffab", None, b""], keys=[b"\xc3", b"\xc3\xa4", None, b"k"])
+    expected = {
+        "null": [(None, "fine"), ("ä", None), (None, None), ("k", "")],
+        "replace": [("\ufffd", "fine"), ("ä", "\ufffdab"), (None, None), ("k", "")],
+    }
+    for invalid_text, rows in expected.items():
+        found = load(subscribe="text", invalidText=invalid_text, schema="key string, value string").collect()
+        assert [tuple(row) for row in found] == rows
+    assert load(subscribe="text", invalidText="null").first().value == b"fine"
+
+
+def test_options_of_kafka(store: segmentlog.LogStore, load: Load) -> None:
+    """With compatible = true what only Kafka's source knows is passed over."""
+    store.create_topic("moved").partition(0).append([b"1"])
+    kafkas = {"kafka.bootstrap.servers": "broker:9092", "fetchOffset.numRetries": 3, "maxOffsetsPerTrigger": 5}
+    assert load(subscribe="moved", compatible="true", **kafkas).count() == 1
+
+
+def test_bounds_that_only_seem_to_contradict(store: segmentlog.LogStore, load: Load) -> None:
+    """A start above the end is fine where an open transaction or retention is the reason: there is nothing to read."""
+    log = store.create_topic("bounds").partition(0)
+    log.append([b"0"], timestamps=[1000])
+    with store.producer(name="bounds") as producer:
+        producer.begin_transaction()
+        producer.send("bounds", b"1", timestamp=2000)
+        producer.flush()
+        assert values_of(load(subscribe="bounds", startingOffsets='{"bounds": {"0": 2}}')) == []
+        assert values_of(load(subscribe="bounds", startingTimestamp=1500, endingTimestamp=2500)) == []
+        assert values_of(load(subscribe="bounds", endingTimestamp=1500)) == [b"0"]
+        producer.commit_transaction()
+    log.trim(2)
+    ending = '{"bounds": {"0": 1}}'
+    assert values_of(load(subscribe="bounds", endingOffsets=ending, failOnDataLoss="false")) == []
 
 
 def test_the_store_is_only_read(store: segmentlog.LogStore, load: Load, path: str) -> None:

@@ -31,6 +31,7 @@ def test_the_examples_of_the_page_run(
         # Spark's driver has another working folder than this process by now.
         code = block.replace('"path", "data"', f'"path", "{tmp_path}/data"').replace('"checkpoints/', f'"{tmp_path}/')
         exec(compile(code, "spark.md", "exec"), names)
+    spark.catalog.dropTempView("counts")
 
 
 def test_the_example_in_the_readme_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

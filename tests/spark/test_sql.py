@@ -113,6 +113,7 @@ def test_views_of_the_session(spark: SparkSession, store: str) -> None:
         ("select count(*) from flights where delai > 1", SparkFailed, "`delay`"),
         ("select * from carrier-names.v1", SparkFailed, "back quoted"),
         ("select sum(deep) from flights", SparkFailed, "data type mismatch"),
+        ("insert into flights select * from flights", SparkFailed, "a query only reads topics"),
     ],
 )
 def test_bad_queries(spark: SparkSession, store: str, text: str, kind: type[SegmentlogError], part: str) -> None:

@@ -13,9 +13,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import segmentlog
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import read_options
+from segmentlog.spark.progress import behind
 from segmentlog.spark.ranges import DataLoss
 from segmentlog.spark.schema import source_schema
 from segmentlog.spark.streaming import StreamReader
@@ -143,8 +144,9 @@ def test_following(store: segmentlog.LogStore, follower: Follower) -> None:
         follower.wait_for(query, texts(2, 3))
         # An idle query makes no micro-batches.
         ends = time.monotonic() + 30
-        while '"follow-b": {"0": 1}' not in last_offset(query) and time.monotonic() < ends:
+        while '"follow-b": {"0": 1, ' not in last_offset(query) and time.monotonic() < ends:
             time.sleep(0.05)  # rows are there before Spark tells of their micro-batch
+        assert '"follow-b": {"0": 1, ' in last_offset(query)
         count, offset = len(follower.batches), last_offset(query)
         time.sleep(0.5)
         assert len(follower.batches) == count
@@ -201,6 +203,19 @@ def test_a_truncated_log(store: segmentlog.LogStore, follower: Follower) -> None
     assert follower.run(subscribe="cut", maxOffsetsPerTrigger=1) == [texts(7), texts(8)]
 
 
+def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower: Follower) -> None:
+    """Records that a query never saw are not taken for those that it did: it stops; or reads the new topic whole."""
+    fill(store.create_topic("anew").partition(0), *range(10))
+    follower.run(subscribe="anew", startingOffsets="earliest", groupId="anew")
+    store.delete_topic("anew")
+    fill(store.create_topic("anew").partition(0), *range(100, 130))
+    with pytest.raises(StreamingQueryException, match=r"anew: it is another topic of the same name.*failOnDataLoss"):
+        follower.run(subscribe="anew", groupId="anew")
+    found = follower.run(subscribe="anew", failOnDataLoss="false", groupId="anew", maxOffsetsPerTrigger=20)
+    assert found == [texts(*range(100, 120)), texts(*range(120, 130))]
+    assert lags_of(store, "anew") == [0]
+
+
 def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follower) -> None:
     """With groupId the query's positions are those of a group, with its lag, for people to see."""
     log = store.create_topic("grouped", partitions=2)
@@ -208,14 +223,46 @@ def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follo
     fill(log.partition(1), *range(4))
     with follower.follow(now=False, subscribe="grouped", startingOffsets="earliest", groupId="query") as query:
         follower.wait_for(query, texts(*range(6), *range(4)))
-        fill(log.partition(0), 6)  # Spark tells that a micro-batch is done when it plans the next one
+        fill(log.partition(0), 6)
         follower.wait_for(query, texts(*range(7), *range(4)))
         ends = time.monotonic() + 20
-        while time.monotonic() < ends and not store.groups.describe("query").partitions:
+        while time.monotonic() < ends and (lags := lags_of(store, "query")) != [0, 0]:
             time.sleep(0.05)
-    described = {one.partition: one for one in store.groups.describe("query").partitions}
-    assert described[1].lag == 0
-    assert described[0].lag in (0, 1)
+    assert lags == [0, 0]  # while it is idle
+
+
+def test_a_query_that_ends_has_told_its_group(store: segmentlog.LogStore, follower: Follower) -> None:
+    """A query over what is there now leaves a lag of 0, and one that failed the lag of what it did not do."""
+    log = store.create_topic("ended").partition(0)
+    fill(log, *range(6))
+    follower.run(subscribe="ended", startingOffsets="earliest", groupId="ended", maxOffsetsPerTrigger=4)
+    assert lags_of(store, "ended") == [0]
+    fill(log, 6, 7)
+    log.append([b"\xff"])
+    with pytest.raises(StreamingQueryException, match="no UTF-8"):
+        follower.run(subscribe="ended", groupId="ended", maxOffsetsPerTrigger=2)
+    assert lags_of(store, "ended") == [1]
+
+
+def lags_of(store: segmentlog.LogStore, group: str) -> list[int]:
+    """By partition."""
+    return [one.lag for one in sorted(store.groups.describe(group).partitions, key=lambda one: one.partition)]
+
+
+def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: Follower, path: str) -> None:
+    """Offsets by partition and stored bytes, from the progress of each micro-batch; Kafka's names for them."""
+    topic = store.create_topic("behind", partitions=2, compression_type="none")
+    for _ in range(10):
+        topic.partition(0).append([b"x" * 1000])
+    with follower.follow(subscribe="behind", startingOffsets="earliest", maxOffsetsPerTrigger=4) as query:
+        query.awaitTermination()
+        found = [behind(progress, path) for progress in query.recentProgress]
+    assert [one.offsets for one in found[:3]] == [{("behind", 0): left, ("behind", 1): 0} for left in (6, 2, 0)]
+    assert 6000 < found[0].size_bytes < 7000
+    assert found[2].size_bytes == 0
+    assert found[0].metrics()["maxOffsetsBehindLatest"] == "6"
+    assert str(found[1]).startswith(f"segmentlog {path}: behind: 2 offsets (")
+    assert behind(None, path).total == 0
 
 
 # ---------------------------------------------------------------- the reader alone
@@ -240,17 +287,27 @@ ReaderOf = Callable[..., StreamReader]
 
 
 def ends(reader: StreamReader, start: Any) -> Any:
-    """Where the next micro-batch ends."""
-    return reader.latestOffset(start, reader.getDefaultReadLimit())
+    """Where the next micro-batch ends; without the ids of topics, as in a checkpoint from before they had some."""
+    return numbers(latest(reader, start))
+
+
+def latest(reader: StreamReader, start: Any) -> Any:
+    """The same as Spark keeps it."""
+    return json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+
+
+def numbers(document: Any) -> Any:
+    """Its offsets."""
+    return {topic: {key: some[key] for key in some if key != "id"} for topic, some in document.items()}
 
 
 def test_where_a_stream_begins(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
     """latest by default, earliest, or JSON."""
     fill(store.create_topic("r-begin").partition(0), 0, 1)
-    assert reader_of(subscribe="r-begin").initialOffset() == {"r-begin": {"0": 2}}
-    assert reader_of(subscribe="r-begin", startingOffsets="earliest").initialOffset() == {"r-begin": {"0": 0}}
+    assert numbers(reader_of(subscribe="r-begin").initialOffset()) == {"r-begin": {"0": 2}}
+    assert numbers(reader_of(subscribe="r-begin", startingOffsets="earliest").initialOffset()) == {"r-begin": {"0": 0}}
     offsets = '{"r-begin": {"0": 1}}'
-    assert reader_of(subscribe="r-begin", startingOffsets=offsets).initialOffset() == {"r-begin": {"0": 1}}
+    assert numbers(reader_of(subscribe="r-begin", startingOffsets=offsets).initialOffset()) == {"r-begin": {"0": 1}}
 
 
 def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
@@ -259,8 +316,8 @@ def test_offsets_are_one_text(store: segmentlog.LogStore, reader_of: ReaderOf) -
         for log in store.create_topic(name, partitions=12).partitions():
             fill(log, 0)
     reader = reader_of(subscribePattern="r-text-.*", startingOffsets="earliest")
-    end = ends(reader, reader.initialOffset())
-    told = {json.dumps(end), json.dumps(ends(reader, end)), json.dumps(ends(reader, json.loads(json.dumps(end))))}
+    end = latest(reader, reader.initialOffset())
+    told = {json.dumps(end), json.dumps(latest(reader, end)), json.dumps(latest(reader, json.loads(json.dumps(end))))}
     assert len(told) == 1
     assert reader.partitions(end, end) == []
     assert json.dumps(reader.reportLatestOffset()) in told
@@ -292,6 +349,30 @@ def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> No
     for _ in range(4):
         end = ends(reader, end)
     assert end["r-bytes"]["0"] == 10
+
+
+def test_a_limit_of_bytes_and_damage(
+    store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damage at a query's position stops it; with skipDamaged the next micro-batch ends behind it."""
+    log = store.create_topic("r-harmed", compression_type="none").partition(0)
+    for n in range(3):
+        log.append([b"%d" % n * 100, b"x"])
+    (file,) = Path(store.path, "r-harmed", "0").glob("*.log")
+    content = file.read_bytes()
+    with file.open("r+b") as opened:
+        opened.seek(content.index(b"0" * 50))
+        opened.write(b"x")
+    options = {"subscribe": "r-harmed", "startingOffsets": "earliest", "maxBytesPerTrigger": 1}
+    with pytest.raises(CorruptBatch):
+        ends(reader_of(**options), {"r-harmed": {"0": 0}})
+    reader = reader_of(**options, skipDamaged="true")
+    start = reader.initialOffset()
+    end = latest(reader, start)
+    assert numbers(end) == {"r-harmed": {"0": 4}}
+    (task,) = reader.partitions(start, end)
+    assert sum(batch.num_rows for batch in reader.read(task)) == 2
+    assert "r-harmed/0: stepped over offsets 0 to 1" in caplog.text
 
 
 def test_a_least_number_of_offsets(
@@ -369,15 +450,91 @@ def test_a_topic_is_deleted(store: segmentlog.LogStore, reader_of: ReaderOf, now
         assert [one.topic for one in task.ranges] == [f"r-deleted-b-{now}"]
 
 
-def test_a_topic_is_made_anew(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
-    """Under the same name, with fewer records than were read: that is no quiet time but another topic, and an error."""
-    fill(store.create_topic("r-anew").partition(0), *range(5))
-    store.delete_topic("r-anew")
-    fill(store.create_topic("r-anew").partition(0), 0, 1)
-    with pytest.raises(DataLoss, match="r-anew/0: the query is at offset 5, and the log ends at 2"):
-        ends(reader_of(subscribe="r-anew"), {"r-anew": {"0": 5}})
-    lenient = reader_of(subscribe="r-anew", failOnDataLoss="false")
-    assert ends(lenient, {"r-anew": {"0": 5}}) == {"r-anew": {"0": 5}}
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_a_topic_is_made_anew(
+    store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """Under the same name, of whatever length: it is another topic, which is an error; with failOnDataLoss = false a
+    warning, and the new one is read from its first record on, all of it."""
+    name = f"r-anew-{count}"
+    fill(store.create_topic(name).partition(0), *range(5))
+    lenient = reader_of(subscribe=name, startingOffsets="earliest", failOnDataLoss="false", maxOffsetsPerTrigger=4)
+    start = latest(lenient, latest(lenient, lenient.initialOffset()))
+    assert numbers(start) == {name: {"0": 5}}
+    store.delete_topic(name)
+    assert latest(lenient, start) == start
+    fill(store.create_topic(name).partition(0), *range(count))
+    with pytest.raises(DataLoss, match=f"{name}: it is another topic of the same name.*failOnDataLoss"):
+        ends(reader_of(subscribe=name), start)
+    caplog.clear()
+    taken = 0
+    while (end := latest(lenient, start)) != start:
+        taken += sum(one.end - one.start for task in lenient.partitions(start, end) for one in task.ranges)
+        start = end
+    assert taken == count
+    assert caplog.text.count("it is another topic of the same name") == 1
+    fill(store.topic(name).partition(0), count)
+    (task,) = lenient.partitions(start, latest(lenient, start))
+    assert [(one.start, one.end) for one in task.ranges] == [(count, count + 1)]
+
+
+def test_a_checkpoint_from_before_topics_had_ids(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """It goes on where it was; a log that ends before that is another one, which is read from its first record on."""
+    fill(store.create_topic("r-old").partition(0), 0, 1)
+    reader = reader_of(subscribe="r-old")
+    end = latest(reader, {"r-old": {"0": 1}})
+    assert end == {"r-old": {"0": 2, "id": store.topic("r-old").id}}
+    (task,) = reader.partitions({"r-old": {"0": 1}}, end)
+    assert [(one.start, one.end) for one in task.ranges] == [(1, 2)]
+    start = {"r-old": {"0": 5}}
+    with pytest.raises(DataLoss, match="r-old/0: the query is at offset 5, and the log ends at 2: it was made anew"):
+        ends(reader, start)
+    lenient = reader_of(subscribe="r-old", failOnDataLoss="false")
+    (task,) = lenient.partitions(start, latest(lenient, start))
+    assert [(one.start, one.end) for one in task.ranges] == [(0, 2)]
+
+
+def test_an_older_copy_of_the_topic(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """The same topic, but its log ends before the query's position: an error; or on with what comes, heard at once."""
+    log = store.create_topic("r-copy").partition(0)
+    fill(log, 0, 1)
+    start = {"r-copy": {"0": 5, "id": store.topic("r-copy").id}}
+    with pytest.raises(DataLoss, match="the query is at offset 5, and the log ends at 2: it is an older copy"):
+        ends(reader_of(subscribe="r-copy"), start)
+    lenient = reader_of(subscribe="r-copy", failOnDataLoss="false")
+    end = latest(lenient, start)
+    assert (numbers(end), lenient.partitions(start, end)) == ({"r-copy": {"0": 2}}, [])
+    fill(log, 2)
+    (task,) = lenient.partitions(end, latest(lenient, end))
+    assert [(one.start, one.end) for one in task.ranges] == [(2, 3)]
+
+
+@pytest.mark.parametrize("when", ["before it is planned", "before it is read"])
+def test_a_topic_is_made_anew_under_a_micro_batch(
+    store: segmentlog.LogStore, reader_of: ReaderOf, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    """Rows of the new topic are never taken for those that were planned: an error, or they come with the next one."""
+    name = f"r-under-{when[-4:]}"
+    fill(store.create_topic(name).partition(0), *range(5))
+    options = {"subscribe": name, "startingOffsets": "earliest"}
+    strict, lenient = reader_of(**options), reader_of(**options, failOnDataLoss="false")
+    start = lenient.initialOffset()
+    end = latest(lenient, start)
+    if when == "before it is read":
+        tasks = [(reader, reader.partitions(start, end)) for reader in (strict, lenient)]
+    store.delete_topic(name)
+    fill(store.create_topic(name).partition(0), *range(9))
+    if when == "before it is planned":
+        tasks = [(lenient, lenient.partitions(start, end))]
+        with pytest.raises(DataLoss, match="another one has the name"):
+            strict.partitions(start, end)
+    else:
+        with pytest.raises(DataLoss, match="another one has the name"):
+            [list(strict.read(task)) for task in tasks[0][1]]
+    assert [list(lenient.read(task)) for task in tasks[-1][1]] in ([], [[]])
+    assert "another one has the name" in caplog.text
+    (task,) = lenient.partitions(end, latest(lenient, end))
+    assert sum(batch.num_rows for batch in lenient.read(task)) == 9
 
 
 @pytest.mark.parametrize("what", ["just created", "after a restart of the machine"])

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 import segmentlog
 from segmentlog.errors import InvalidConfig, TopicExists, UnknownTopic
 from segmentlog.quantities import parse_duration_ms
+from segmentlog.spark.batches import append_batches
 from segmentlog.spark.failures import SparkFailed, explained, reason_of
 
 if TYPE_CHECKING:
@@ -151,22 +152,8 @@ def write_topic(
     if mode == "append":
         writer = records.writeStream.format("segmentlog").outputMode(mode).options(**options)
     else:
-        writer = records.writeStream.outputMode(mode).foreachBatch(_update_of(options))
+        writer = records.writeStream.outputMode(mode).foreachBatch(append_batches(**options))
     return run_incremental(records.sparkSession, writer, incremental)
-
-
-def _update_of(options: dict[str, str]) -> Callable[[DataFrame, int], None]:
-    """Writes a micro-batch, once. Spark lets sinks that are written in Python append, and nothing else."""
-
-    def write(changed: DataFrame, batch_id: int) -> None:
-        query_id = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if not query_id:
-            raise SparkFailed("Spark does not tell which query this is, so that it could be written once only")
-        # The sink remembers the last batch of each query: one that is replayed after a crash is not written again.
-        once = {"txnAppId": query_id, "txnVersion": str(batch_id)}
-        changed.write.format("segmentlog").mode("append").options(**options, **once).save()
-
-    return write
 
 
 # ---------------------------------------------------------------- running

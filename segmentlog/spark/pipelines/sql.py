@@ -13,6 +13,7 @@ from pyspark.sql.types import BooleanType, NumericType
 import segmentlog
 from segmentlog.errors import InvalidConfig, UnknownTopic
 from segmentlog.spark.failures import SparkFailed, explained
+from segmentlog.spark.options import A_VIEW
 from segmentlog.spark.pipelines.json_values import (
     JSON_OPTIONS,
     METADATA,
@@ -66,6 +67,9 @@ def query(
             if name in topics:
                 raise SparkFailed(f"the name of topic {name!r} stands in backticks: `{name}`") from error
             raise UnknownTopic(name, _there_is(path, topics)) from error
+        if condition.startswith("UNSUPPORTED_INSERT"):
+            why = "a query only reads topics; a view takes INSERT that is of the source itself"
+            raise SparkFailed(f"{why}: {A_VIEW}") from error
         if not condition.startswith("UNRESOLVED_COLUMN"):
             raise
     # It fails again, with the names of all columns there are for advice.

@@ -1,0 +1,90 @@
+"""How far a query is behind its topics.
+
+Spark's Python sources have no metrics of their own, and no description but the name of Spark's class. What a query's
+progress does tell is where its last micro-batch ended, and where the topics ended when it was planned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.quantities import format_size
+from segmentlog.records import TopicPartition
+from segmentlog.spark.ranges import Offsets, from_json
+from segmentlog.spark.reading import open_store
+
+if TYPE_CHECKING:
+    from segmentlog.partition.partition import Partition
+
+
+class Behind(msgspec.Struct, frozen=True):
+    """What a query has not yet processed of what was there for it."""
+
+    path: str
+    offsets: dict[TopicPartition, int]
+    """How many, by partition; 0 for those that it is through with."""
+    size_bytes: int
+    """About so many, as they are stored."""
+
+    @property
+    def total(self) -> int:
+        """Of all partitions."""
+        return sum(self.offsets.values())
+
+    def metrics(self) -> dict[str, str]:
+        """The metrics of Spark's Kafka source, under their names there."""
+        counts = list(self.offsets.values()) or [0]
+        return {
+            "minOffsetsBehindLatest": str(min(counts)),
+            "maxOffsetsBehindLatest": str(max(counts)),
+            "avgOffsetsBehindLatest": str(sum(counts) / len(counts)),
+            "estimatedTotalBytesBehindLatest": str(self.size_bytes),
+        }
+
+    def __str__(self) -> str:
+        topics = ", ".join(sorted({tp.topic for tp in self.offsets})) or "no topic"
+        waiting = sum(map(bool, self.offsets.values()))
+        where = f", in {waiting} of {len(self.offsets)} partitions" if waiting else ""
+        return f"segmentlog {self.path}: {topics}: {self.total} offsets ({format_size(self.size_bytes)}) behind{where}"
+
+
+def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
+    """How far a query is behind the topics of the store in ``path``, of all its sources that read them.
+
+    Args:
+        progress: `StreamingQuery.lastProgress`, or `progress` of what a `StreamingQueryListener` is told.
+        path: the store's folder.
+    """
+    offsets: dict[TopicPartition, int] = {}
+    size_bytes = 0.0
+    with open_store(path) as store:
+        there = set(store.topics())
+        for source in (progress or {}).get("sources", []):
+            ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+            for tp in latest:
+                if tp in ends and tp.topic in there:
+                    offsets[tp] = max(0, latest[tp] - ends[tp])
+                    size_bytes += _bytes_between(store.open_partition(*tp), ends[tp], latest[tp])
+    return Behind(path, dict(sorted(offsets.items())), round(size_bytes))
+
+
+def _offsets(text: str | None) -> Offsets:
+    try:
+        return from_json(json.loads(text or "{}") or {}).offsets
+    except (ValueError, SegmentlogError):  # of another kind of source
+        return {}
+
+
+def _bytes_between(log: Partition, start: int, end: int) -> float:
+    """Of each segment as large a part as of its offsets."""
+    size = 0.0
+    for one in log.segments():
+        inside = min(end, one.end_offset) - max(start, one.base_offset)
+        if inside > 0:
+            size += one.size_bytes * inside / (one.end_offset - one.base_offset)
+    return size
