@@ -97,5 +97,5 @@ def as_positions(name: str, positions: Any) -> dict[TopicPartition, int]:
 
 
 def as_partition(value: Any) -> int:
-    """A partition's number. Raises `InvalidConfig`."""
-    return as_int("partition", value, 0, wanted="a partition's number, from 0 on")
+    """A number, whether or not a topic has such a partition. Raises `InvalidConfig`."""
+    return as_int("partition", value, 0, 1 << 128, wanted="a partition's number, from 0 on")

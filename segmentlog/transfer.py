@@ -203,12 +203,12 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
     """
     parquet = _package("pyarrow.parquet", "pyarrow", "parquet")
     arrow = _package("pyarrow", "pyarrow", "parquet")
-    try:
-        file = parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise TransferError(f"{path} is no Parquet file that can be read: {error}") from None
-    name = fields.timestamp or "timestamp"
-    with file:
+    with contextlib.ExitStack() as stack:
+        try:
+            source = stack.enter_context(open(path, "rb"))
+            file = stack.enter_context(parquet.ParquetFile(source))
+        except (OSError, ValueError) as error:
+            raise TransferError(f"{path} is no Parquet file that can be read: {error}") from None
         for batch in file.iter_batches(batch_size=8192):
             stamps: list[int | None] | None = None
             at = batch.schema.get_field_index(name)

@@ -73,10 +73,10 @@ class World:
         return f"made-{self.made}"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One for all: what is refused changes nothing."""
-    made = World(tmp_path_factory.mktemp("arguments"))
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A new one for each test: some values are right."""
+    made = World(tmp_path)
     yield made
     made.close()
 
@@ -89,7 +89,7 @@ def _closing(result: Any) -> None:
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[World], tuple[Any, dict[str, Any]]]]] = {
-    "open": (segmentlog.open, lambda w: (segmentlog.open, {"path": w.folder / "other"})),
+    "open": (segmentlog.open, lambda w: (segmentlog.open, {"path": w.store.path})),
     "create_topic": (LogStore.create_topic, lambda w: (w.store.create_topic, {"name": w.new_name()})),
     "alter_topic": (LogStore.alter_topic, lambda w: (w.store.alter_topic, {"name": "t", "retention_ms": 5000})),
     "delete_topic": (LogStore.delete_topic, lambda w: (w.store.delete_topic, {"name": "missing"})),

@@ -126,11 +126,14 @@ def test_what_does_not_exist_is_unknown(store: LogStore) -> None:
         lambda: store.alter_topic("u"),
         lambda: store.rename_topic("u", "v"),
         lambda: store.topic("t").partition(2),
+        lambda: store.topic("t").partition(1 << 70),
         lambda: store.topic("t").partition(-1),
-        lambda: store.topic("t").partition("0"),  # type: ignore[arg-type]
     ):
         with pytest.raises(UnknownTopic):
             call()
+    for number in ("0", 1.0, True):
+        with pytest.raises(InvalidConfig, match="partition"):
+            store.topic("t").partition(number)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
