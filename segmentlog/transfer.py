@@ -203,12 +203,17 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
     """
     parquet = _package("pyarrow.parquet", "pyarrow", "parquet")
     arrow = _package("pyarrow", "pyarrow", "parquet")
-    with contextlib.ExitStack() as stack:
+    name = fields.timestamp or "timestamp"
+    unreadable = f"{path} is no Parquet file that can be read"
+    try:
+        source = open(path, "rb")  # noqa: SIM115  # an error of whoever reads the rows is not this one's
+    except OSError as error:
+        raise TransferError(f"{unreadable}: {error}") from None
+    with source:
         try:
-            source = stack.enter_context(open(path, "rb"))
-            file = stack.enter_context(parquet.ParquetFile(source))
+            file = parquet.ParquetFile(source)
         except (OSError, ValueError) as error:
-            raise TransferError(f"{path} is no Parquet file that can be read: {error}") from None
+            raise TransferError(f"{unreadable}: {error}") from None
         for batch in file.iter_batches(batch_size=8192):
             stamps: list[int | None] | None = None
             at = batch.schema.get_field_index(name)
