@@ -25,6 +25,7 @@ _NO_LOG_FLUSH = struct.pack("I", 2)
 # As after a disk was pulled: what the journal has not written is gone, too.
 
 pytestmark = [
+    pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root"),
     pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="mkfs.ext4 is not installed (e2fsprogs)"),
 ]
