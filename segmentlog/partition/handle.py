@@ -134,10 +134,12 @@ class Handle:
             pass
 
     def found_again(self) -> None:
-        """Kept by the finalizer of its store, when the collector had cleared the weak references to it already."""
-        self.append_mutex = forks.lock(self, "append_mutex")
-        self._open_mutex = forks.lock(self, "_open_mutex")
-        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
+        """Kept by the finalizer of its store, when the collector had cleared the weak references to it already.
+
+        It is noted for forks once more; its locks stay what they are, for its own finalizer may hold them.
+        """
+        for name, forget in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_forget_parent")):
+            forks.lock(self, name, forget)
 
     # ------------------------------------------------------------ files
 
