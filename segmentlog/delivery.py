@@ -148,7 +148,7 @@ class Chunk:
             if self.generation != forks.generation():
                 raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
             self.producer.send_if_nobody_else_does(self)
-            if not self.producer.wait_for(lambda: self.is_sent, timeout_s):
+            if not self.producer.wait_for(self, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")
 
     def places(self) -> list[tuple[int, int, int]]:

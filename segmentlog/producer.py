@@ -10,7 +10,7 @@ import contextlib
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ NOTE_MAX_BYTES = 4096
 _RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
 
+_LOOK_AGAIN_S = 1.0
 _SPREAD_CHUNK_MAX_BYTES = 8 << 20
 """A chunk for a thousand partitions is no larger: what may wait in memory, twice of it while one is being sent."""
 
@@ -446,14 +447,21 @@ class Producer:
 
     def send_if_nobody_else_does(self, chunk: Chunk) -> None:
         """Somebody waits for this chunk, and no thread watches how long it lingers: send it now."""
-        if self._lingerer is None:
+        if self._lingerer is None or not self._lingerer.is_running:
             with self._mutex:
                 self._seal(chunk)
             self._send_full(chunk.topic)
 
-    def wait_for(self, is_sent: Callable[[], bool], timeout_s: float | None) -> bool:
+    def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
         """Wait for a chunk to be sent; False when it was not in time."""
-        return self._told.wait_for(is_sent, timeout_s)
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _LOOK_AGAIN_S if ends_s is None else min(ends_s - time.monotonic(), _LOOK_AGAIN_S)
+            if self._told.wait_for(lambda: chunk.is_sent, left_s):
+                return True
+            if ends_s is not None and time.monotonic() >= ends_s:
+                return False
+            self.send_if_nobody_else_does(chunk)  # the thread that was to do it may have come to an end
 
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""

@@ -55,10 +55,10 @@ class Worker:
 
     def ensure_running(self) -> None:
         """Start the thread unless it runs in this process."""
-        if self._pid == os.getpid():
+        if self.is_running:
             return
         with self._mutex:
-            if self._stopped or self._pid == os.getpid() or (self._thread is not None and self._thread.is_alive()):
+            if self._stopped or self.is_running or (self._thread is not None and self._thread.is_alive()):
                 return
             self._thread = threading.Thread(
                 target=_loop, args=(weakref.ref(self), self._wake, self._first_pause_s),
@@ -66,6 +66,12 @@ class Worker:
             )  # fmt: skip
             self._thread.start()
             self._pid = os.getpid()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a thread that calls the tick."""
+        thread = self._thread
+        return thread is not None and self._pid == os.getpid() and thread.is_alive()
 
     def wake(self) -> None:
         """Have the next tick now, dropped or not."""

@@ -110,3 +110,14 @@ def test_a_member_commits_as_its_store_is_closed(tmp_path: Path) -> None:
         committed = store.groups.describe("g").partitions[0].committed
         assert committed is not None
         assert committed.offset == 6
+
+
+def test_who_waits_sends_when_no_thread_does(tmp_path: Path) -> None:
+    """The thread that was to send what has lingered long enough came to an end: nobody waits for ever."""
+    with segmentlog.open(tmp_path / "s") as store:
+        store.create_topic("t")
+        producer = store.producer(linger_ms=60_000)
+        delivery = producer.send("t", b"x")
+        assert producer._lingerer is not None
+        producer._lingerer.stop()
+        assert delivery.result(timeout_s=10).offset == 0

@@ -106,3 +106,29 @@ def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPa
     while workers.errors():
         time.sleep(0.001)
     workers.stop(10)
+
+
+def test_a_thread_that_came_to_an_end_is_started_anew() -> None:
+    """Whatever ended it: who asks for the worker the next time has one."""
+    ticks: list[int] = []
+
+    def tick() -> float:
+        ticks.append(1)
+        if len(ticks) == 1:
+            raise SystemExit  # ends a thread in silence
+        return 60.0
+
+    worker = Worker("mortal", tick)
+    worker.ensure_running()
+    _soon(lambda: not worker.is_running)
+    worker.ensure_running()
+    _soon(lambda: len(ticks) == 2)
+    worker.stop()
+    assert len(ticks) == 2
+
+
+def _soon(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.002)
