@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from segmentlog.storage.fs import Buffer, FileSystem
-from segmentlog.testing.faults import Died
+from segmentlog.testing.faults import Died, is_done_by_death
 from segmentlog.testing.node import Effect, Node, do_effect
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class SimulatedProcess(FileSystem):
         def counted(*args: Any, **options: Any) -> Any:
             self.calls += 1
             if self._dead:
+                if is_done_by_death(name, args):
+                    return None
                 raise Died
             if name == "pwritev" and self._full:
                 self._full = False
