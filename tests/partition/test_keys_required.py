@@ -39,3 +39,5 @@ def test_a_producer_refuses_a_record_without_a_key(tmp_path: Path) -> None:
         store.alter_topic("later", cleanup_policy="compact")
         with pytest.raises(segmentlog.InvalidRecord, match="compacted"):
             delivery.result()
+        with pytest.raises(segmentlog.InvalidRecord, match="compacted"):
+            producer.close()

@@ -68,12 +68,14 @@ def test_any_number_of_buffers_is_written(fd, count):
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_an_error_of_any_write_comes_through(fd, call):
-    """An error in the middle of a write that goes on after short ones is raised as it is."""
-    fs = FaultyFileSystem()
-    fs.short_writes(10)
-    fs.fail("pwritev", errno.EDQUOT, call=call)
-    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
-        write_all(fs, fd, [b"x" * 100], 0)
+    """An error in the middle of a write that goes on after short ones is raised as it is; no room, as `DiskFull`."""
+    for code, error in ((errno.EDQUOT, DiskFull), (errno.EIO, OSError)):
+        fs = FaultyFileSystem()
+        fs.short_writes(10)
+        fs.fail("pwritev", code, call=call)
+        with pytest.raises(error) as told:
+            write_all(fs, fd, [b"x" * 100], 0)
+        assert type(told.value) is error
     assert len(content(fd)) == 10 * (call - 1)
 
 
