@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,18 +29,16 @@ from segmentlog.cli.options import (
     matching_topics,
     resolve,
 )
+from segmentlog.cli.rendering import pieces_as, render_as
 from segmentlog.cli.taken import Stdout, end_with_stdout
 
 if TYPE_CHECKING:
     from segmentlog.cli.membership import Membership
+    from segmentlog.cli.rendering import Pieces
     from segmentlog.consumer import Consumer
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import TopicPartition
     from segmentlog.store import LogStore
-
-Render = Callable[["RecordBatch"], bytes]
-Pieces = Callable[["RecordBatch"], list[bytes]]
-"""What is printed of each record."""
 
 
 @click.command()
@@ -101,7 +97,7 @@ def consume(
         _check_for_group(topic, partition, stop)
     if partition is not None:
         topic = Selector(topic.topic, str(partition))
-    pieces = _pieces(template, bare, as_json)
+    pieces = pieces_as(template, bare, as_json)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
         ends: dict[TopicPartition, int] = {}
@@ -178,7 +174,7 @@ class _Printer:
     ) -> None:
         self._pieces = pieces
         self._selector = selector
-        self._render: Render = render_values if pieces is _bare_pieces else lambda batch: b"".join(pieces(batch))
+        self._render = render_as(pieces)
         self._fetch_size = fetch_size
         self._left = max_records
         self._ends = ends
@@ -245,92 +241,3 @@ class _Printer:
         seconds = max(time.perf_counter() - self._started, 1e-9)
         rate = self.records / seconds
         return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"
-
-
-# ---------------------------------------------------------------- what a record looks like
-
-
-def _pieces(template: str | None, bare: bool, as_json: bool) -> Pieces:
-    if as_json:
-        return _json_pieces
-    if bare:
-        return _bare_pieces
-    if template is not None:
-        return _as_template(template)
-    return _line_pieces
-
-
-def render_values(batch: RecordBatch) -> bytes:
-    values: list[Any] = batch.values
-    try:
-        return b"\n".join(values) + b"\n"
-    except TypeError:  # a null value prints as nothing
-        return b"\n".join([value or b"" for value in values]) + b"\n"
-
-
-def render_json(batch: RecordBatch) -> bytes:
-    return b"".join(_json_pieces(batch))
-
-
-def _bare_pieces(batch: RecordBatch) -> list[bytes]:
-    return [(value or b"") + b"\n" for value in batch.values]
-
-
-def _line_pieces(batch: RecordBatch) -> list[bytes]:
-    return [
-        b"%d %b\n" % (offset, value or b"") for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
-    ]
-
-
-def _json_pieces(batch: RecordBatch) -> list[bytes]:
-    import msgspec
-
-    from segmentlog.transfer import record_document
-
-    return [msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records()]
-
-
-def _as_template(template: str) -> Pieces:
-    parts = _parse(template)
-
-    def pieces(batch: RecordBatch) -> list[bytes]:
-        return [b"".join([part if isinstance(part, bytes) else part(record) for part in parts]) for record in batch]
-
-    return pieces
-
-
-_TOKENS: dict[str, Callable[[Any], bytes]] = {
-    "t": lambda record: record.topic.encode(),
-    "p": lambda record: b"%d" % record.partition,
-    "o": lambda record: b"%d" % record.offset,
-    "k": lambda record: record.key or b"",
-    "s": lambda record: record.value or b"",
-    "T": lambda record: b"%d" % record.timestamp,
-    "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers),
-    "K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
-    "S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
-    "%": lambda record: b"%",
-}
-_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
-
-
-def _parse(template: str) -> list[bytes | Callable[[Any], bytes]]:
-    """kcat's templates: %-tokens and backslash escapes; anything else stands for itself."""
-    pieces: list[bytes | Callable[[Any], bytes]] = []
-    characters = iter(template)
-    for character in characters:
-        if character == "%":
-            token = next(characters, "")
-            if token not in _TOKENS:
-                raise click.UsageError(
-                    f"--format: %{token} is no token; there are " + " ".join(f"%{t}" for t in _TOKENS)
-                )
-            pieces.append(_TOKENS[token])
-        elif character == "\\":
-            escape = next(characters, "")
-            if escape not in _ESCAPES:
-                raise click.UsageError(f"--format: \\{escape} is no escape; there are \\n \\t \\r \\0 \\\\")
-            pieces.append(_ESCAPES[escape])
-        else:
-            pieces.append(os.fsencode(character))
-    return pieces

@@ -18,7 +18,7 @@ from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from segmentlog.cli.consume import Pieces, Render
+    from segmentlog.cli.rendering import Pieces, Render
     from segmentlog.consumer import Start
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.store import LogStore

@@ -90,11 +90,11 @@ class _Printer:
         self._last = source
         self.records += len(batch)
         if self._as_json:
-            from segmentlog.cli.consume import render_json
+            from segmentlog.cli.rendering import render_json
 
             out.write(render_json(batch))
         else:
-            from segmentlog.cli.consume import render_values
+            from segmentlog.cli.rendering import render_values
 
             out.write(render_values(batch))
 

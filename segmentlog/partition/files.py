@@ -16,8 +16,7 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.partition.handle import Handle
-from segmentlog.storage.fs import DiskFailed, read_file, replace_file
-from segmentlog.storage.locks import opened
+from segmentlog.storage.fs import DiskFailed, opened, read_file, replace_file
 from segmentlog.storage.segment import segment_stem
 
 

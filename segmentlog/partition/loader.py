@@ -17,9 +17,8 @@ from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.findings import Tally
 from segmentlog.storage.forks import held_open
-from segmentlog.storage.fs import NO_ROOM, DiskFailed
+from segmentlog.storage.fs import NO_ROOM, DiskFailed, opened
 from segmentlog.storage.inspect_partition import inspect_partition
-from segmentlog.storage.locks import opened
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 

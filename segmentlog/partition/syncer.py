@@ -13,8 +13,8 @@ from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogEr
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.partition.handle import Handle
 from segmentlog.records import LostRange
-from segmentlog.storage.fs import DiskFailed, is_from_a_call, sync_data
-from segmentlog.storage.locks import keep, opened
+from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened, sync_data
+from segmentlog.storage.locks import keep
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import FAILED_WORD, WAITING_WORD, LogState, SyncState
 

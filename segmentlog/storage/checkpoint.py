@@ -12,11 +12,11 @@ from segmentlog.storage.fs import (
     NO_ROOM,
     DiskFailed,
     FileSystem,
+    opened,
     read_file,
     replace_file,
     write_all,
 )
-from segmentlog.storage.locks import opened
 
 
 class CheckpointFile:

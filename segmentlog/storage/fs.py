@@ -14,13 +14,14 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import starmap
 from typing import Final
 
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
 from segmentlog.storage import witness
 from segmentlog.storage.forks import held_open
-from segmentlog.storage.locks import held, opened
+from segmentlog.storage.locks import held
 from segmentlog.storage.map import map_shared
 
 Buffer = bytes | bytearray | memoryview
@@ -211,6 +212,18 @@ def is_from_a_call(error: OSError) -> bool:
 def is_failure(error: BaseException) -> bool:
     """Whether an operation failed with it, as opposed to being interrupted by it."""
     return isinstance(error, SegmentlogError) or (isinstance(error, OSError) and is_from_a_call(error))
+
+
+@held
+def opened(fs: FileSystem, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
+    """A descriptor for as long as the context lasts, which nobody locks: for those there is `held_open`."""
+    fds: list[int] = []
+    try:
+        fds.extend(starmap(fs.open, ((path, flags, mode),)))  # in one step, as in `locks.keep`
+        yield fds[0]
+    finally:
+        for fd in fds:
+            fs.close(fd)
 
 
 def _read_proc(path: str) -> bytes:

@@ -26,8 +26,7 @@ from segmentlog.format.index import (
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, write_all
-from segmentlog.storage.locks import opened
+from segmentlog.storage.fs import FileSystem, opened, write_all
 
 _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
 

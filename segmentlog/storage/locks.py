@@ -20,8 +20,8 @@ From that follows what is safe, and what is not:
 - Not a function written in Python that a ``finally`` calls, for the same reason.
 - Not `threading.Condition` nor `Event`: they are written in Python, and wait with their lock taken off.
 
-What is here makes the unsafe ones safe: `held` in place of `contextlib.contextmanager`, `opened` for a descriptor that
-is closed again, `keep` for a result that must not be lost, `News` in place of `threading.Condition`.
+What is here makes the unsafe ones safe: `held` in place of `contextlib.contextmanager`, `keep` for a result that must
+not be lost, `News` in place of `threading.Condition`; and what is made of them, like `fs.opened` and `forks.held_open`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from functools import wraps
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
-
-if TYPE_CHECKING:
-    from segmentlog.storage.fs import FileSystem
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,18 +84,6 @@ def held(make: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T
 def keep(owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
     """``owner.name = call(*args)`` in one step: no interrupt comes between the call and the store."""
     _run_through(map(setattr, (owner,), (name,), starmap(call, (args,))))
-
-
-@held
-def opened(fs: FileSystem, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
-    """A descriptor for as long as the context lasts."""
-    fds: list[int] = []
-    try:
-        fds.extend(starmap(fs.open, ((path, flags, mode),)))  # in one step, as in `keep`
-        yield fds[0]
-    finally:
-        for fd in fds:
-            fs.close(fd)
 
 
 @held

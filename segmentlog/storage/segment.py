@@ -10,8 +10,16 @@ from typing import Final
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
 from segmentlog.storage.forks import hold_open, let_go
-from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, try_fallocate, write_all
-from segmentlog.storage.locks import opened
+from segmentlog.storage.fs import (
+    LOCAL_ERRORS,
+    NO_ROOM,
+    Buffer,
+    DiskFailed,
+    FileSystem,
+    opened,
+    try_fallocate,
+    write_all,
+)
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
