@@ -15,7 +15,7 @@ from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
-from segmentlog.storage.forks import held_open
+from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
 from segmentlog.storage.locks import held
 from segmentlog.workers import logger
@@ -101,24 +101,36 @@ class GroupFolder:
     @held
     def locked(self, *, exclusive: bool = True) -> Iterator[None]:
         """Hold the group's lock; makes the folder if it is not there."""
-        path = self.lock_path
+        while True:
+            with held_open(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
+                self.fs.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                if self._is_made(fd):  # else it is of a group that was deleted meanwhile
+                    yield
+                    return
+
+    def _open_lock(self, fs: LockableFiles, path: str, flags: int) -> Held:
         while True:
             try:
-                with held_open(self.fs, path, os.O_RDWR | os.O_CREAT) as fd:
-                    self.fs.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-                    if self.is_current(fd, path):  # and not of a group that was deleted meanwhile
-                        for folder in (self.members_path, self.partitions_path):
-                            if not os.path.isdir(folder):
-                                with contextlib.suppress(FileExistsError):
-                                    self.fs.mkdir(folder)
-                        if not self.fs.fstat(fd).st_size:
-                            write_all(self.fs, fd, [self.group.encode()], 0)
-                        yield
-                        return
+                return hold_open(fs, path, flags)
             except FileNotFoundError:
                 for folder in (f"{self.store.path}/{GROUPS_FOLDER}", self.path):
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
+
+    def _is_made(self, fd: int) -> bool:
+        """Whether the group whose lock is held is there; what it lacks is made."""
+        try:
+            if not self.is_current(fd, self.lock_path):
+                return False
+            for folder in (self.members_path, self.partitions_path):
+                if not os.path.isdir(folder):
+                    with contextlib.suppress(FileExistsError):
+                        self.fs.mkdir(folder)
+            if not self.fs.fstat(fd).st_size:
+                write_all(self.fs, fd, [self.group.encode()], 0)
+            return True
+        except FileNotFoundError:  # the folder was taken away by somebody who holds no lock
+            return False
 
     def is_current(self, fd: int, path: str) -> bool:
         """Whether ``path`` is still the name of the open file."""

@@ -105,7 +105,7 @@ class Appender:
         Raises `ProducerFenced` when a newer epoch of the producer has one open.
         """
         handle = self._handle
-        with handle.telling_of_moves(), handle.append_locked():
+        with handle.telling(), handle.append_locked():
             log = self._look()
             states = self._states
             states.catch_up(log)
@@ -126,7 +126,7 @@ class Appender:
     @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
-        with self._handle.telling_of_moves(), self._handle.append_locked():
+        with self._handle.append_locked():
             self._states.catch_up(self._look())
             yield self._states
 

@@ -267,9 +267,6 @@ class Handle:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
                 self.check_in_place()
                 yield
-            except OSError as error:
-                self.raise_local(error, "it was not brought to its end")
-                raise
             finally:
                 self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
 
@@ -342,12 +339,20 @@ class Handle:
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
     @contextlib.contextmanager
-    def telling_of_moves(self) -> Iterator[None]:
-        """A file that is not there because the folder is not there any more raises `UnknownTopic`."""
+    def telling(self, outcome: str = "it was not brought to its end") -> Iterator[None]:
+        """Around what changes the log: errors are told as what they are.
+
+        A file that is not there because the folder is not there any more raises `UnknownTopic`, and what is
+        this process's own affair `LocalError`. It belongs around whatever holds locks, never within: `held`
+        does not hear of errors.
+        """
         try:
             yield
         except FileNotFoundError:
             self.check_in_place()
+            raise
+        except OSError as error:
+            self.raise_local(error, outcome)
             raise
 
     @property

@@ -232,13 +232,13 @@ class Partition:
         """What the log knows of a producer; None when it never appended here, or was forgotten."""
         self._check_open()
         producer_id = as_int("producer_id", producer_id, -1)
-        with self._known_producers() as states:
+        with self._handle.telling("nothing was changed"), self._known_producers() as states:
             return states.find(producer_id, self._handle.clock.now_ms())
 
     def producers(self) -> list[ProducerEntry]:
         """Every producer that the log knows, by id."""
         self._check_open()
-        with self._known_producers() as states:
+        with self._handle.telling("nothing was changed"), self._known_producers() as states:
             return states.all(self._handle.clock.now_ms())
 
     def open_transactions(self) -> list[ProducerEntry]:
@@ -455,7 +455,7 @@ class Partition:
     def _changing(self) -> Iterator[None]:
         """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
         handle = self._handle
-        with handle.telling_of_moves(), handle.append_locked():
+        with handle.append_locked():
             handle.check_appendable()
             settle(handle)
             finish_swaps(handle)
@@ -470,7 +470,7 @@ class Partition:
         self._check_open()
         before_offset = as_offset("before_offset", before_offset)
         handle = self._handle
-        with self._changing():
+        with handle.telling(), self._changing():
             log = handle.page.log.read()
             if not 0 <= before_offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
@@ -507,7 +507,7 @@ class Partition:
         self._check_open()
         offset = as_offset("offset", offset)
         handle = self._handle
-        with self._changing(), handle.sync_locked():
+        with handle.telling(), self._changing(), handle.sync_locked():
             page = handle.page
             log = page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
@@ -539,7 +539,7 @@ class Partition:
     def roll(self) -> bool:
         """Seal the active segment and begin the next one; False when it holds nothing."""
         self._check_open()
-        with self._handle.telling_of_moves():
+        with self._handle.telling():
             return self._appender.roll()
 
     def retain(self, *, dry_run: bool = False, wait_s: float = 0.0, now_ms: int | None = None) -> RetentionReport:
@@ -555,7 +555,7 @@ class Partition:
             self._handle.check_writable()
         now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
         wait_s = as_seconds("wait_s", wait_s)
-        with self._handle.telling_of_moves():
+        with self._handle.telling():
             return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
 
     def compact(
@@ -584,7 +584,7 @@ class Partition:
         now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
         buffer_bytes = as_int("buffer_bytes", buffer_bytes, 1, _BUFFER_BYTES_MAX)
         dry_run, wait_s = as_bool("dry_run", dry_run), as_seconds("wait_s", wait_s)
-        with self._handle.telling_of_moves():
+        with self._handle.telling():
             return self._cleaner.run(
                 now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
             )
@@ -641,7 +641,7 @@ class Partition:
     def _close_cleanly(self) -> None:
         handle = self._handle
         self._syncer.sync()
-        with handle.append_locked():
+        with handle.telling("it was not left clean"), handle.append_locked():
             page = handle.page
             log = page.log.read()
             self._appender.leave_cleanly(log)

@@ -36,7 +36,7 @@ from typing import Any, Protocol
 from segmentlog.storage.locks import held
 
 
-class _Files(Protocol):
+class LockableFiles(Protocol):
     """What is needed of a `FileSystem`, which is made of what this file makes."""
 
     @property
@@ -150,13 +150,13 @@ class Held(int):
     """
 
 
-_held: dict[int, tuple[Held, _Files]] = {}
+_held: dict[int, tuple[Held, LockableFiles]] = {}
 """By identity: simulated processes have the same numbers."""
 
 _opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
 
 
-def hold_open(fs: _Files, path: str, flags: int) -> Held:
+def hold_open(fs: LockableFiles, path: str, flags: int) -> Held:
     """Open a file to lock it; a forked child closes it."""
     with _opening:
         while True:
@@ -176,7 +176,7 @@ def hold_open(fs: _Files, path: str, flags: int) -> Held:
                 fs.close(fd)
 
 
-def let_go(fs: _Files, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
+def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
     """Unlock and close; ``owner[key]`` is -1 from then on, and who was interrupted may call it again with that.
 
     In a forked child nothing: it is closed, and what has the number now is something else.
@@ -202,11 +202,13 @@ def let_go(fs: _Files, fd: int, owner: dict[Any, int] | None = None, key: object
 
 
 @held
-def held_open(fs: _Files, path: str, flags: int) -> Iterator[Held]:
-    """`hold_open` for as long as a block lasts."""
+def held_open(
+    fs: LockableFiles, path: str, flags: int, opener: Callable[[LockableFiles, str, int], Held] = hold_open
+) -> Iterator[Held]:
+    """`hold_open`, or an ``opener`` that ends in it, for as long as a block lasts."""
     fds: list[Held] = []
     try:
-        fds.extend(starmap(hold_open, ((fs, path, flags),)))
+        fds.extend(starmap(opener, ((fs, path, flags),)))
         yield fds[0]
     finally:
         for fd in fds:
