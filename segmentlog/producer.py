@@ -304,8 +304,8 @@ class Producer:
         if topic not in self._full:
             check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
             self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist
-            self._full[topic] = deque()
             self._senders[topic] = forks.lock_of_a_moment()  # they are dropped with the dict
+            self._full[topic] = deque()  # last: an interrupt leaves no topic that is known by half
 
     def _send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""

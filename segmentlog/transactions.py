@@ -40,7 +40,7 @@ from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import PartitionId
 from segmentlog.registration import Registration, fenced_epoch, lock_fence, write_fence
 from segmentlog.storage import forks
-from segmentlog.storage.forks import Held, held_open, hold_open, let_go
+from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import held
 from segmentlog.transaction_log import Status, TransactionLog, TransactionState, Unsettled
@@ -93,22 +93,17 @@ class Transactions:
 
         Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
         """
-        fds: list[int] = []
-        try:
-            fds.extend(starmap(self._open_fence, ((self._folder_of(name),),)))
-            lock_fence(self._fs, name, fds[0], wait_s)
-            yield fds[0]
-        finally:
-            for fd in fds:
-                let_go(self._fs, fd)
+        with held_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
+            lock_fence(self._fs, name, fd, wait_s)
+            yield fd
 
-    def _open_fence(self, folder: str) -> Held:
+    def _open_fence(self, fs: LockableFiles, path: str, flags: int) -> Held:
         while True:
-            for path in (self._folder, folder):
+            for folder in (self._folder, os.path.dirname(path)):
                 with contextlib.suppress(FileExistsError):
-                    self._fs.mkdir(path)
+                    self._fs.mkdir(folder)
             try:
-                return hold_open(self._fs, f"{folder}/fence", os.O_RDWR | os.O_CREAT)
+                return hold_open(fs, path, flags)
             except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
                 pass
 

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -142,18 +144,77 @@ def generation() -> int:
 # ---------------------------------------------------------------- descriptors
 
 
+_held: dict[int, tuple[int, LockableFiles]] = {}
+"""Number and file system by the identity of the `Held`: simulated processes have the same numbers."""
+
+_opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
+
+
 class Held(int):
     """A descriptor that this process may hold a lock through. In a forked child its number is another file's.
 
-    It has no finalizer: what the cyclic collector has found may be brought back (`LogStore.__del__`), and then it is in
-    use. Whoever keeps one lets go of it.
+    It is closed when nobody has it any more: who was to keep it, or to let go of it, was interrupted. The cyclic
+    collector finalizes what somebody has still, and may bring back to use it (`LogStore.__del__`): that one is closed
+    once the collector is done, if it was not brought back.
     """
 
+    __slots__ = ()
 
-_held: dict[int, tuple[Held, LockableFiles]] = {}
-"""By identity: simulated processes have the same numbers."""
+    def __del__(self) -> None:
+        if id(self) in _held:
+            if sys.getrefcount(self) > _references_when_dropped:
+                _finalized.append(self)
+            else:
+                _close_dropped(self)
 
-_opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
+
+_finalized: list[Held] = []
+"""By the collector, which does so once in the life of an object."""
+_references_when_dropped = 0
+"""`sys.getrefcount` in the finalizer of one that nobody has: it depends on the interpreter."""
+
+
+def _count_references() -> None:
+    class Probe(int):
+        def __del__(self) -> None:
+            global _references_when_dropped
+            _references_when_dropped = sys.getrefcount(self)
+
+    Probe()
+
+
+_count_references()
+
+
+def _close_dropped(fd: Held) -> None:
+    # Without the lock, for it comes at any point of any thread. A child forked before the last line closes it as well.
+    number, fs = _held[id(fd)]
+    with contextlib.suppress(BaseException):
+        fs.flock(number, fcntl.LOCK_UN)
+    with contextlib.suppress(BaseException):
+        fs.close(number)
+    _held.pop(id(fd), None)
+
+
+def _after_collection(phase: str, info: object) -> None:
+    if phase == "stop" and _finalized:
+        for _ in range(len(_finalized)):  # others may come while it is at it
+            fd = _finalized.pop(0)
+            if id(fd) not in _held:
+                continue
+            if sys.getrefcount(fd) > _REFERENCES_OF_A_LOCAL:
+                _finalized.append(fd)
+            else:
+                _close_dropped(fd)
+
+
+def _references_of_a_local() -> int:
+    fd = [Held()].pop(0)
+    return sys.getrefcount(fd)
+
+
+_REFERENCES_OF_A_LOCAL = _references_of_a_local()
+gc.callbacks.append(_after_collection)
 
 
 def hold_open(fs: LockableFiles, path: str, flags: int) -> Held:
@@ -162,12 +223,13 @@ def hold_open(fs: LockableFiles, path: str, flags: int) -> Held:
         while True:
             before = _generation
             fds: list[Held] = []
-            fds.extend(map(Held, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
             try:
+                fds.extend(map(Held, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
                 (fd,) = fds
-                _held[id(fd)] = (fd, fs)
+                _held[id(fd)] = (int(fd), fs)
             except BaseException:  # not noted yet, so that nothing would close it
-                fs.close(fds[0])
+                for fd in fds:
+                    fs.close(fd)
                 raise
             if _generation == before:
                 return fd

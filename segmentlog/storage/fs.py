@@ -81,13 +81,13 @@ class FileSystem:
         Raises `DiskFull` when there is no room for the file's name.
         """
         try:
-            return os.open(path, flags, mode)
+            return _open(path, flags, mode)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DiskFull(path) from error
             if not _relieved(error):
                 raise
-        return os.open(path, flags, mode)
+        return _open(path, flags, mode)
 
     def mkdir(self, path: str) -> None:
         """Make a folder; FileExistsError if it is there, `DiskFull` when there is no room for it."""
@@ -197,6 +197,18 @@ class FileSystem:
             # Not Linux: the start of process 1 changes with every boot, too. For no other reason: who took a want of
             # descriptors for another boot would recover a log that others have open.
             return f"init-{os.stat('/').st_ctime_ns}"
+
+
+def _open(path: str, flags: int, mode: int) -> int:
+    """`os.open`, which an interrupt comes before or after: then it is closed again."""
+    fds: list[int] = []
+    try:
+        fds.extend(starmap(os.open, ((path, flags, mode),)))
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds[0]
 
 
 def _relieved(error: OSError) -> bool:

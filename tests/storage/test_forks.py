@@ -482,3 +482,29 @@ def test_a_store_of_nothing_but_copies_closes(tmp_path: Path) -> None:
         producer.send("t", b"y")
         assert in_child(lambda: (producer.close(), store.close())) == "(None, None)"
     store.close()
+
+
+def test_a_held_descriptor_is_closed_when_it_is_dropped_and_not_by_the_collector(tmp_path: Path) -> None:
+    """Whoever was interrupted leaves none open; what a finalizer brings back can be used."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.me = self
+            self.fd = forks.hold_open(FileSystem(), f"{tmp_path}/lock", os.O_RDWR | os.O_CREAT)
+
+        def __del__(self) -> None:
+            kept.append(self)
+
+    kept: list[Owner] = []
+    owner = Owner()
+    number = int(owner.fd)
+    del owner
+    gc.collect()
+    (owner,) = kept
+    os.fstat(owner.fd)
+    kept.clear()
+    owner.me = None  # type: ignore[assignment]
+    owner.fd = -1  # type: ignore[assignment]
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
