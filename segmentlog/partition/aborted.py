@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import CorruptBatch, UnknownTopic
 from segmentlog.format.batch import BatchHeader, check_payload
 from segmentlog.format.control import decode_marker
 from segmentlog.format.names import ABORTED_SUFFIX
@@ -24,7 +24,7 @@ from segmentlog.partition.around import around_segment
 from segmentlog.partition.handle import Handle
 from segmentlog.storage import forks
 from segmentlog.storage.fs import read_file, write_all
-from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
+from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import ABORTS_WORD, LogState
 
 Ranges = dict[int, list[tuple[int, int]]]
@@ -82,11 +82,16 @@ class AbortedTransactions:
         with self._mutex:
             if self._seen is None or self._seen[1:3] != seen[1:3]:
                 self._segments.clear()
-            bases = list_segments(self._handle.fs, self._handle.folder)
+            bases = self._handle.list_segments()
             for base in bases:
                 if base <= log.active_base_offset:
                     with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: then nobody reads it
                         self._look_at(base, log)
+            try:
+                self._handle.check_usable()  # after the files were opened by their names
+            except UnknownTopic:
+                self._segments.clear()
+                raise
             ranges: Ranges = {}
             for known in self._segments.values():
                 for one in known.aborted:
@@ -116,6 +121,7 @@ class AbortedTransactions:
         aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
         self._segments[base] = _Known(end, aborted, sealed)
         if sealed and not handle.read_only:
+            handle.check_usable()
             with contextlib.suppress(OSError):  # a cache: the next one reads the segment again
                 self._write(path, encode_aborted(end, aborted))
 

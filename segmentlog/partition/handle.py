@@ -440,8 +440,18 @@ class Handle:
             known_up_to = bases[-1]
             if known_up_to == log.active_base_offset or (offset is not None and offset < known_up_to):
                 return bases
-        bases = [base for base in list_segments(self.fs, self.folder) if base <= log.active_base_offset]
+        bases = [base for base in self.list_segments() if base <= log.active_base_offset]
         self._segments = (log.generation, bases)
+        return bases
+
+    def list_segments(self) -> list[int]:
+        """Base offsets of the segment files that there are, ascending. Raises `UnknownTopic` when it was moved."""
+        try:
+            bases = list_segments(self.fs, self.folder)
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
+        self.check_usable()  # else it may be the list of a topic that has the name since
         return bases
 
     def announce_waiting(self, for_s: float) -> bool:

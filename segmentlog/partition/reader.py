@@ -256,6 +256,7 @@ class Reader:
         epoch = self._handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range is only ever added together with an epoch
             checkpoint, _ = self._handle.checkpoint.read()
+            self._handle.check_usable()  # else it may be that of a topic that has the name since
             checkpoint = checkpoint or self._handle.checkpoint.known
             self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
         return self._lost[1]
@@ -323,6 +324,7 @@ class Reader:
             if sealed:
                 index.log_inode = mapped.inode
             index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
+            handle.check_usable()  # else these may be the files of a topic that has the name since
             segment = _Segment(mapped, index, sealed)
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:

@@ -184,6 +184,8 @@ class MappedSegment:
     def _map(self) -> None:
         with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
             found = self._fs.fstat(fd)
+            if self.inode not in (0, found.st_ino):
+                return  # another one has the name since
             self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
             if found.st_size:
                 self.view = self._fs.map_file(fd, found.st_size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import segmentlog
 from segmentlog.errors import UnknownTopic
 from segmentlog.partition.partition import Partition
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.inspect import inspect_store
 from segmentlog.store import LogStore
 
@@ -118,3 +121,115 @@ def test_reading_another_log(tmp_path: Path) -> None:
         store.close()
         shutil.rmtree(path)
         filled(path).close()
+
+
+class AtTheWorstTime(FileSystem):
+    """Somebody else acts right before the so manieth call that goes by a name in the topic's folder."""
+
+    def __init__(self) -> None:
+        self.countdown = -1
+        self.calls = 0
+        self.act: Callable[[], None] = lambda: None
+
+    def _count(self, path: str) -> None:
+        if "/t/0" in path:
+            self.calls += 1
+            self.countdown -= 1
+            if not self.countdown:
+                self.act()
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        self._count(path)
+        return super().open(path, flags, mode)
+
+    def listdir(self, path: str) -> list[str]:
+        self._count(path)
+        return super().listdir(path)
+
+    def stat(self, path: str) -> os.stat_result:
+        self._count(path)
+        return super().stat(path)
+
+
+CONFIG = {"segment_records": 10, "fsync": "never"}
+
+
+def _fill(store: LogStore, word: str) -> None:
+    """Several segments, with a transaction that was aborted, and one batch in the middle of the active one."""
+    log = store.create_topic("t", config=CONFIG).partition(0)
+    for number in range(8):
+        log.append([b"%s %d" % (word.encode(), index) for index in range(number * 5, number * 5 + 5)])
+    with store.producer(linger_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send_many("t", [b"aborted"])
+        producer.abort_transaction()
+    log.append([b"%s last" % word.encode()])
+
+
+def _all_values(log: Partition) -> set[bytes]:
+    return {bytes(value) for batch in log.read(0) for value in batch.values if value is not None}
+
+
+def _committed_values(log: Partition) -> set[bytes]:
+    read = log.read(0, isolation="read_committed")
+    return {bytes(value) for batch in read for value in batch.values if value is not None}
+
+
+def _value_by_time(log: Partition) -> set[bytes]:
+    offset = log.offset_for_timestamp(1)
+    return _all_values(log) if offset is None else {bytes(next(log.read(offset)).values[0] or b"")}
+
+
+def _values_of_more(log: Partition) -> set[bytes]:
+    found = _all_values(log)
+    for _ in range(3):  # in the segment that is mapped, and beyond what was mapped of it
+        log.append([b"%0200000d" % 1])
+        found |= _all_values(log)
+    return found
+
+
+def _rename_and_replace(other: LogStore) -> None:
+    other.rename_topic("t", "u")
+    _fill(other, "new")
+
+
+def _delete(other: LogStore) -> None:
+    other.delete_topic("t")
+
+
+def _delete_and_replace(other: LogStore) -> None:
+    other.delete_topic("t")
+    _fill(other, "new")
+
+
+@pytest.mark.parametrize("read", [_all_values, _committed_values, _value_by_time, _values_of_more])
+@pytest.mark.parametrize("change", [_rename_and_replace, _delete, _delete_and_replace])
+def test_a_reader_hears_of_a_change_at_any_call(
+    tmp_path: Path, change: Callable[[LogStore], None], read: Callable[[Partition], set[bytes]]
+) -> None:
+    """Deleted, renamed or replaced before any call that goes by a name: it is told, and reads no other log's."""
+    told = tried = 0
+    countdown = 1
+    while True:
+        path = tmp_path / str(countdown)
+        with segmentlog.open(path, background=False) as other:
+            _fill(other, "old")
+        fs = AtTheWorstTime()
+        with segmentlog.open(path, background=False) as other, LogStore(path, background=False, fs=fs) as store:
+            log = store.topic("t").partition(0)
+            fs.act, fs.countdown, fs.calls = lambda other=other: change(other), countdown, 0  # type: ignore[misc]
+            try:
+                found = read(log)
+            except UnknownTopic:
+                told += 1
+                found = set()
+            is_over = fs.calls < countdown
+            assert not any(value.startswith(b"new") for value in found), f"at call {countdown}"
+            fs.countdown = -1
+        shutil.rmtree(path)
+        tried += 1
+        countdown += 1
+        if is_over:
+            break
+    assert tried > 5
+    assert told > 2
