@@ -5,6 +5,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -85,3 +86,13 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
         if left:
             pytest.fail(left, pytrace=False)
+
+
+@pytest.fixture
+def small_steps() -> Iterator[None]:
+    """Ceilings and recovery points move often enough to fail in a short workload."""
+    with (
+        mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 10),
+        mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 800),
+    ):
+        yield

@@ -86,6 +86,15 @@ def contents(partition: Partition, start: int | None = None, **options: Any) -> 
     ]
 
 
+def values_by_offset(log: Partition) -> dict[int, bytes | None]:
+    """Every value that there is, read from the log start."""
+    return {
+        offset: value
+        for batch in log.read(log.log_start_offset)
+        for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
+    }
+
+
 def values(partition: Partition, start: int | None = None, **options: Any) -> list[bytes | None]:
     """The values of every record from ``start`` (default: the first) on."""
     return [record.value for record in contents(partition, start, **options)]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
-from unittest import mock
 
 import pytest
-from logs import FakeClock
+from logs import FakeClock, values_by_offset
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import DiskFull, PartitionFailed, SegmentlogError
@@ -21,6 +19,8 @@ from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died
 
 FOLDER = "/t/0"
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 FAULTS = {
     "EIO": errno.EIO,
     "ENOSPC": errno.ENOSPC,
@@ -83,29 +83,11 @@ class Workload:
     def check(self, disk: SimulatedDisk) -> None:
         """The next process finds everything that was promised, and appends."""
         log = self.opened(disk)
-        contents = _contents(log)
+        contents = values_by_offset(log)
         ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
         assert not self.history.check(contents, ranges, log.log_start_offset)
         assert log.append([b"after"], ack="durable") not in self.history.named()
-        assert len(_contents(log)) == len(contents) + 1
-
-
-def _contents(log: Partition) -> dict[int, bytes | None]:
-    return {
-        offset: value
-        for batch in log.read(log.log_start_offset)
-        for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
-    }
-
-
-@pytest.fixture(autouse=True)
-def small_steps() -> Iterator[None]:
-    """Ceilings and recovery points move often enough to fail in a short workload."""
-    with (
-        mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 10),
-        mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 800),
-    ):
-        yield
+        assert len(values_by_offset(log)) == len(contents) + 1
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
-from logs import FakeClock
+from logs import FakeClock, values_by_offset
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LocalError, PartitionFailed, SegmentlogError
@@ -23,6 +22,8 @@ from segmentlog.partition.partition import Partition
 from segmentlog.testing import History
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.process import SimulatedProcess
+
+pytestmark = pytest.mark.usefixtures("small_steps")
 
 FOLDER = "/t/0"
 LOOKS = ("open", "map_file", "flock", "fstat", "stat", "listdir", "pread", "fallocate", "mkdir", "unlink", "rename")
@@ -137,31 +138,12 @@ class TwoProcesses:
         self.append(second)
         self.append(second, durable=True)
         assert second.durable_offset == second.log_end_offset
-        contents_of(second)
+        values_by_offset(second)
 
     def check_end(self, log: Partition) -> None:
-        contents = contents_of(log)
+        contents = values_by_offset(log)
         ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
         assert not self.history.check(contents, ranges, log.log_start_offset)
-
-
-def contents_of(log: Partition) -> dict[int, bytes | None]:
-    """Every record by its offset."""
-    return {
-        offset: value
-        for batch in log.read(log.log_start_offset)
-        for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
-    }
-
-
-@pytest.fixture(autouse=True)
-def small_steps() -> Iterator[None]:
-    """Ceilings and recovery points move often enough to fail in a short workload."""
-    with (
-        mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 10),
-        mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 800),
-    ):
-        yield
 
 
 def _run(policy: str, methods: tuple[str, ...], failing: tuple[int, int] | None, *, opened: bool) -> TwoProcesses:
