@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -27,7 +28,6 @@ _NO_LOG_FLUSH = struct.pack("I", 2)
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root"),
-    pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="mkfs.ext4 is not installed (e2fsprogs)"),
 ]
 
 _APPEND = """
@@ -46,12 +46,22 @@ os._exit(0)
 """
 
 
+def _cannot(why: str) -> NoReturn:
+    """Where it has to be possible, nobody is to believe that it was tried."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
 class Volume:
     """A small file system in a file."""
 
     def __init__(self, folder: Path, make: str, size_bytes: int) -> None:
         self.image, self.mount_point = folder / "image", folder / "mounted"
         self.mount_point.mkdir()
+        tool = make.split()[0]
+        if shutil.which(tool) is None:
+            _cannot(f"{tool} is not installed")
         with self.image.open("wb") as image:
             image.truncate(size_bytes)
         subprocess.run([*make.split(), self.image], check=True, capture_output=True, stdin=subprocess.DEVNULL)
@@ -63,7 +73,7 @@ class Volume:
     def mount(self) -> None:
         done = subprocess.run(["mount", "-o", "loop", self.image, self.mount_point], capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"a loop device cannot be mounted here: {done.stderr.strip()}")
+            _cannot(f"a loop device cannot be mounted here: {done.stderr.strip()}")
 
     def unmount(self) -> None:
         subprocess.run(["umount", self.mount_point], check=True)
@@ -208,7 +218,6 @@ print("values", sum(len(batch) for batch in log.read(0)) + refused)
 """
 
 
-@pytest.mark.skipif(shutil.which("mkfs.btrfs") is None, reason="mkfs.btrfs is not installed (btrfs-progs)")
 def test_a_full_disk_that_copies_on_write_kills_nobody(tmp_path: Path) -> None:
     """On btrfs a store to the mapped state page would take room, and without any be a SIGBUS."""
     with _mounted(Volume(tmp_path, "mkfs.btrfs -q -f", 300 << 20)) as volume:
