@@ -27,6 +27,9 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     "power cuts": (
         12,  # a trimmed segment came back, and the empty one behind it went: verify missed the offsets in between
     ),
+    "healthy logs": (
+        901614981,  # trimmed up to its end and rolled: verify took the segment of the recovery point for deleted
+    ),
 }
 """Seeds that are always run, by the name under which tests ask for them; each with what it found."""
 

@@ -114,7 +114,9 @@ class _Look:
         """Segments that lie below the log start: no part of the log, whatever a power cut left of their bytes."""
         log, checkpoint = self._found.state.log, self._found.checkpoint.checkpoint
         if log is not None and self._found.live:
-            return deleted_segments(bases, log.log_start_offset, log.active_base_offset)
+            # One that the recovery point lies in is kept: all of it may be trimmed away, and the log have rolled since.
+            end_base = log.active_base_offset if checkpoint is None else checkpoint.recovery_segment
+            return deleted_segments(bases, log.log_start_offset, min(end_base, log.active_base_offset))
         if checkpoint is not None:
             return deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
         return []

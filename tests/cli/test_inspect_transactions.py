@@ -110,6 +110,22 @@ def test_open_transactions_are_told_and_are_no_damage(tmp_path: Path) -> None:
         assert [one.producer_id for one in inspected(tmp_path).open_transactions] == [ONE]
 
 
+def test_a_log_that_is_trimmed_up_to_its_end_and_rolls_is_healthy(tmp_path: Path) -> None:
+    """The recovery point lies in a segment below the log start, which is there until the point is moved."""
+    log = open_log(tmp_path, segment_records=2, file_delete_delay_ms=0)
+    log.append([b"a", b"b"])
+    log.trim(2)
+    log.append([b"c"])
+    assert [int(file.stem) for file in log_files(tmp_path)] == [0, 2]
+    assert told(tmp_path) == []
+    machine_dies(log)
+    assert told(tmp_path) == []
+    log = open_log(tmp_path, segment_records=2, file_delete_delay_ms=0)
+    assert told(tmp_path) == []
+    assert values(log) == [b"c"]
+    log.close()
+
+
 @pytest.mark.parametrize("seed", seeds("healthy logs", range(11)))
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 def test_a_healthy_log_has_no_findings(tmp_path: Path, seed: int, policy: str) -> None:
