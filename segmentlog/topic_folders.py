@@ -27,7 +27,7 @@ from segmentlog.format.names import (
     is_topic_id,
     topic_id_of_name,
 )
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_new_file
 
 _SETTLED_NS: Final = 100_000_000
 """A file that was replaced so long ago is known by inode, time and size. One that is younger may have been replaced
@@ -106,8 +106,11 @@ class TopicFolders:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise StoreVersionError(path, f"damaged ({error}); restore it from a backup or write it anew") from None
 
-    def write(self, folder: str, file: TopicFile) -> None:
-        """Put a topic's settings in its folder, durably, in the format of today. Raises `DiskFull`."""
+    def write(self, folder: str, file: TopicFile, *, is_new: bool = False) -> None:
+        """Put a topic's settings in its folder, durably, in the format of today. Raises `DiskFull`.
+
+        ``is_new``: nobody sees the folder yet.
+        """
         document = {
             "format": FORMAT_VERSION,
             "id": file.topic_id,
@@ -115,7 +118,12 @@ class TopicFolders:
             "config": file.config.to_mapping(),
             "largest_batch_bytes": file.largest_batch_bytes,
         }
-        replace_file(self._fs, f"{folder}/{TOPIC_FILE}", json.dumps(document, indent=2).encode() + b"\n")
+        path, data = f"{folder}/{TOPIC_FILE}", json.dumps(document, indent=2).encode() + b"\n"
+        if is_new:
+            write_new_file(self._fs, path, data)
+            self._fs.sync_folder(folder)
+        else:
+            replace_file(self._fs, path, data)
 
     def name_of(self, topic_id: str) -> str | None:
         """The name that a topic has now; None when there is none with this id.

@@ -485,6 +485,34 @@ def test_killed_at_any_call_a_change_was_made_or_was_not(tmp_path: Path, what: s
     raise AssertionError("it does not come to an end")
 
 
+@pytest.mark.parametrize("what", ["create", "alter", "rename", "delete", "recreate"])
+def test_who_has_the_store_open_sees_to_what_a_dead_process_left(tmp_path: Path, what: str) -> None:
+    """Not only who opens it: the next one to change a topic, whichever call the other one died at."""
+    kinds = set()
+    for call in range(1, 300):
+        fs = FaultyFileSystem()
+        with segmentlog.open(tmp_path / str(call), background=False) as store:
+            store.create_topic("t").partition(0).append([b"1"])
+            dying = LogStore(store.path, background=False, fs=fs)
+            fs.die_at(call)
+            try:
+                _change(dying, what)
+            except Died:
+                pass
+            else:
+                fs.heal()
+                dying.close()
+                break
+            kinds.update(name.partition("-")[0] for name in os.listdir(store.path) if "-" in name)
+            store.create_topic("other")
+            left = [name for name in os.listdir(store.path) if "@" in name]
+            assert left == ["@administration"], f"at call {call}"
+    else:
+        raise AssertionError("it does not come to an end")
+    wanted = {"create": {"@making"}, "delete": {"@deleted"}, "recreate": {"@deleted", "@making"}}
+    assert kinds == wanted.get(what, {"@altering"})
+
+
 def test_leftovers_are_swept(store: LogStore, tmp_path: Path) -> None:
     """Of topics that were being made or deleted; to whoever has a deleted one open it is told first."""
     log = store.topic("t").partition(0)

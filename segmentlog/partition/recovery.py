@@ -97,6 +97,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         why=verdict.why + (f"; the scan ended at {tail.torn}" if tail.torn else ""),
     )
     active_base, position = tail.base, tail.position
+    is_new = checkpoint is None and not slot_damaged and not bases
     if write:
         if checkpoint is None or slot_damaged:
             # Before anything is cut or made: should this recovery die, the next one resumes at the same offset.
@@ -108,14 +109,18 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
                 lost_ranges=(*known.lost_ranges, *tail.gaps),
             )
             tail.gaps = ()
-            handle.checkpoint.write(known)
+            # Of a new log this is the last one as well: `_begin` syncs its name with that of the segment.
+            handle.checkpoint.write(known, sync_folder=not is_new)
         keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
         truncated_bytes, kept = _cut(handle, bases, tail, copy=before is not None, keep=keep)
         _make_durable(handle, tail.whole, rewrite=before is not None)
         active_base, position = _begin(handle, bases, tail, verdict.resume_offset)
         log = _log_state(handle, page, report, active_base, position)
         begun = active_base if active_base not in bases else None
-        bases = [base for base in list_segments(handle.fs, handle.folder) if base not in deleted]
+        if is_new:
+            bases = [active_base]
+        else:
+            bases = [base for base in list_segments(handle.fs, handle.folder) if base not in deleted]
         unsure = checkpoint is None or slot_damaged
         log, has_producers = _with_stable_offset(handle, log, known, bases, unsure=unsure, begun=begun)
         epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
@@ -123,21 +128,21 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
             epochs = (*epochs, EpochStart(verdict.epoch, verdict.resume_offset))
         if lost is not None:
             ranges = with_lost_range(ranges, lost)
-        handle.checkpoint.write(
-            Checkpoint(
-                recovery_offset=verdict.resume_offset,
-                recovery_segment=active_base,
-                recovery_position=position,
-                log_start_offset=report.log_start_offset,
-                offset_ceiling=verdict.resume_offset,
-                clean=True,
-                boot_id=handle.fs.boot_id(),
-                epochs=epochs,
-                lost_ranges=ranges,
-                compacted=known.compacted,
-                has_producers=has_producers,
-            )
+        recovered = Checkpoint(
+            recovery_offset=verdict.resume_offset,
+            recovery_segment=active_base,
+            recovery_position=position,
+            log_start_offset=report.log_start_offset,
+            offset_ceiling=verdict.resume_offset,
+            clean=True,
+            boot_id=handle.fs.boot_id(),
+            epochs=epochs,
+            lost_ranges=ranges,
+            compacted=known.compacted,
+            has_producers=has_producers,
         )
+        if not is_new or recovered != known:
+            handle.checkpoint.write(recovered)
         # Nothing in it, and the log goes on under another name? What is known of producers must not go with it.
         is_left_empty = tail.position == 0 and tail.appendable and active_base != tail.base
         if is_left_empty and (_has_snapshot(handle, active_base) or not _has_snapshot(handle, tail.base)):

@@ -136,10 +136,7 @@ class FileSystem:
         Raises `DiskFailed` for an error of the fsync, and a plain OSError when the folder cannot be opened.
         """
         with opened(self, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as fd:
-            try:
-                self.fsync(fd)
-            except OSError as error:
-                raise DiskFailed.of(error, path) from error
+            _fsync(self, fd, path)
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
@@ -309,8 +306,28 @@ def sync_data(fs: FileSystem, fd: int, path: str) -> None:
         raise DiskFailed.of(error, path) from error
 
 
-def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
+def write_new_file(fs: FileSystem, path: str, data: bytes) -> None:
+    """Make a file where nobody looks yet, its bytes durable; its name is once the folder is synced.
+
+    Without a rename an fsync of the folder right after finds it in the journal already. Raises FileExistsError,
+    DiskFull, `DiskFailed` for an fsync that failed, and OSError.
+    """
+    with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as fd:
+        write_all(fs, fd, [data], 0)
+        _fsync(fs, fd, path)
+
+
+def _fsync(fs: FileSystem, fd: int, path: str) -> None:
+    try:
+        fs.fsync(fd)
+    except OSError as error:
+        raise DiskFailed.of(error, path) from error
+
+
+def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = True) -> None:
     """Put ``data`` under ``path`` durably: before or after a crash, the old file or the new one, whole.
+
+    Which of them is only certain once the folder is synced; ``sync_folder=False`` leaves that to the caller.
 
     Raises DiskFull when there is no room, and OSError; the old file is then still there. `DiskFailed` for
     an fsync that failed: either file may be there. Several threads
@@ -321,10 +338,7 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
             try:
                 fs.ftruncate(fd, 0)
                 write_all(fs, fd, [data], 0)
-                try:
-                    fs.fsync(fd)
-                except OSError as error:
-                    raise DiskFailed.of(error, path) from error
+                _fsync(fs, fd, path)
                 fs.replace(temporary, path)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -334,7 +348,8 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
         if error.errno in NO_ROOM:
             raise DiskFull(path, len(data)) from error
         raise
-    fs.sync_folder(os.path.dirname(path))
+    if sync_folder:
+        fs.sync_folder(os.path.dirname(path))
 
 
 def link_over(fs: FileSystem, source: str, path: str) -> None:

@@ -12,25 +12,25 @@ from segmentlog.storage.fs import FileSystem
 
 
 class ProcessLock:
-    """A lock on the file at ``path``, which is made if it is not there, and holds nothing. Reentrant, thread-safe."""
+    """A lock on the file at ``path``, which is made if it is not there. Reentrant, thread-safe."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
         self._path = path
-        self._depth = 0
+        self._fds: list[Held] = []
         self._mutex = forks.reentrant_lock(self, "_mutex")
         forks.on_fork(self, "_forget")
 
     def _forget(self) -> None:
         """In a forked child: whoever held it there is the parent's."""
-        self._depth = 0
+        self._fds = []
 
     @locks.held
-    def held(self) -> Iterator[None]:
-        """Hold it within."""
+    def held(self) -> Iterator[int]:
+        """Hold it within; the descriptor of its file."""
         with self._mutex:
-            if self._depth:
-                yield
+            if self._fds:
+                yield self._fds[0]
                 return
             fs = self._fs
             fds: list[Held] = []
@@ -41,10 +41,10 @@ class ProcessLock:
                     if self._is_current(fds[0]):
                         break
                     let_go(fs, fds.pop())  # somebody removed the file: others lock another one by now
-                self._depth = 1
-                yield
+                self._fds = fds
+                yield fds[0]
             finally:
-                self._depth = 0
+                self._fds = []
                 for fd in fds:
                     let_go(fs, fd)
 

@@ -135,6 +135,8 @@ class Block(Generic[Fields]):
             cached = self._cached
             if cached is not None and cached[0] == sequence:
                 return cached[1]
+            if not sequence:  # never written to: a new page
+                break
             position = self._positions[sequence & 1]
             data = bytes(self._buffer[position : position + size])
             check = self._words[(position + size) // _WORD]
