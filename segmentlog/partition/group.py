@@ -45,13 +45,15 @@ _GATHER_TRIES = 3
 class _Group:
     """Appends that are written together, and how far that came. Changed by who leads."""
 
-    __slots__ = ("base_offset", "error", "is_placing", "is_synced", "is_void", "next_offset")
+    __slots__ = ("base_offset", "error", "is_kept", "is_placing", "is_synced", "is_void", "next_offset")
 
     def __init__(self) -> None:
         self.is_placing = False
         self.base_offset = self.next_offset = -1
         """Once they are appended."""
         self.is_synced = False
+        self.is_kept = False
+        """Nobody has dropped any of it, as far as its leader saw: else each looks for its own records."""
         self.is_void = False
         """Nothing was appended: the next who leads takes them anew."""
         self.error: BaseException | None = None
@@ -144,7 +146,10 @@ class GroupCommit:
         try:
             self._queue.append(mine)
             is_told = True
-            while not self._is_done(mine):
+            while True:
+                group = mine.group  # as `_is_done`, without a call
+                if mine.error is not None or (group is not None and (group.is_synced or group.error is not None)):
+                    break
                 # While an heir is on his way, those who were just woken come back and queue for him.
                 if not leading.locked() and (not is_told or self._may_lead(mine)):
                     with leading:
@@ -159,14 +164,14 @@ class GroupCommit:
         finally:
             if mine.following is not None:
                 rouse(mine.following.wake)
-        group = mine.group
         if mine.error is not None:
             raise mine.error
         assert group is not None
         if group.error is not None:
             raise group.error
         base_offset = group.base_offset + mine.ahead
-        self._syncer.check_kept(base_offset, base_offset + mine.count)
+        if not group.is_kept:
+            self._syncer.check_kept(base_offset, base_offset + mine.count)
         return base_offset
 
     def _may_lead(self, mine: _Waiting) -> bool:
@@ -211,9 +216,19 @@ class GroupCommit:
         taken = list(queue)
         self._last_group = len(taken)
         try:
-            self._append_group([one for one in taken if one.is_free])
+            # `is_free`, without a call for each.
+            self._append_group(
+                [
+                    one
+                    for one in taken
+                    if (one.group is None or one.group.is_void) and one.error is None and not one.left
+                ]
+            )
         finally:
-            while queue and not queue[0].is_free:
+            while queue:
+                first = queue[0]
+                if (first.group is None or first.group.is_void) and first.is_free:
+                    break
                 queue.popleft()
             self._wake(taken, mine)
 
@@ -245,6 +260,7 @@ class GroupCommit:
             group.is_placing = True
             group.base_offset, group.next_offset = self._appender.place(batches, now_ms)
             self._syncer.sync(group.next_offset)
+            group.is_kept = self._syncer.is_kept(group.base_offset, group.next_offset)
             group.is_synced = True
         except BaseException as error:
             group.broke_off(error)

@@ -88,6 +88,15 @@ class Syncer:
         if lost is not None:
             raise LogTruncated(self._handle.log_name, max(base_offset, lost.base_offset), lost)
 
+    def is_kept(self, base_offset: int, end_offset: int) -> bool:
+        """Whether nothing of it was dropped; False also when that cannot be seen."""
+        try:
+            return self.lost_among(base_offset, end_offset) is None
+        except OSError as error:
+            if not is_from_a_call(error):
+                raise
+            return False
+
     def lost_among(self, base_offset: int, end_offset: int) -> LostRange | None:
         """The first lost range that touches these offsets; they are never used again, so no epoch is asked."""
         handle = self._handle
