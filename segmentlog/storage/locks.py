@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import _thread
 import io
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -96,6 +97,11 @@ def if_free(lock: Any) -> Iterator[bool]:
     finally:
         if got and got[0]:
             lock.release()
+
+
+def is_main_thread() -> bool:
+    """Whether this is the thread that signal handlers run in, and so the one that may be interrupted."""
+    return _thread.get_ident() == threading.main_thread().ident
 
 
 def rouse(asleep: Any) -> None:
