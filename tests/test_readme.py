@@ -1,4 +1,4 @@
-"""README.md says what is so: its snippets run, its tour works, its tables and links are in step."""
+"""README.md and docs/ say what is so: snippets run, the tour works, made pages and links are in step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from pathlib import Path
 import pytest
 
 from segmentlog import cli
-from segmentlog.config import _KINDS, TopicConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    README,
+    (ROOT / "CONTRIBUTING.md").read_text(),
+    *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))),
+]
+README_MAX_BYTES = 10_000
 
 FOLLOWS = re.compile(r"\s(-f|--follow)\b")
 
 
-def blocks(language: str) -> list[tuple[int, str]]:
+def blocks(language: str, page: str = README) -> list[tuple[int, str]]:
     """(line in the page, text) of each fenced block of a language."""
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    return [(README[: one.start()].count("\n") + 2, one[1]) for one in found]
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [(page[: one.start()].count("\n") + 2, one[1]) for one in found]
 
 
 def console_lines() -> list[str]:
@@ -44,17 +48,23 @@ def is_written(line: str) -> bool:
     return importlib.util.find_spec(home.partition(":")[0]) is not None
 
 
-def test_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
-    """Who pastes the snippets into one session, top to bottom, sees no error."""
+@pytest.mark.parametrize(("page", "at_least"), [("README.md", 3), ("docs/python.md", 8)])
+def test_python_snippets_run_in_order(page, at_least, tmp_path, monkeypatch, capsys):
+    """Who pastes the snippets of a page into one session, top to bottom, sees no error."""
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "readme"}
-    snippets = blocks("python")
-    assert len(snippets) >= 8
+    names: dict[str, object] = {"__name__": "page"}
+    snippets = blocks("python", (ROOT / page).read_text())
+    assert len(snippets) >= at_least
     for line, text in snippets:
-        code = compile("\n" * (line - 1) + text, str(ROOT / "README.md"), "exec")
+        code = compile("\n" * (line - 1) + text, str(ROOT / page), "exec")
         exec(code, names)
     printed = capsys.readouterr().out
-    assert "base_offset=900, end_offset=1001, epoch=1" in printed
+    assert ("b'user-1' b'/home'" if page == "README.md" else "base_offset=900, end_offset=1001, epoch=1") in printed
+
+
+def test_the_readme_is_short():
+    """What is in it a newcomer reads; everything else is in docs/."""
+    assert len(README.encode()) <= README_MAX_BYTES
 
 
 @pytest.mark.long
@@ -104,21 +114,15 @@ def wait_for(file: Path, text: bytes) -> None:
         time.sleep(0.02)
 
 
-def config_table() -> str:
-    """The table of the topic config as the code has it."""
-    lines = ["| key | default | takes | meaning |", "|---|---|---|---|"]
-    for key, value, _, meaning in TopicConfig().describe():
-        takes = _KINDS[key.replace(".", "_")].accepted.replace("|", "\\|").replace("<n>", "*n*")
-        lines.append(f"| `{key}` | `{value}` | {takes} | {meaning} |")
-    return "\n".join(lines)
-
-
-def test_config_table_is_what_the_code_says():
-    """Every key with its default, what it takes and what it means. To mend it: ``python tests/test_readme.py``."""
-    _, _, rest = README.partition("<!-- config:begin -->\n")
-    table, found, _ = rest.partition("\n<!-- config:end -->")
-    assert found
-    assert table == config_table()
+def test_made_pages_are_what_the_code_says():
+    """The keys of a topic, the help of each command. To mend it: ``python docs/generate.py``."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert len(generate.PAGES) == 2
+    for name, make in generate.PAGES.items():
+        # Releases of click break lines at other places.
+        assert (ROOT / "docs" / name).read_text().split() == make().split(), name
 
 
 def test_every_file_that_a_page_names_is_there():
@@ -129,9 +133,3 @@ def test_every_file_that_a_page_names_is_there():
         for path in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|md))`", page):
             homes = (ROOT, ROOT / "segmentlog", ROOT / "docs")
             assert any((home / path).exists() for home in homes), path
-
-
-if __name__ == "__main__":
-    head, _, rest = README.partition("<!-- config:begin -->\n")
-    _, _, tail = rest.partition("<!-- config:end -->")
-    (ROOT / "README.md").write_text(f"{head}<!-- config:begin -->\n{config_table()}\n<!-- config:end -->{tail}")

@@ -34,7 +34,7 @@ def test_the_examples_of_the_page_run(
     spark.catalog.dropTempView("counts")
 
 
-def test_the_example_in_the_readme_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_for_python_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After those before it, of which it needs two topics."""
     monkeypatch.chdir(tmp_path)
     with segmentlog.open("data") as store:
@@ -42,9 +42,11 @@ def test_the_example_in_the_readme_runs(spark: SparkSession, tmp_path: Path, mon
         store.create_topic("users", cleanup_policy="compact")
         with store.producer() as producer:
             producer.send_many("clicks", [b"/home", b"/cart", b"/pay"], keys=[b"user-1", b"user-1", b"user-2"])
-    block = re.search(r"^```python spark\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    block = re.search(
+        r"^```python spark\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert block is not None
-    exec(compile(block[1].replace('"path", "data"', f'"path", "{tmp_path}/data"'), "README.md", "exec"), {})
+    exec(compile(block[1].replace('"path", "data"', f'"path", "{tmp_path}/data"'), "python.md", "exec"), {})
     with segmentlog.open("data") as store, store.consumer("users", isolation="read_committed") as consumer:
         assert {(record.key, record.value) for record in consumer} == {
             (b"user-1", b"/HOME"), (b"user-1", b"/CART"), (b"user-2", b"/PAY"),
