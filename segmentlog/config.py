@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 from segmentlog.errors import InvalidConfig
+from segmentlog.format.codecs import CODEC_NAMES
 from segmentlog.quantities import (
     INT64_MAX,
     MIB,
@@ -193,7 +194,7 @@ def _key(default: T, kind: _Kind, meaning: str) -> T:
 
 CleanupPolicy = Literal["delete", "compact", "delete,compact"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
-CompressionType = Literal["lz4", "none"]
+CompressionType = Literal["lz4", "zstd", "none"]
 
 # A segment's positions are u32, and a batch that is larger than a segment gets one to itself.
 _SEGMENT_BYTES_MAX = 2**31 - 1
@@ -272,7 +273,7 @@ class TopicConfig:
         _choice("CreateTime", "LogAppendTime"),
         "whose clock stamps a record: the sender's or the log's",
     )
-    compression_type: CompressionType = _key("lz4", _choice("lz4", "none"), "how a batch is compressed")
+    compression_type: CompressionType = _key("lz4", _choice(*CODEC_NAMES), "how a batch is compressed")
     file_delete_delay_ms: int = _key(
         60_000, _duration(0), "how long a removed segment's file stays for readers that have it open"
     )

@@ -16,14 +16,13 @@ import numpy as np
 from segmentlog.config import TopicConfig
 from segmentlog.errors import RecordTooLarge, SegmentlogError
 from segmentlog.format.batch import (
-    CODEC_LZ4,
-    CODEC_NONE,
     EncodedBatch,
     decode_header,
     encode_batch,
     encoded_gap,
     read_encoded,
 )
+from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import Int64Array
 from segmentlog.partition.encoding import MAX_BATCH_RECORDS, Columns, check_items
 from segmentlog.partition.partition import Partition
@@ -64,7 +63,7 @@ class OffsetStager:
         self._topic = topic
         self._limit_bytes = config.max_message_bytes
         self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
-        self._codec = CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE
+        self._codec = codec_number(config.compression_type)
 
     def add(self, partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
         """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.

@@ -10,8 +10,9 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from segmentlog.format.batch import CHECKED_SIZE, CODEC_LZ4, CODEC_NONE, HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batch import CHECKED_SIZE, HEADER_SIZE, check_payload, decode_header
 from segmentlog.format.batch import encode_batch as encode
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import Headers, Record
@@ -119,7 +120,7 @@ blobs = st.none() | st.binary(max_size=40)
 timestamps = st.integers(0, 2**63 - 1) | st.integers(NOW_MS - 10_000, NOW_MS + 10_000)
 record_headers = st.lists(st.tuples(st.text(max_size=8), blobs), max_size=3).map(tuple)
 offsets = st.integers(0, 2**63 - 2**33)
-codecs = st.sampled_from([CODEC_NONE, CODEC_LZ4])
+codecs = st.sampled_from([CODEC_NONE, CODEC_LZ4, CODEC_ZSTD])
 
 
 @st.composite

@@ -277,8 +277,8 @@ def test_no_limit_has_one_value_a_key():
         ("compaction.keep.last", 0, "a whole number from 1"),
         ("max.message.bytes", "1GiB", "a size from 1B to 512MiB"),
         ("message.timestamp.type", "Now", "CreateTime or LogAppendTime"),
-        ("compression.type", "zstd", "lz4 or none"),
-        ("compression.type", None, "lz4 or none"),
+        ("compression.type", "brotli", "lz4 or zstd or none"),
+        ("compression.type", None, "lz4 or zstd or none"),
         ("fsync", "sometimes", "always, everysec, never"),
     ],
 )
@@ -357,7 +357,7 @@ configs = st.builds(
     min_compaction_lag_ms=st.integers(0, 1000),
     max_compaction_lag_ms=st.integers(1000, INT64_MAX),
     message_timestamp_type=st.sampled_from(["CreateTime", "LogAppendTime"]),
-    compression_type=st.sampled_from(["lz4", "none"]),
+    compression_type=st.sampled_from(["lz4", "zstd", "none"]),
     fsync=st.sampled_from([FsyncPolicy("always"), FsyncPolicy("never")])
     | st.builds(FsyncPolicy, st.sampled_from(["ms", "records", "bytes"]), st.integers(1, 2**31 - 1)),
 )

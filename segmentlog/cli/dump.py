@@ -111,7 +111,8 @@ def _first_batch(view: memoryview, start: int, around: Callable[[], Around]) -> 
 def _batch_line(item: Whole) -> tuple[Document, str]:
     from msgspec.structs import asdict
 
-    from segmentlog.format.batch import CODEC_LZ4, CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+    from segmentlog.format.batch import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+    from segmentlog.format.codecs import codec_name
 
     header = item.header
     marks = [
@@ -119,7 +120,7 @@ def _batch_line(item: Whole) -> tuple[Document, str]:
         for name, bit in (("LogAppendTime", LOG_APPEND_TIME), ("transactional", TRANSACTIONAL), ("control", CONTROL))
         if header.attributes & bit
     ]
-    codec = "lz4" if header.codec == CODEC_LZ4 else "none"
+    codec = codec_name(header.codec)
     fields = asdict(header)
     del fields["magic"]
     document: Document = {"type": "batch", "position": item.position, "size_bytes": header.size_bytes, **fields}

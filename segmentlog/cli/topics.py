@@ -47,7 +47,7 @@ def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, obj
 @click.option("--retention-bytes", type=SIZE, metavar="SIZE", help="Keep so much of each partition.")
 @click.option("--cleanup-policy", metavar="POLICY", help="delete, compact, or delete,compact.")
 @click.option("--fsync", metavar="POLICY", help="always, everysec, 250ms, 1000records, 1MiB, never (1000ms).")
-@click.option("--compression", metavar="CODEC", help="lz4 or none (lz4).")
+@click.option("--compression", metavar="CODEC", help="lz4, zstd or none (lz4).")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Any key of the topic config.")
 @click.pass_context
 def create(

@@ -1,7 +1,7 @@
 """A record batch as it lies on disk, little-endian: the unit of write, compression, checksum and atomicity.
 
     magic               4s    "SLB" and the format version, 1
-    attributes          u16   bits 0-2 codec (0 none, 3 lz4), 3 timestamp type (1 LogAppendTime),
+    attributes          u16   bits 0-2 codec (`codecs`), 3 timestamp type (1 LogAppendTime),
                               4 transactional, 5 control, 6 base_timestamp is a delete horizon
     producer_epoch      i16   -1 without a producer id
     base_offset         i64   offset of the first record
@@ -45,6 +45,7 @@ import numpy.typing as npt
 import xxhash
 
 from segmentlog.errors import CorruptBatch, RecordTooLarge
+from segmentlog.format.codecs import BY_NUMBER, CODEC_LZ4, CODEC_NONE
 from segmentlog.format.columns import ColumnSizes, Int64Array, Values, encode_columns, encode_numbers
 from segmentlog.records import Headers
 
@@ -52,8 +53,6 @@ MAGIC: Final = b"SLB\x01"
 HEADER_SIZE: Final = 4 + 2 + 2 + 8 + 4 + 4 + 8 + 8 + 8 + 4 + 7 * 4 + 8 + 8
 CHECKED_SIZE: Final = HEADER_SIZE - 8
 
-CODEC_NONE: Final = 0
-CODEC_LZ4: Final = 3
 CODEC_MASK: Final = 0b111
 LOG_APPEND_TIME: Final = 1 << 3
 TRANSACTIONAL: Final = 1 << 4
@@ -63,13 +62,12 @@ DELETE_HORIZON: Final = 1 << 6
 MAX_RAW_SIZE: Final = 512 << 20
 """Largest payload, decompressed, that a header may claim. `max.message.bytes` cannot be set above it."""
 
-_LZ4_MAX_RATIO: Final = 255
 _MAX_OFFSET: Final = 2**63 - 2
 # So that the offset after it is an i64 as well.
 _NO_VALUES: Final = b"\x90"
 # An empty MessagePack array.
 _COMPRESS_FROM_BYTES: Final = 256
-# A smaller payload is stored raw: LZ4 takes 2 us to set up and finds next to nothing to share.
+# A smaller payload is stored raw: LZ4 takes 2 us to set up and finds next to nothing to share, and others more.
 
 _HEADER = struct.Struct("<4sHhqIIqqqiIIIIIIIQQ")
 _PLACE = struct.Struct("<qI")
@@ -303,10 +301,10 @@ def _finish(
     raw_size = len(raw)
     payload: bytes | bytearray = raw
     used_codec = CODEC_NONE
-    if codec == CODEC_LZ4 and raw_size >= _COMPRESS_FROM_BYTES:
-        compressed = lz4.block.compress(raw, store_size=False)
+    if codec != CODEC_NONE and raw_size >= _COMPRESS_FROM_BYTES:
+        compressed = BY_NUMBER[codec].compress(raw)
         if len(compressed) < raw_size:
-            payload, used_codec = compressed, CODEC_LZ4
+            payload, used_codec = compressed, codec
     header = bytearray(
         _HEADER.pack(
             MAGIC,
@@ -446,12 +444,12 @@ def header_with_payload(view: memoryview, position: int, size_bytes: int, checks
 def flaw_of(header: BatchHeader) -> str | None:
     """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
     raw, stored, count = header.raw_size, header.payload_size, header.record_count
-    base, last, codec = header.base_offset, header.last_offset_delta, header.attributes & CODEC_MASK
+    base, last, codec = header.base_offset, header.last_offset_delta, BY_NUMBER.get(header.attributes & CODEC_MASK)
     deltas = raw - (header.timestamps_size + header.keys_size + header.values_size + header.headers_size)
-    if raw > MAX_RAW_SIZE or raw > stored * _LZ4_MAX_RATIO:
+    if codec is None or (codec.number == CODEC_NONE and raw != stored):
+        return f"codec {header.codec} with {raw} bytes raw and {stored} stored"
+    if raw > MAX_RAW_SIZE or raw > stored * codec.max_ratio:
         return f"{raw} bytes decompressed from {stored}"
-    if codec != CODEC_LZ4 and (codec != CODEC_NONE or raw != stored):
-        return f"codec {codec} with {raw} bytes raw and {stored} stored"
     if count > header.values_size or (deltas and deltas != 4 * count) or not (count or raw == header.values_size == 1):
         return f"{count} records in {header.values_size} bytes of values and {deltas} bytes of offset deltas"
     if not 0 <= base <= _MAX_OFFSET - last or last + 1 < count:
@@ -479,10 +477,7 @@ def decompress(header: BatchHeader, payload: memoryview) -> memoryview:
     """The columns of a batch whose payload was checked. Raises ValueError for a forged one."""
     if header.codec == CODEC_NONE:
         return payload
-    try:
-        raw = lz4.block.decompress(payload, uncompressed_size=header.raw_size)
-    except lz4.block.LZ4BlockError as error:
-        raise ValueError(str(error)) from None
+    raw = BY_NUMBER[header.codec].decompress(payload, header.raw_size)
     if len(raw) != header.raw_size:
         raise ValueError(f"{len(raw)} bytes decompressed where the header says {header.raw_size}")
     return memoryview(raw)
@@ -496,7 +491,7 @@ def decompress_front(header: BatchHeader, payload: memoryview, size: int) -> mem
     """
     if header.codec == CODEC_NONE:
         return payload
-    if _lz4_partial is None:
+    if header.codec != CODEC_LZ4 or _lz4_partial is None:
         return None
     front = np.empty(size + _LZ4_MARGIN, np.uint8)
     source = np.frombuffer(payload, np.uint8)

@@ -18,7 +18,8 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.format.batch import CODEC_NONE, CONTROL, TRANSACTIONAL, BatchHeader, EncodedBatch, encode_batch
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, BatchHeader, EncodedBatch, encode_batch
+from segmentlog.format.codecs import CODEC_NONE
 from segmentlog.format.record_batch import RecordBatch
 
 _KEY = struct.Struct("<HH")

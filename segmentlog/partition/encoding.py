@@ -11,7 +11,8 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
-from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, TRANSACTIONAL, EncodedBatch, encode_batch
+from segmentlog.format.batch import TRANSACTIONAL, EncodedBatch, encode_batch
+from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import (
     Int64Array,
     as_timestamps,
@@ -185,7 +186,7 @@ def _encode(
         columns.timestamps,
         columns.headers,
         now_ms=now_ms,
-        codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
+        codec=codec_number(config.compression_type),
         limit_bytes=config.max_message_bytes,
         scratch=scratch,
         attributes=TRANSACTIONAL if stamp.transactional else 0,

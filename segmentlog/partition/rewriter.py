@@ -17,9 +17,7 @@ from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull, RecordTooLarge
 from segmentlog.format.batch import (
-    CODEC_LZ4,
     CODEC_MASK,
-    CODEC_NONE,
     CONTROL,
     DELETE_HORIZON,
     LOG_APPEND_TIME,
@@ -31,6 +29,7 @@ from segmentlog.format.batch import (
     gap_batch,
     join_batch,
 )
+from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import Int64Array, array_of, decode_blobs
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags, as_table, cut_rows, encode_items, join_items, null_items, those
@@ -78,7 +77,7 @@ class SegmentCopy:
         self._fs = fs
         self._fd = -1
         self._batch_limit = batch_limit
-        self._codec = CODEC_LZ4 if codec == "lz4" else CODEC_NONE
+        self._codec = codec_number(codec)
         self._next_offset = base_offset
         self._epoch = 0
         self._held: tuple[BatchHeader, Buffer] | EncodedBatch | None = None

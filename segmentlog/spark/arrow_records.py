@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.arrow import blob_column
-from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, EncodedBatch, join_batch
+from segmentlog.format.batch import EncodedBatch, join_batch
+from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import array_of, check_headers
 from segmentlog.partition.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, partitions_for_joined_keys
@@ -113,7 +114,7 @@ class ArrowRecords:
                 some._timestamps,
                 None,
                 count=stop - start,
-                codec=CODEC_LZ4 if config.compression_type == "lz4" else CODEC_NONE,
+                codec=codec_number(config.compression_type),
                 limit_bytes=config.max_message_bytes,
             )
         except RecordTooLarge as error:

@@ -19,7 +19,8 @@ from seeds import seeds
 
 import segmentlog
 from segmentlog.config import TopicConfig
-from segmentlog.format.batch import CODEC_NONE, CONTROL, TRANSACTIONAL, decode_header, encode_batch
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header, encode_batch
+from segmentlog.format.codecs import CODEC_NONE
 from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
     NAMED_ID_END,

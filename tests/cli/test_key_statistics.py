@@ -69,7 +69,7 @@ def test_groups_are_those_of_a_plain_loop(tmp_path: Path, seed: int, buffer_byte
     prefixes = [b"user:", b"order:", b"", b":", b"a prefix of more than 15 bytes:"]
     with segmentlog.open(tmp_path, background=False) as store:
         topic = store.create_topic(
-            "t", segment_records=rng.choice((30, 200)), compression_type=rng.choice(("none", "lz4"))
+            "t", segment_records=rng.choice((30, 200)), compression_type=rng.choice(("none", "lz4", "zstd"))
         )
         log = topic.partition(0)
         log.append([b"from before", None], timestamps=[NOW_MS] * 2)

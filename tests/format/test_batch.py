@@ -28,9 +28,7 @@ from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch, RecordTooLarge
 from segmentlog.format.batch import (
-    CODEC_LZ4,
     CODEC_MASK,
-    CODEC_NONE,
     CONTROL,
     HEADER_SIZE,
     LOG_APPEND_TIME,
@@ -41,6 +39,7 @@ from segmentlog.format.batch import (
     decompress,
     encode_batch,
 )
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 
 FULL = Columns(
     [b"value 1", None, b"value 3" * 50],
@@ -51,7 +50,7 @@ FULL = Columns(
 )
 """A batch with every column."""
 
-both_codecs = pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_LZ4], ids=["none", "lz4"])
+every_codec = pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_LZ4, CODEC_ZSTD], ids=["none", "lz4", "zstd"])
 
 
 def is_refused(data: bytes | memoryview) -> bool:
@@ -144,7 +143,7 @@ def test_a_batch_can_be_placed_anywhere(given, first, second):
         assert batch.size_bytes == len(data) == header.size_bytes
 
 
-@both_codecs
+@every_codec
 def test_a_batch_is_read_where_it_lies(codec):
     """A batch between other bytes is read from its position, and no byte around it counts."""
     data = batch_bytes(FULL, 40, codec=codec)
@@ -187,7 +186,7 @@ def test_a_scratch_buffer_serves_batch_after_batch():
 # ---------------------------------------------------------------- damage
 
 
-@both_codecs
+@every_codec
 @pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
 def test_a_flip_of_any_byte_is_detected(codec, bits):
     """Whichever byte of a batch changes, lengths and checksums included, reading it raises CorruptBatch."""
@@ -199,7 +198,7 @@ def test_a_flip_of_any_byte_is_detected(codec, bits):
     assert not is_refused(data)
 
 
-@both_codecs
+@every_codec
 def test_a_flip_in_the_header_is_detected_without_the_payload(codec):
     """Whoever only walks over headers notices a damaged one, too: 88 bytes and their checksum are one unit."""
     data = bytearray(batch_bytes(FULL, 2**33, epoch=5, codec=codec))
@@ -211,7 +210,7 @@ def test_a_flip_in_the_header_is_detected_without_the_payload(codec):
         data[position] ^= 0x10
 
 
-@both_codecs
+@every_codec
 def test_a_batch_cut_short_anywhere_is_detected(codec):
     """A batch that ends before its last byte is torn, and said to be, at every length."""
     data = memoryview(batch_bytes(FULL, 2**33, epoch=5, codec=codec))
@@ -314,7 +313,7 @@ ABSURD: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@both_codecs
+@every_codec
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
 def test_an_absurd_header_is_refused_from_the_header_alone(absurd, codec):
     """A header that claims what cannot be is refused before anything is decompressed or allocated for it."""

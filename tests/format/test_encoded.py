@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import CODEC_LZ4, CODEC_NONE, HEADER_SIZE, TRANSACTIONAL, encoded_gap, read_encoded
+from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, encoded_gap, read_encoded
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 
 
 def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
@@ -16,7 +17,12 @@ def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
     return bytes(batch.placed_at(base_offset, epoch)) + bytes(batch.payload)  # type: ignore[attr-defined]
 
 
-@given(columns().filter(len), st.sampled_from([CODEC_NONE, CODEC_LZ4]), st.integers(0, 2**40), st.integers(0, 2**31))
+@given(
+    columns().filter(len),
+    st.sampled_from([CODEC_NONE, CODEC_LZ4, CODEC_ZSTD]),
+    st.integers(0, 2**40),
+    st.integers(0, 2**31),
+)
 def test_what_is_read_back_is_what_was_encoded(one: Columns, codec: int, base_offset: int, epoch: int) -> None:
     """It is placed anywhere as the one that was encoded would be, byte for byte."""
     data = batch_bytes(one, 0, codec=codec)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import CODEC_LZ4, HEADER_SIZE
+from segmentlog.format.batch import HEADER_SIZE
+from segmentlog.format.codecs import CODEC_LZ4
 from segmentlog.format.record_batch import RecordBatch
 
 bounds = st.integers(-3, 25)

@@ -247,7 +247,7 @@ def test_what_looks_like_a_batch_is_found_for_a_person(before, after, given):
     assert looks_like_batch(view, len(before) + 1, len(view)) is None
     assert looks_like_batch(view, 0, len(view) - len(after) - 1) is None
     for fake in (MAGIC * 100, batch[:-1], batch[:-1] + bytes([batch[-1] ^ 1]), forge(batch, payload_checksum=1)):
-        fakes = memoryview(fake + b"x" + batch)
+        fakes = memoryview(fake + bytes([batch[-1] ^ 2]) + batch)  # not the byte that would make it whole
         assert looks_like_batch(fakes, 0, len(fakes)) == len(fake) + 1
 
 

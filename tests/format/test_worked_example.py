@@ -132,7 +132,7 @@ def reader() -> dict[str, Any]:
 @given(
     given=st.lists(columns(max_size=5), min_size=1, max_size=4),
     base_offset=offsets,
-    codec=st.sampled_from([0, 3]),
+    codec=st.sampled_from([0, 3, 4]),
     append_time_ms=st.none() | st.integers(0, 2**62),
 )
 def test_the_reader_on_the_page_reads_segments(reader, given, base_offset, codec, append_time_ms):

@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch, InvalidTopicName
-from segmentlog.format.batch import CODEC_LZ4, HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batch import HEADER_SIZE, check_payload, decode_header
 from segmentlog.format.checkpoint import Checkpoint, encode_slot
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_ZSTD
 from segmentlog.format.control import encode_marker
 from segmentlog.format.index import encode_entries
 from segmentlog.format.names import check_topic_name
@@ -65,7 +66,7 @@ def mutated(draw: st.DrawFn, original: st.SearchStrategy[bytes]) -> bytes:
 @st.composite
 def whole_batch(draw: st.DrawFn) -> bytes:
     """A batch as it should be."""
-    codec = draw(st.sampled_from([0, CODEC_LZ4]))
+    codec = draw(st.sampled_from([0, CODEC_LZ4, CODEC_ZSTD]))
     made: Columns = draw(columns(max_size=8))
     if codec:  # small ones are not compressed
         made = Columns([b"v" * 300, *made.values[1:]], made.keys, made.timestamps, made.headers, made.offset_deltas)
@@ -375,7 +376,7 @@ def read(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw_size", [500 << 20, (512 << 20) - 1, 2**32 - 1, 512 << 20])
-@pytest.mark.parametrize("codec", [0, CODEC_LZ4])
+@pytest.mark.parametrize("codec", [0, CODEC_LZ4, CODEC_ZSTD])
 def test_a_few_bytes_do_not_take_500_megabytes(raw_size: int, codec: int) -> None:
     """A header that claims far more than its payload can hold is refused before anything is allocated for it."""
     small = batch_bytes([b"v" * 300] * 4, codec=codec)
