@@ -12,6 +12,7 @@ import weakref
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from segmentlog.partition.handle import Handle
 from segmentlog.partition.partition import Partition
 from segmentlog.testing.faults import Died
 
@@ -36,7 +37,8 @@ _opened_without_weak_references: list[Any] = []
 def opened(one: _Opened) -> _Opened:
     """Have it closed at the end of the test, if it is still there then: a store cleanly, a partition as if killed."""
     try:
-        _opened.add(one)
+        # A partition's files are its handle's, which may be found by the collector after it.
+        _opened.add(one.handle if isinstance(one, Partition) else one)
     except TypeError:
         _opened_without_weak_references.append(one)
     return one
@@ -46,8 +48,8 @@ def close_opened() -> None:
     """Close what `opened` was told of, whatever state it was left in."""
     for one in [*_opened, *_opened_without_weak_references]:
         with contextlib.suppress(Exception, Died):
-            if isinstance(one, Partition):
-                one.handle.release()
+            if isinstance(one, Handle):
+                one.release()
             else:
                 one.close()
     _opened.clear()
