@@ -160,7 +160,7 @@ def _choice(*names: str) -> _Kind:
     def parse(value: object) -> str:
         return spelling[_text(value)]
 
-    return _Kind(parse, str, " or ".join(names))
+    return _Kind(parse, str, f"{', '.join(names[:-1])} or {names[-1]}")
 
 
 def _parse_cleanup_policy(value: object) -> str:

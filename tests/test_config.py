@@ -277,8 +277,8 @@ def test_no_limit_has_one_value_a_key():
         ("compaction.keep.last", 0, "a whole number from 1"),
         ("max.message.bytes", "1GiB", "a size from 1B to 512MiB"),
         ("message.timestamp.type", "Now", "CreateTime or LogAppendTime"),
-        ("compression.type", "brotli", "lz4 or zstd or none"),
-        ("compression.type", None, "lz4 or zstd or none"),
+        ("compression.type", "brotli", "lz4, zstd or none"),
+        ("compression.type", None, "lz4, zstd or none"),
         ("fsync", "sometimes", "always, everysec, never"),
     ],
 )
