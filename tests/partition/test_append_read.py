@@ -588,3 +588,31 @@ def test_what_others_deleted_is_let_go_of(tmp_path: Path) -> None:
         store.flush_tick()
         assert not deleted_maps(tmp_path)
         assert values(log) == [b"8"]
+
+
+@pytest.mark.parametrize("main_too", [False, True], ids=["threads", "main and threads"])
+def test_no_wake_up_is_lost_among_durable_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main_too: bool
+) -> None:
+    """Nobody has to look around for himself when nobody is interrupted: who relied on that would wait for an hour."""
+    monkeypatch.setattr("segmentlog.partition.group.LOOK_EVERY_S", 3600.0)
+    log = open_log(tmp_path)
+    offsets: list[int] = []
+
+    def work(name: int) -> None:
+        for number in range(150):
+            count = 1 + (number % 40 == 7) * 30  # some are not merged
+            offsets.append(log.append([b"%d/%d" % (name, number)] * count, ack="durable"))
+            if number % 10 == name % 10:
+                time.sleep(0.001)  # so that groups have all sizes, and now and then there is none
+
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in range(7)]
+    for thread in threads:
+        thread.start()
+    if main_too:
+        work(99)
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread waits for a wake-up that does not come"
+    assert len(set(offsets)) == 150 * (7 + main_too)
+    assert log.durable_offset == log.log_end_offset == len(values(log))
