@@ -77,10 +77,14 @@ class Administration:
             try:
                 yield
             except (InvalidConfig, TopicExists, UnknownTopic):  # refused: nothing was begun
-                self._fs.ftruncate(fd, 0)
+                self._note_end(fd)
                 raise
             if not leaves:
-                self._fs.ftruncate(fd, 0)
+                self._note_end(fd)
+
+    def _note_end(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # what was done is done; the next one looks in vain
+            self._fs.ftruncate(fd, 0)
 
     # ------------------------------------------------------------ changes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -511,6 +512,17 @@ def test_who_has_the_store_open_sees_to_what_a_dead_process_left(tmp_path: Path,
         raise AssertionError("it does not come to an end")
     wanted = {"create": {"@making"}, "delete": {"@deleted"}, "recreate": {"@deleted", "@making"}}
     assert kinds == wanted.get(what, {"@altering"})
+
+
+def test_a_change_is_done_though_its_end_cannot_be_noted(store: LogStore, fs: FaultyFileSystem) -> None:
+    """Who comes next looks for what is left, and finds nothing."""
+    with LogStore(store.path, background=False, fs=fs) as faulty:
+        fs.fail("ftruncate", errno.EIO)
+        faulty.create_topic("made")
+        assert os.path.getsize(f"{store.path}/@administration")
+        store.create_topic("next")
+        assert not os.path.getsize(f"{store.path}/@administration")
+        assert {"made", "next"} <= set(store.topics())
 
 
 def test_leftovers_are_swept(store: LogStore, tmp_path: Path) -> None:
