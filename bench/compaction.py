@@ -27,7 +27,7 @@ import lz4.block
 import segmentlog
 from bench.arguments import existing_folder
 from segmentlog.format.batch import decompress
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 
 _BATCH = 2048
 _TOPIC = "t"

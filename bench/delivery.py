@@ -27,7 +27,7 @@ from pathlib import Path
 import segmentlog
 from bench.arguments import existing_folder
 from bench.workload import json_records
-from segmentlog.producer import Producer
+from segmentlog.producing.producer import Producer
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 

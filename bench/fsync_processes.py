@@ -18,7 +18,7 @@ from typing import Any
 import segmentlog
 from bench.fsync_cells import BATCH_LISTS, Cell, Risk, Task
 from segmentlog.cli.bench import make_values
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
 TOPIC = "t"

@@ -24,7 +24,7 @@ import msgspec
 import segmentlog
 from bench.machine import latency, own_bytes
 from bench.workload import json_records
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
 TOPIC: Final = "t"
@@ -210,7 +210,7 @@ class Crew:
     def __init__(self, count: int) -> None:
         # From a server that has imported everything, and nothing else: quicker than anew, and each begins the same.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["bench.scaling_worker", "segmentlog.producer"])
+        context.set_forkserver_preload(["bench.scaling_worker", "segmentlog.producing.producer"])
         self._members = []
         for _ in range(count):
             here, there = context.Pipe()

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import segmentlog
 from bench.arguments import existing_folder
 from segmentlog.store import LogStore
-from segmentlog.table import Table
+from segmentlog.tables.table import Table
 
 _BATCH_RECORDS = 10_000
 _GETS = 5_000

@@ -14,8 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from segmentlog.config import FsyncPolicy as FsyncPolicy
     from segmentlog.config import TopicConfig as TopicConfig
-    from segmentlog.consumer import Consumer as Consumer
-    from segmentlog.delivery import Delivery as Delivery
+    from segmentlog.consuming.consumer import Consumer as Consumer
     from segmentlog.errors import (
         ConsumerBusy as ConsumerBusy,
     )
@@ -86,13 +85,14 @@ if TYPE_CHECKING:
         UnknownTopic as UnknownTopic,
     )
     from segmentlog.format.record_batch import RecordBatch as RecordBatch
-    from segmentlog.group_admin import GroupDescription as GroupDescription
-    from segmentlog.group_offsets import CommittedOffset as CommittedOffset
-    from segmentlog.partition.partition import Partition as Partition
-    from segmentlog.partition.producers import ProducerStamp as ProducerStamp
+    from segmentlog.groups.admin import GroupDescription as GroupDescription
+    from segmentlog.groups.positions import CommittedOffset as CommittedOffset
+    from segmentlog.log.partition import Partition as Partition
+    from segmentlog.log.producers import ProducerStamp as ProducerStamp
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
-    from segmentlog.producer import Producer as Producer
+    from segmentlog.producing.delivery import Delivery as Delivery
+    from segmentlog.producing.producer import Producer as Producer
     from segmentlog.records import (
         Appended as Appended,
     )
@@ -125,12 +125,12 @@ if TYPE_CHECKING:
     )
     from segmentlog.store import LogStore as LogStore
     from segmentlog.store import Topic as Topic
-    from segmentlog.table import Table as Table
+    from segmentlog.tables.table import Table as Table
 
 _HOMES = {
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
-    "segmentlog.consumer": ("Consumer",),
-    "segmentlog.delivery": ("Delivery",),
+    "segmentlog.consuming.consumer": ("Consumer",),
+    "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
         "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig",
         "InvalidRecord", "InvalidTopicName", "LocalError", "LogTruncated",
@@ -139,18 +139,18 @@ _HOMES = {
         "TransactionAborted", "UnknownTopic",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
-    "segmentlog.group_admin": ("GroupDescription",),
-    "segmentlog.group_offsets": ("CommittedOffset",),
-    "segmentlog.partition.partition": ("Partition",),
-    "segmentlog.partition.producers": ("ProducerStamp",),
+    "segmentlog.groups.admin": ("GroupDescription",),
+    "segmentlog.groups.positions": ("CommittedOffset",),
+    "segmentlog.log.partition": ("Partition",),
+    "segmentlog.log.producers": ("ProducerStamp",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
-    "segmentlog.producer": ("Producer",),
+    "segmentlog.producing.producer": ("Producer",),
     "segmentlog.records": (
         "Appended", "CompactionReport", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport",
         "RetentionReport", "SegmentInfo", "TopicPartition",
     ),
     "segmentlog.store": ("LogStore", "Topic"),
-    "segmentlog.table": ("Table",),
+    "segmentlog.tables.table": ("Table",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

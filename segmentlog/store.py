@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import sys
 import threading
@@ -17,11 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from segmentlog.administration import Administration, needs_upgrade
 from segmentlog.arguments import as_bool, as_mapping, as_partition
-from segmentlog.background import Background, PartitionName
+from segmentlog.clock import Clock
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.descriptors import budget
 from segmentlog.errors import (
     InvalidConfig,
     ReadOnlyStore,
@@ -40,26 +39,30 @@ from segmentlog.format.names import (
     TRANSACTIONS_TOPIC,
     check_topic_name,
 )
-from segmentlog.partition.handle import Clock, Handle
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.scrubber import Scrubber, ScrubReport, ScrubTarget
+from segmentlog.inspection.scrubber import Scrubber, ScrubReport, ScrubTarget
+from segmentlog.log.handle import Handle
+from segmentlog.log.partition import Partition
 from segmentlog.records import PartitionId, RecoveryMode
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.network import NetworkMark
-from segmentlog.topic_folders import TopicFile, TopicFolders
-from segmentlog.workers import logger
+from segmentlog.topics.administration import Administration, needs_upgrade
+from segmentlog.topics.background import Background, PartitionName
+from segmentlog.topics.descriptors import budget
+from segmentlog.topics.folders import TopicFile, TopicFolders
 
 if TYPE_CHECKING:
-    from segmentlog.consumer import Consumer, OffsetReset, Rebalanced, Start
-    from segmentlog.group_admin import Groups
-    from segmentlog.group_offsets import GroupOffsets
-    from segmentlog.partition.partition import Ack, Isolation
+    from segmentlog.consuming.consumer import Consumer, OffsetReset, Rebalanced, Start
+    from segmentlog.groups.admin import Groups
+    from segmentlog.groups.positions import GroupOffsets
+    from segmentlog.log.partition import Ack, Isolation
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
-    from segmentlog.producer import Producer
-    from segmentlog.table import Table
-    from segmentlog.transactions import Transactions
+    from segmentlog.producing.producer import Producer
+    from segmentlog.tables.table import Table
+    from segmentlog.transactions.transactions import Transactions
+
+logger = logging.getLogger("segmentlog")
 
 
 _T = TypeVar("_T")
@@ -486,7 +489,7 @@ class LogStore:
         transaction_timeout_ms: int = 60_000,
     ) -> Producer:
         """A producer that gathers records into batches; see `Producer`."""
-        from segmentlog.producer import Producer
+        from segmentlog.producing.producer import Producer
 
         self._check_writable("produce")
         return Producer(
@@ -523,7 +526,7 @@ class LogStore:
         on_lost: Rebalanced | None = None,
     ) -> Consumer:
         """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
-        from segmentlog.consumer import Consumer
+        from segmentlog.consuming.consumer import Consumer
 
         self._check_open()
         return Consumer(
@@ -552,7 +555,7 @@ class LogStore:
     def transactions(self) -> Transactions:
         """Names of producers and their transactions."""
         if self._transactions is None:
-            from segmentlog.transactions import Transactions
+            from segmentlog.transactions.transactions import Transactions
 
             with self._mutex:
                 self._transactions = self._transactions or Transactions(self, self._fs, self._clock)
@@ -581,7 +584,7 @@ class LogStore:
     def group_offsets(self) -> GroupOffsets:
         """The committed positions of all groups."""
         if self._group_offsets is None:
-            from segmentlog.group_offsets import GroupOffsets
+            from segmentlog.groups.positions import GroupOffsets
 
             with self._mutex:
                 self._group_offsets = self._group_offsets or GroupOffsets(self)
@@ -592,7 +595,7 @@ class LogStore:
         """The consumer groups: list, describe, reset, delete."""
         self._check_open()
         if self._groups is None:
-            from segmentlog.group_admin import Groups
+            from segmentlog.groups.admin import Groups
 
             with self._mutex:
                 self._groups = self._groups or Groups(self, self._fs, self._clock, self.group_offsets)
@@ -616,7 +619,7 @@ class LogStore:
         self, topic: str, *, follow: bool = False, isolation: Isolation = "read_uncommitted", durable_only: bool = False
     ) -> Table:
         """The topic as a table: a read-only mapping of the latest value of each key; see `Table`."""
-        from segmentlog.table import Table
+        from segmentlog.tables.table import Table
 
         self._check_open()
         return Table(self, topic, follow=follow, isolation=isolation, durable_only=durable_only)

@@ -11,8 +11,8 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.format.batch import decode_header
-from segmentlog.storage.findings import Finding
-from segmentlog.storage.inspect import inspect_store
+from segmentlog.inspection.findings import Finding
+from segmentlog.inspection.store import inspect_store
 
 
 class Batch(NamedTuple):

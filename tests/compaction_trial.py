@@ -17,9 +17,9 @@ from logs import FakeClock, Kept
 from trial import FOLDER, Broken, Moment
 
 from segmentlog.config import TopicConfig
-from segmentlog.partition.partition import Partition
-from segmentlog.storage.inspect import Tally
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.store import Tally
+from segmentlog.log.partition import Partition
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died
 
@@ -67,8 +67,8 @@ class CompactionTrial:
     def run(self, rounds: int, operations: int, variants: int) -> int:
         """``rounds`` times: operations, then a crash at each call of them, then on from one of those crashes."""
         with (
-            mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 24),
-            mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 1500),
+            mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 24),
+            mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 1500),
         ):
             for number in range(rounds):
                 self._live(operations)

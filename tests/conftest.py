@@ -92,7 +92,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def small_steps() -> Iterator[None]:
     """Ceilings and recovery points move often enough to fail in a short workload."""
     with (
-        mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 10),
-        mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 800),
+        mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 10),
+        mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 800),
     ):
         yield

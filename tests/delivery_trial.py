@@ -16,7 +16,7 @@ from logs import FakeClock
 from trial import Broken, Moment
 
 from segmentlog.errors import ProducerFenced, SegmentlogError, TransactionAborted, UnknownTopic
-from segmentlog.producer import Producer
+from segmentlog.producing.producer import Producer
 from segmentlog.storage.fs import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk

@@ -12,8 +12,8 @@ import weakref
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from segmentlog.partition.handle import Handle
-from segmentlog.partition.partition import Partition
+from segmentlog.log.handle import Handle
+from segmentlog.log.partition import Partition
 from segmentlog.testing.faults import Died
 
 _GRACE_S = 5.0

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from leftovers import opened
 
+from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
-from segmentlog.partition.handle import Clock
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.records import Headers
 from segmentlog.storage.fs import FileSystem
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 from trial import Broken, Event, Moment, Trial
 
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.storage.state import Block
 from segmentlog.testing import History
 from segmentlog.testing.disk import CrashPoint, SimulatedDisk

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 import segmentlog
-from segmentlog.consumer import Consumer
+from segmentlog.consuming.consumer import Consumer
 from segmentlog.errors import SegmentlogError
-from segmentlog.group_admin import Groups
-from segmentlog.partition.partition import Partition
-from segmentlog.producer import Producer
+from segmentlog.groups.admin import Groups
+from segmentlog.log.partition import Partition
+from segmentlog.producing.producer import Producer
 from segmentlog.store import LogStore, Topic
-from segmentlog.table import Table
+from segmentlog.tables.table import Table
 
 WRONG: dict[str, Any] = {
     "a str": "x", "empty": "", "NUL": "a\0b", "bytes": b"x", "None": None, "a float": 1.5, "NaN": float("nan"),

@@ -22,7 +22,7 @@ from segmentlog.format.names import CHECKPOINT_FILE
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.workers import Worker, Workers
+from segmentlog.topics.workers import Worker, Workers
 
 
 def _descriptors(below: Path) -> list[str]:

@@ -14,8 +14,8 @@ from logs import FakeClock
 import segmentlog
 from segmentlog.errors import ConsumerFenced, GroupNotEmpty, OutOfOrderSequence, ProducerFenced, TransactionAborted
 from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.producers import ProducerStamp
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 

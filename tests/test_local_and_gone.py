@@ -15,7 +15,7 @@ from logs import FakeClock, open_log, values
 
 import segmentlog
 from segmentlog.errors import CorruptBatch, LocalError, LogTruncated, PartitionFailed, ProducerFenced
-from segmentlog.partition.producers import ProducerStamp
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem
 

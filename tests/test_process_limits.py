@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import segmentlog
-from segmentlog.descriptors import DescriptorBudget, budget
 from segmentlog.errors import LocalError
+from segmentlog.topics.descriptors import DescriptorBudget, budget
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes as Linux has them")
 

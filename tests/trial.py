@@ -16,9 +16,9 @@ from logs import FakeClock
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LogTruncated
-from segmentlog.partition.partition import Partition
-from segmentlog.storage.inspect import Tally
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.store import Tally
+from segmentlog.log.partition import Partition
 from segmentlog.testing import History
 from segmentlog.testing.disk import CrashPoint, SimulatedDisk
 from segmentlog.testing.faults import Died
@@ -73,13 +73,13 @@ class Trial:
     def run(self, rounds: int, operations: int, variants: int) -> int:
         """``rounds`` times: operations, then a crash at each call of them, then on from one of those crashes."""
         with (
-            mock.patch("segmentlog.partition.appender.OFFSET_CEILING_STEP", 24),
-            mock.patch("segmentlog.partition.syncer.CHECKPOINT_BYTES", 1500),
+            mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 24),
+            mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 1500),
             mock.patch("segmentlog.storage.segment._WINDOW", 4000),
             mock.patch("segmentlog.storage.segment._WINDOW_SYNCS", 1),
             # An inspection looks twice, in case somebody is at work; here nobody is.
-            mock.patch("segmentlog.storage.inspect_log._PAUSE_S", 0),
-            mock.patch("segmentlog.storage.inspect_partition._PAUSE_S", 0),
+            mock.patch("segmentlog.inspection.log._PAUSE_S", 0),
+            mock.patch("segmentlog.inspection.partition._PAUSE_S", 0),
         ):
             for number in range(rounds):
                 self._live(operations)

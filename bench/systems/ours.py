@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import segmentlog
 from bench.systems.base import System, count_all
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
 _POLICY = {"never": "never", "second": "1000ms", "batch": "always"}

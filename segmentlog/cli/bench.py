@@ -18,7 +18,7 @@ from segmentlog.cli.options import FiniteRange, json_option
 from segmentlog.cli.tables import show_json, show_table
 
 if TYPE_CHECKING:
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
 
 POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")
 _DISTINCT_BYTES = 256 << 10

@@ -27,10 +27,10 @@ from segmentlog.cli.tables import show_json
 from segmentlog.errors import ReadOnlyStore
 
 if TYPE_CHECKING:
-    from segmentlog.key_statistics import GroupOf
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
     from segmentlog.records import CompactionReport, SegmentInfo
     from segmentlog.store import LogStore, Topic
+    from segmentlog.tables.key_statistics import GroupOf
 
 _READS_OF_A_PASS = 3
 """A pass reads what it cleans at least once, and tells of what it copies twice more. For the bar only."""
@@ -120,7 +120,7 @@ class _Pace:
     """What a pass tells its bytes: moves the bar, keeps to the rate, and raises `Stop` after a signal."""
 
     def __init__(self, progress: Progress, max_rate: int | None, stopped: list[int]) -> None:
-        from segmentlog.background import Throttle
+        from segmentlog.topics.background import Throttle
 
         self._progress = progress
         self._throttle = Throttle(max_rate if max_rate is not None and max_rate > 0 else None)
@@ -201,7 +201,7 @@ class _Work:
 
     def show_statistics(self, logs: list[Partition], group_of: GroupOf, rows: int, as_json: bool) -> int:
         """What a pass would save, topic by topic; the exit status."""
-        from segmentlog.key_statistics import KeyStatistics
+        from segmentlog.tables.key_statistics import KeyStatistics
 
         topics: dict[str, KeyStatistics] = {}
         now_ms = time.time_ns() // 1_000_000

@@ -35,7 +35,7 @@ from segmentlog.cli.taken import Stdout, end_with_stdout
 if TYPE_CHECKING:
     from segmentlog.cli.membership import Membership
     from segmentlog.cli.rendering import Pieces
-    from segmentlog.consumer import Consumer
+    from segmentlog.consuming.consumer import Consumer
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import TopicPartition
     from segmentlog.store import LogStore

@@ -58,9 +58,9 @@ _PLOT = "segmentlog-demo-delays.png"
 
 
 def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
-    from segmentlog import demo as steps
     from segmentlog.cli import cli
-    from segmentlog.demo import DemoFailed
+    from segmentlog.demo import demo as steps
+    from segmentlog.demo.demo import DemoFailed
 
     folder = Path(keep) if keep else Path(tempfile.mkdtemp(prefix="segmentlog-demo-")) / "store"
     beside = Path(f"{folder}-spark")
@@ -93,7 +93,7 @@ and consumer B reads from the start.
 
 
 def _durability() -> None:
-    from segmentlog.demo import DemoFailed
+    from segmentlog.demo.demo import DemoFailed
     from segmentlog.testing.scenario import play_segmentlog
 
     click.echo(_THE_SCENARIO)
@@ -151,8 +151,8 @@ def show_outcomes(outcomes: Sequence[Outcome], title: str) -> None:
 @contextlib.contextmanager
 def _no_warnings() -> Iterator[None]:
     """Within: the log does not warn that the machine died, as it should where that is no demonstration."""
-    from segmentlog.workers import logger
 
+    logger = logging.getLogger("segmentlog")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

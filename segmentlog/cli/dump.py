@@ -73,8 +73,8 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
 def _segment_lines(path: str, data: bytes, start: int, records: bool) -> Iterator[tuple[Document, str]]:
     from segmentlog.format.examine import Whole, examine
     from segmentlog.format.names import parse_segment_name
+    from segmentlog.inspection.segment import around as around_file
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.inspect_segment import around as around_file
 
     view = memoryview(data)
     name = os.path.basename(path)

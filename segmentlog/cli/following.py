@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from segmentlog.cli.options import Selector, chosen_partitions, matching_topics
 
 if TYPE_CHECKING:
-    from segmentlog.consumer import Consumer
+    from segmentlog.consuming.consumer import Consumer
     from segmentlog.store import LogStore
 
 

@@ -25,8 +25,8 @@ from segmentlog.errors import GroupNotEmpty
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from segmentlog.group_admin import GroupDescription, MemberDescription, PartitionDescription
-    from segmentlog.partition.partition import Partition
+    from segmentlog.groups.admin import GroupDescription, MemberDescription, PartitionDescription
+    from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore
 
 

@@ -17,10 +17,10 @@ from segmentlog.cli.options import complete_topic, json_option
 from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
-    from segmentlog.partition.repair import RepairReport
-    from segmentlog.storage.findings import Finding, Tally
+    from segmentlog.inspection.findings import Finding, Tally
+    from segmentlog.inspection.found import PartitionFound
+    from segmentlog.log.recovery.repair import RepairReport
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.inspect_found import PartitionFound
 
 _COLOURS = {"damage": "red", "warning": "yellow", "note": "bright_black"}
 
@@ -48,8 +48,8 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
     Exits with 3 when there is damage; 'segmentlog repair' cuts it out. Indexes are never
     fsynced, so a power cut may leave warnings where no disk is to blame.
     """
+    from segmentlog.inspection.store import inspect_store, size_of
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.inspect import inspect_store, size_of
 
     fs, path = FileSystem(), store_path(ctx)
     topics = check_topics(fs, path, topic)
@@ -107,7 +107,7 @@ def store_path(ctx: click.Context) -> str:
 
 def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
     """All topics, or the one that was asked for. Raises `UnknownTopic`, `StoreVersionError`."""
-    from segmentlog.storage.inspect import list_topics
+    from segmentlog.inspection.store import list_topics
 
     names = list_topics(fs, path)
     if topic is None:
@@ -124,7 +124,7 @@ def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
 @contextlib.contextmanager
 def progress_of_bytes(total_bytes: int, what: str) -> Iterator[Tally]:
     """A tally that moves a progress bar, when there is a terminal to draw it on."""
-    from segmentlog.storage.findings import Tally
+    from segmentlog.inspection.findings import Tally
 
     if not sys.stderr.isatty():
         yield Tally()
@@ -158,9 +158,9 @@ def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_j
     Other processes may go on: appends wait while a partition is being repaired. Exits with 3
     when there is damage that cannot be repaired, and after --dry-run when there is any.
     """
-    from segmentlog.partition.repair import plan_repair
+    from segmentlog.inspection.store import inspect_partitions, size_of
+    from segmentlog.log.recovery.repair import plan_repair
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.inspect import inspect_partitions, size_of
 
     fs, path = FileSystem(), store_path(ctx)
     topics = check_topics(fs, path, topic)
@@ -199,8 +199,8 @@ def _ask() -> None:
 
 
 def _repair(fs: FileSystem, path: str, found: PartitionFound) -> RepairReport:
-    from segmentlog.partition.repair import repair_partition
-    from segmentlog.storage.inspect_files import read_topic_file
+    from segmentlog.inspection.files import read_topic_file
+    from segmentlog.log.recovery.repair import repair_partition
 
     folder = f"{path}/{found.topic}"
     return repair_partition(fs, found.folder, found.topic, found.partition, lambda: read_topic_file(fs, folder)[1])
@@ -208,9 +208,9 @@ def _repair(fs: FileSystem, path: str, found: PartitionFound) -> RepairReport:
 
 def _look_again(fs: FileSystem, path: str, found: PartitionFound) -> list[PartitionFound]:
     """The partition as it is now, if there is still damage in it."""
-    from segmentlog.storage.findings import Tally
-    from segmentlog.storage.inspect_files import read_topic_file
-    from segmentlog.storage.inspect_partition import inspect_partition
+    from segmentlog.inspection.files import read_topic_file
+    from segmentlog.inspection.findings import Tally
+    from segmentlog.inspection.partition import inspect_partition
 
     config = read_topic_file(fs, f"{path}/{found.topic}")[1]
     now = inspect_partition(fs, found.folder, found.topic, found.partition, config, Tally())
@@ -220,8 +220,8 @@ def _look_again(fs: FileSystem, path: str, found: PartitionFound) -> list[Partit
 def _tell_left(fs: FileSystem, path: str, topics: list[str], damaged: list[PartitionFound], as_json: bool) -> int:
     """Tell what damage a repair does not mend; the exit status for it."""
     from segmentlog.cli.tables import show_json
-    from segmentlog.storage.inspect import list_partitions
-    from segmentlog.storage.inspect_files import check_store_file
+    from segmentlog.inspection.files import check_store_file
+    from segmentlog.inspection.store import list_partitions
 
     left = list(check_store_file(fs, path))
     for name in topics:

@@ -19,7 +19,7 @@ from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
     from segmentlog.cli.rendering import Pieces, Render
-    from segmentlog.consumer import Start
+    from segmentlog.consuming.consumer import Start
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.store import LogStore
 

@@ -15,7 +15,7 @@ from segmentlog.errors import UnknownTopic
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore, Topic
 
     ParamType = click.ParamType[Any]
@@ -140,7 +140,7 @@ def resolve(place: Place, log: Partition, end_offset: int | None = None) -> int:
     if place.kind == "latest":
         return end
     if place.kind == "last":
-        from segmentlog.cursor import offset_of_last
+        from segmentlog.consuming.cursor import offset_of_last
 
         return offset_of_last(log, place.number, end)
     if place.kind == "time":

@@ -9,12 +9,12 @@ import click
 from segmentlog.cli.tables import show_json, show_table
 
 if TYPE_CHECKING:
-    from segmentlog.key_statistics import GroupName, GroupOf, KeyGroup
+    from segmentlog.tables.key_statistics import GroupName, GroupOf, KeyGroup
 
 
 def grouping(separator: str | None, length: int | None) -> GroupOf:
     """How keys are grouped. Raises UsageError."""
-    from segmentlog.key_statistics import before_separator, first_bytes
+    from segmentlog.tables.key_statistics import before_separator, first_bytes
 
     if separator is not None and length is not None:
         raise click.UsageError("--prefix-separator and --prefix-length exclude each other")

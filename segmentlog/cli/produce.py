@@ -13,12 +13,12 @@ import click
 
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, json_option
-from segmentlog.cli.sending import BadRecord, Lists, NamedSender, Parse, Sender
 from segmentlog.cli.source import Source, TooLong
 from segmentlog.errors import SegmentlogError
+from segmentlog.exchange.sending import BadRecord, Lists, NamedSender, Parse, Sender
 
 if TYPE_CHECKING:
-    from segmentlog.producer import Producer
+    from segmentlog.producing.producer import Producer
     from segmentlog.store import LogStore
 
 
@@ -130,7 +130,7 @@ def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) ->
     """For a producer with a name one that passes over what is there."""
     if producer.name is None:
         return Sender(producer, topic, *arguments)
-    from segmentlog.cli.resuming import Resumption
+    from segmentlog.exchange.resuming import Resumption
 
     return NamedSender(Resumption(store, producer, topic), producer, topic, *arguments)
 

@@ -57,7 +57,7 @@ def _line_pieces(batch: RecordBatch) -> list[bytes]:
 def _json_pieces(batch: RecordBatch) -> list[bytes]:
     import msgspec
 
-    from segmentlog.transfer import record_document
+    from segmentlog.exchange.transfer import record_document
 
     return [msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records()]
 

@@ -21,8 +21,8 @@ def verify(ctx: click.Context, topic: str, as_json: bool, quiet: bool, strict: b
     Says what 'segmentlog verify TOPIC' says, and exits as it does. Spark takes seconds to
     start: worth it for many gigabytes, and many cores.
     """
+    from segmentlog.inspection.store import size_of
     from segmentlog.storage.fs import FileSystem
-    from segmentlog.storage.inspect import size_of
 
     fs, path = FileSystem(), store_path(ctx)
     check_topics(fs, path, topic)

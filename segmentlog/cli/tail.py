@@ -47,7 +47,7 @@ def tail(
                 log = store.topic(tp.topic).partition(tp.partition)
                 end = log.log_end_offset
                 wanted = any(one.fits(*tp) for one in topics)
-                from segmentlog.cursor import offset_of_last
+                from segmentlog.consuming.cursor import offset_of_last
 
                 begin = offset_of_last(log, lines, end) if wanted else end
                 for batch in log.read(begin) if begin < end else ():

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from segmentlog.consumer import Consumer
+    from segmentlog.consuming.consumer import Consumer
 
 _TICK_S: Final = 0.05
 _YIELDS: Final = 20

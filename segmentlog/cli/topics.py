@@ -20,7 +20,7 @@ from segmentlog.cli.options import (
 from segmentlog.cli.tables import show_json, show_table, when
 
 if TYPE_CHECKING:
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore, Topic
 
 
@@ -146,7 +146,7 @@ class _ProducerNames:
     def of(self, producer_id: int) -> str | None:
         """The name; None for a producer that was given none, or whose name is forgotten."""
         if self._names is None:
-            from segmentlog.transactions import ANONYMOUS
+            from segmentlog.transactions.transactions import ANONYMOUS
 
             self._names = {}
             for name, state in self._store.transactions.states().items():

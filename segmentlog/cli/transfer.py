@@ -17,14 +17,14 @@ import click
 
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.options import PLACE, SELECTOR, Place, Selector, existing_topic, resolve, selected_partitions
-from segmentlog.cli.sending import BadRecord, Lists, Sender
 from segmentlog.errors import SegmentlogError, UnknownTopic
+from segmentlog.exchange.sending import BadRecord, Lists, Sender
 
 if TYPE_CHECKING:
+    from segmentlog.exchange.transfer import Fields, Rows
     from segmentlog.format.record_batch import RecordBatch
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore, Topic
-    from segmentlog.transfer import Fields, Rows
 
 _FORMATS = click.Choice(["ndjson", "csv", "parquet"])
 _ENDINGS = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson", ".csv": "csv", ".parquet": "parquet"}
@@ -91,7 +91,7 @@ def import_(
     Of what 'export' wrote, keys, values, headers, timestamps and partitions come back as they were;
     offsets are new. In CSV an empty field is null (a tombstone, no key), and "" an empty text.
     """
-    from segmentlog.transfer import Fields
+    from segmentlog.exchange.transfer import Fields
 
     if whole and value:
         raise click.UsageError("--whole takes the whole row for the value, --value one field: give one of them")
@@ -179,7 +179,7 @@ def _lists_of(part: Rows) -> Iterator[Lists]:
 def _from_file(
     stack: ExitStack, source: str, kind: _Kind, fields: Fields, batch_size: int, skip: int
 ) -> Iterator[Rows]:
-    from segmentlog import transfer
+    from segmentlog.exchange import transfer
     from segmentlog.storage.whole_file import is_leftover
 
     if is_leftover(source):
@@ -198,7 +198,7 @@ def _from_file(
 
         file = io.BufferedReader(gzip.GzipFile(fileobj=file))
     if kind.form == "csv":
-        from segmentlog.transfer_csv import read_csv
+        from segmentlog.exchange.csv_file import read_csv
 
         documents = read_csv(file, skip, with_nulls=not fields.whole)
     else:
@@ -207,7 +207,7 @@ def _from_file(
 
 
 def _from_redis(store: LogStore, url: str, topic: str, batch_size: int, skip: int) -> Iterator[Rows]:
-    from segmentlog.transfer import RedisTopic
+    from segmentlog.exchange.transfer import RedisTopic
 
     taken = RedisTopic(url, topic)
     pages = taken.pages()
@@ -312,10 +312,10 @@ def _whole(file: str, kind: _Kind) -> Iterator[IO[bytes]]:
 
 
 def _writer(out: IO[bytes], kind: _Kind) -> Any:
-    from segmentlog import transfer
+    from segmentlog.exchange import transfer
 
     if kind.form == "csv":
-        from segmentlog.transfer_csv import CsvWriter
+        from segmentlog.exchange.csv_file import CsvWriter
 
         return CsvWriter(out)
     return transfer.ParquetWriter(out) if kind.form == "parquet" else transfer.NdjsonWriter(out)

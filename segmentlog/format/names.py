@@ -14,7 +14,7 @@ FORMAT_VERSION: Final = 2
 2    topics have ids, and the records of the internal topics name topics by them
 """
 READABLE_FORMATS: Final = (1, 2)
-"""Opening a store of an older one for writing makes it one of the newest; see `segmentlog.administration`."""
+"""Opening a store of an older one for writing makes it one of the newest; see `segmentlog.topics.administration`."""
 
 STORE_FILE: Final = "store.json"
 TOPIC_FILE: Final = "topic.json"

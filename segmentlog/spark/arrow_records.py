@@ -16,10 +16,10 @@ from segmentlog.format.arrow import blob_column
 from segmentlog.format.batch import EncodedBatch, join_batch
 from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import array_of, check_headers
-from segmentlog.partition.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
+from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, partitions_for_joined_keys
 from segmentlog.records import Headers
-from segmentlog.staged_records import Partitions
+from segmentlog.staging.records import Partitions
 
 
 class ArrowRecords:

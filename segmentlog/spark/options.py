@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +17,11 @@ import msgspec
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.names import check_topic_name
-from segmentlog.partition.partition import Isolation
+from segmentlog.log.partition import Isolation
 from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
 from segmentlog.records import TopicPartition
-from segmentlog.workers import logger
+
+logger = logging.getLogger("segmentlog")
 
 EARLIEST: Final = -2
 LATEST: Final = -1

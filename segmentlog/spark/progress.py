@@ -19,7 +19,7 @@ from segmentlog.spark.ranges import Offsets, from_json
 from segmentlog.spark.reading import open_store
 
 if TYPE_CHECKING:
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
 
 
 class Behind(msgspec.Struct, frozen=True):

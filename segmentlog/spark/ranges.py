@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -12,12 +13,13 @@ import msgspec
 
 from segmentlog.errors import CorruptBatch, InvalidConfig, LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
 from segmentlog.format.names import check_topic_name, is_topic_id
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.reader import SkipListener
+from segmentlog.log.partition import Partition
+from segmentlog.log.read.reader import SkipListener
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import EARLIEST, LATEST, Bound, ReadOptions
 from segmentlog.store import LogStore
-from segmentlog.workers import logger
+
+logger = logging.getLogger("segmentlog")
 
 Offsets = dict[TopicPartition, int]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -27,12 +28,13 @@ from segmentlog.spark.ranges import (
     step_over,
     topic_ids,
 )
-from segmentlog.workers import logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from segmentlog.store import LogStore
+
+logger = logging.getLogger("segmentlog")
 
 
 class ReadTask(InputPartition):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -33,12 +34,13 @@ from segmentlog.spark.ranges import (
     topic_ids,
 )
 from segmentlog.spark.reading import open_store, plan, read_task
-from segmentlog.workers import logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from segmentlog.store import LogStore
+
+logger = logging.getLogger("segmentlog")
 
 _TELL_AGAIN_S: Final = 10.0
 # Another one is at work in the group, or the disk is full: an idle query asks 50 times a second.

@@ -1,7 +1,7 @@
 """Writing to topics with Spark: tasks stage finished batches, the driver publishes all of them in one transaction.
 
 Who writes again what was published already (a query that is started anew after a crash) is told apart by
-the note that is kept with each decision: the id of the micro-batch. See `segmentlog.staging`.
+the note that is kept with each decision: the id of the micro-batch. See `segmentlog.staging.staging`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.options import WriteOptions
 from segmentlog.spark.reading import open_store
-from segmentlog.staging import Staged, Stager, StagingFolder, publish, sweep_abandoned
+from segmentlog.staging.staging import Staged, Stager, StagingFolder, publish, sweep_abandoned
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:

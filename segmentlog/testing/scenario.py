@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from segmentlog.clock import Clock
 from segmentlog.errors import LogTruncated
-from segmentlog.partition.handle import Clock
 from segmentlog.store import LogStore
 from segmentlog.testing.history import Conflict, History
 from segmentlog.testing.worst_case import WorstCaseDisk
 
 if TYPE_CHECKING:
-    from segmentlog.partition.partition import Ack, Partition
+    from segmentlog.log.partition import Ack, Partition
 
 Entry = tuple[int, bytes]
 """A record as a reader is handed it: offset, value."""

@@ -31,13 +31,13 @@ from segmentlog.format.producers import (
     encode_aborted,
     encode_snapshot,
 )
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.producers import ProducerStamp
-from segmentlog.partition.repair import RepairReport, repair_partition
-from segmentlog.storage.findings import Finding, Tally
-from segmentlog.storage.inspect_files import read_checkpoint
-from segmentlog.storage.inspect_found import PartitionFound
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.files import read_checkpoint
+from segmentlog.inspection.findings import Finding, Tally
+from segmentlog.inspection.found import PartitionFound
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.recovery.repair import RepairReport, repair_partition
 from segmentlog.storage.state import ABORTS_WORD, PRODUCERS_WORD
 from segmentlog.testing.disk import SimulatedDisk
 

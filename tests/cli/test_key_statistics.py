@@ -13,7 +13,8 @@ from seeds import seeds
 
 import segmentlog
 from segmentlog.config import EXPIRES_HEADER
-from segmentlog.key_statistics import (
+from segmentlog.log.partition import Partition
+from segmentlog.tables.key_statistics import (
     KEYLESS,
     REST,
     WITHOUT,
@@ -23,7 +24,6 @@ from segmentlog.key_statistics import (
     before_separator,
     first_bytes,
 )
-from segmentlog.partition.partition import Partition
 
 PLENTY = 1 << 20
 

@@ -25,14 +25,14 @@ import msgspec
 
 import segmentlog
 from segmentlog.errors import ConsumerFenced, ProducerFenced, SegmentlogError, TransactionAborted
-from segmentlog.partition.aborted import AbortedTransactions
-from segmentlog.partition.producers import ProducerStates
-from segmentlog.producer import Producer
+from segmentlog.log.aborted import AbortedTransactions
+from segmentlog.log.producers import ProducerStates
+from segmentlog.producing.producer import Producer
 from segmentlog.records import TopicPartition
-from segmentlog.registration import Registration
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.transactions import Transactions
+from segmentlog.transactions.registration import Registration
+from segmentlog.transactions.transactions import Transactions
 
 
 class OneBoot(FileSystem):

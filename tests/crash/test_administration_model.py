@@ -38,9 +38,9 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.partition.partition import Partition
+from segmentlog.inspection.store import inspect_store
+from segmentlog.log.partition import Partition
 from segmentlog.records import PartitionId
-from segmentlog.storage.inspect import inspect_store
 from segmentlog.store import LogStore
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_ADMIN_ROUNDS", "20"))

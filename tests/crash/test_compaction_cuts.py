@@ -20,9 +20,9 @@ from trial import run_until
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionFailed, SegmentlogError
-from segmentlog.partition.partition import Partition
-from segmentlog.storage.inspect import Tally
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.store import Tally
+from segmentlog.log.partition import Partition
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died
 

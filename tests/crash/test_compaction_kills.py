@@ -18,9 +18,9 @@ from leftovers import opened
 from seeds import seeds, share
 
 import segmentlog
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.store import Tally
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.inspect import Tally
-from segmentlog.storage.inspect_partition import inspect_partition
 from segmentlog.testing.crashfs import CrashFS
 
 ROUNDS = max(int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "12")) // 10, 3)

@@ -26,7 +26,7 @@ from crashfs_mount import disk as disk
 from seeds import seeds, share
 
 from segmentlog.errors import LogTruncated
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 from segmentlog.testing import History

@@ -27,10 +27,10 @@ import pytest
 import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.producers import ProducerStamp
+from segmentlog.inspection.store import inspect_store
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.inspect import inspect_store
 from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_points
 
 POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "8"))

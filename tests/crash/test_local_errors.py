@@ -18,7 +18,7 @@ from logs import FakeClock, values_by_offset
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LocalError, PartitionFailed, SegmentlogError
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.testing import History
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.process import SimulatedProcess

@@ -17,9 +17,9 @@ from trial import FOLDER, POLICIES, Trial, run_trial, run_until
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LogTruncated
-from segmentlog.partition.partition import Partition
-from segmentlog.storage.findings import Tally
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.log.partition import Partition
 from segmentlog.testing import SimulatedDisk
 
 STATES = int(os.environ.get("SEGMENTLOG_CRASH_STATES", "20000"))
@@ -27,7 +27,7 @@ STATES = int(os.environ.get("SEGMENTLOG_CRASH_STATES", "20000"))
 
 def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial is no formality: a log that resumes where its bytes end gives offsets out twice, and is found out."""
-    from segmentlog.partition import recovery
+    from segmentlog.log.recovery import recovery
     from segmentlog.policy.recovery import RecoveryVerdict
 
     def resume_at_the_end(checkpoint: object, *, end_offset: int, last_epoch: int, **_: object) -> RecoveryVerdict:
@@ -35,7 +35,7 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(recovery, "decide", resume_at_the_end)
     # A durable append would notice by itself that its offset is a lost one's.
-    monkeypatch.setattr("segmentlog.partition.syncer.Syncer.lost_among", lambda *_: None)
+    monkeypatch.setattr("segmentlog.log.append.syncer.Syncer.lost_among", lambda *_: None)
     with pytest.raises(AssertionError, match=r"one offset, two records|goes on unaware|gone outside"):
         Trial(1, "never", 1).run(1, 25, 8)
 

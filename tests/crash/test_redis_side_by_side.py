@@ -26,11 +26,11 @@ from bench.kafkaesque import (
     check_available,
 )
 from segmentlog.errors import OffsetOutOfRange
+from segmentlog.exchange.transfer import RedisTopic
 from segmentlog.store import LogStore
 from segmentlog.testing import scenario
 from segmentlog.testing.scenario import SegmentlogLog, play, torment
 from segmentlog.testing.worst_case import WorstCaseDisk
-from segmentlog.transfer import RedisTopic
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_SCENARIO_ROUNDS", "6"))
 

@@ -15,7 +15,7 @@ from logs import FakeClock, Kept, NoSyncFileSystem, contents, tree_bytes
 from seeds import every_seed
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.partition.partition import Partition
+from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
 STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "17"))

@@ -25,12 +25,12 @@ from segmentlog.cli.dump import _segment_lines
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import CONTROL, HEADER_SIZE
 from segmentlog.format.control import encode_marker
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.producers import ProducerStamp
-from segmentlog.partition.repair import repair_partition
-from segmentlog.partition.scrubber import Scrubber, ScrubTarget
-from segmentlog.storage.findings import Tally
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.recovery.repair import repair_partition
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_EMBEDDED_ROUNDS", "90"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", "1"))

@@ -27,10 +27,10 @@ from logs import NoSyncFileSystem, tree_bytes
 
 from segmentlog.errors import LogTruncated, SegmentlogError, UnknownTopic
 from segmentlog.format.checkpoint import slot_size
-from segmentlog.partition.repair import repair_partition
-from segmentlog.storage.findings import Finding
-from segmentlog.storage.inspect import inspect_store
-from segmentlog.storage.inspect_files import read_topic_file
+from segmentlog.inspection.files import read_topic_file
+from segmentlog.inspection.findings import Finding
+from segmentlog.inspection.store import inspect_store
+from segmentlog.log.recovery.repair import repair_partition
 
 
 @pytest.fixture(scope="module")

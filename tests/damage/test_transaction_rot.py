@@ -17,11 +17,11 @@ from logs import FakeClock, NoSyncFileSystem, open_log
 from segmentlog.config import TopicConfig
 from segmentlog.format.names import ABORTED_SUFFIX, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import NAMED_ID_END
-from segmentlog.partition.partition import Partition
-from segmentlog.partition.producers import ProducerStamp
-from segmentlog.partition.repair import repair_partition
-from segmentlog.storage.findings import Finding, Tally
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.findings import Finding, Tally
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.recovery.repair import repair_partition
 
 UNNAMED = NAMED_ID_END + 1
 SETTINGS = {"segment_records": 6, "index_interval_bytes": 1}

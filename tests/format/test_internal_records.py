@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import msgspec
 
 from segmentlog.format.names import topic_id_of_name
-from segmentlog.group_offsets import CommittedOffset, decode_key, encode
+from segmentlog.groups.positions import CommittedOffset, decode_key, encode
 from segmentlog.records import PartitionId, TopicPartition
-from segmentlog.transaction_log import TransactionLog, TransactionState, Unsettled, encode_key
+from segmentlog.transactions.journal import TransactionLog, TransactionState, Unsettled, encode_key
 
 GOLDEN = Path(__file__).parent / "golden"
 STORE_ID = "9d1d3a1c0f2b4f5e8a7c6b5d4e3f2a10"

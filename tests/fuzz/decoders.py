@@ -43,9 +43,9 @@ from segmentlog.format.producers import (
 )
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, step_over, walk
-from segmentlog.storage.findings import Tally
-from segmentlog.storage.inspect_files import check_store_file, read_topic_file
-from segmentlog.storage.inspect_partition import inspect_partition
+from segmentlog.inspection.files import check_store_file, read_topic_file
+from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.partition import inspect_partition
 from segmentlog.storage.state import PAGE_SIZE, StateDamaged, StatePage
 from segmentlog.store import LogStore
 

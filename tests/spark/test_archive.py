@@ -14,11 +14,11 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
+from segmentlog.inspection.store import inspect_store
 from segmentlog.spark.pipelines.archive import ArchiveReport, VerificationFailed, archive
 from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
 from segmentlog.spark.pipelines.history import AnotherHistory, RecordsGone
 from segmentlog.spark.pipelines.restore import NotAPrefix, RestoredWrong, restore
-from segmentlog.storage.inspect import inspect_store
 from segmentlog.store import LogStore
 
 DAY_MS = 86_400_000

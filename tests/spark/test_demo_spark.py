@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import segmentlog
-from segmentlog import demo, demo_spark
+from segmentlog.demo import demo
+from segmentlog.demo import spark as demo_spark
 
 COUNT = 3_000
 

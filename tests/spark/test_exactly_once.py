@@ -25,7 +25,7 @@ from segmentlog.spark import writing
 from segmentlog.spark.failures import reason_of
 from segmentlog.spark.source import DefaultSource
 from segmentlog.spark.writing import StreamWriter
-from segmentlog.staging import publish
+from segmentlog.staging.staging import publish
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:

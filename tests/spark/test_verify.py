@@ -17,9 +17,9 @@ import segmentlog
 from segmentlog.errors import StoreVersionError, UnknownTopic
 from segmentlog.format.batch import CHECKED_SIZE
 from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, INDEX_SUFFIX, STATE_FILE
+from segmentlog.inspection.findings import Finding, Tally
+from segmentlog.inspection.store import inspect_store
 from segmentlog.spark.pipelines.verify import StoreNotShared, VerifyReport, verify
-from segmentlog.storage.findings import Finding, Tally
-from segmentlog.storage.inspect import inspect_store
 
 PARTITIONS = 12
 

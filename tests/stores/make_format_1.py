@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from stores.described import describe
 
 import segmentlog
+from segmentlog.clock import Clock
 from segmentlog.format.names import FORMAT_VERSION
-from segmentlog.partition.handle import Clock
 from segmentlog.store import LogStore
 
 STORES = Path(__file__).parent / "format-1"

@@ -45,7 +45,7 @@ from segmentlog.spark.schema import HEADERS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore
 
 COLUMNS: Final = StructType(

@@ -25,7 +25,7 @@ from segmentlog.spark.failures import explained
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
 
 SAMPLE: Final = 1000
 """Records that are looked at, at each end of a topic, to see which columns there are."""

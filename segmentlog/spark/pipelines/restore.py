@@ -1,8 +1,9 @@
 """An archive back into a topic: every record at the offset, with the timestamp, key, value and headers that it had.
 
 Spark reads the Parquet files in the order of partition and offset, and stages finished batches; the driver appends
-them where each belongs (see `segmentlog.restoring`). Some runs of the archive at a time: what is staged takes room in
-the store's file system until it is appended. A restoration that was cut off goes on at each partition's log end.
+them where each belongs (see `segmentlog.staging.restoring`). Some runs of the archive at a time: what is staged takes
+room in the store's file system until it is appended. A restoration that was cut off goes on at the log end of each
+partition.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pyspark.sql import functions as F
 import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.restoring import OffsetStager, Restorer, restore_staged
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.failures import explained
 from segmentlog.spark.pipelines.archive import COLUMNS, read_files
@@ -30,14 +30,15 @@ from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder
 from segmentlog.spark.pipelines.digests import NOTHING, digests_of
 from segmentlog.spark.pipelines.folders import locked
 from segmentlog.spark.pipelines.history import by_partition, read_ranges
-from segmentlog.staging import Staged, StagingFolder, sweep_abandoned
+from segmentlog.staging.restoring import OffsetStager, Restorer, restore_staged
+from segmentlog.staging.staging import Staged, StagingFolder, sweep_abandoned
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from segmentlog.partition.partition import Partition
+    from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore, Topic
 
 _WAVE_BYTES: Final = 1 << 30

@@ -1,7 +1,7 @@
 """`segmentlog spark verify`: every checksum and invariant of a topic, its segments looked at by Spark's tasks.
 
 The tasks read the segments, which is nearly all of the work. What it means is told by the same
-code as for `segmentlog verify`, on the driver: see `segmentlog.storage.inspect_split`.
+code as for `segmentlog verify`, on the driver: see `segmentlog.inspection.split`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from segmentlog.errors import SegmentlogError, UnknownTopic
-from segmentlog.storage.findings import Finding, Tally
+from segmentlog.inspection.findings import Finding, Tally
+from segmentlog.inspection.split import KnownSegments, SegmentJob, SegmentLooked, list_segment_jobs, look, split
+from segmentlog.inspection.store import inspect_store, list_topics
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.inspect import inspect_store, list_topics
-from segmentlog.storage.inspect_split import KnownSegments, SegmentJob, SegmentLooked, list_segment_jobs, look, split
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

@@ -1,0 +1,1 @@
+"""Consumers: iterate, follow, seek."""

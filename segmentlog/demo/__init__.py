@@ -1,0 +1,1 @@
+"""What the demo command shows."""

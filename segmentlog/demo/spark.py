@@ -1,0 +1,299 @@
+"""The demonstration's second half: the flights of the log through Spark, and the results compared with plain Python's.
+
+Steps 10 and 11 leave what they make beside the store: the query's checkpoint and the table of planes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+import segmentlog
+from segmentlog.demo.demo import Flights, Say, check
+from segmentlog.spark.java import JavaNotFound, find_java
+from segmentlog.spark.session import SparkNotInstalled, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_HOURLY = "delays-hourly"
+_HOUR_MS = 3_600_000
+_NEW_YORK = ZoneInfo("America/New_York")
+
+
+class _Delay(msgspec.Struct):
+    """What steps 10 and 12 look at of a flight."""
+
+    carrier: str
+    dep_delay: str
+    """Minutes; NA where the flight was cancelled."""
+
+
+class Hour(msgspec.Struct):
+    """A carrier's departures in an hour: the value of a record of step 10, without its key."""
+
+    flights: int = 0
+    departed: int = 0
+    delay_sum: int | None = None
+    delay_mean: float | None = None
+
+
+Hours = dict[tuple[int, str], Hour]
+"""By where the hour begins (ms UTC), and the carrier."""
+
+
+def run_on_spark(folder: Path, flights: Flights, plot: Path, say: Say) -> None:
+    """Steps 10 to 12, over a store that has the topic 'flights'; says so, and does nothing, where Spark is missing.
+
+    Raises `DemoFailed` at the first check that fails.
+    """
+    if (missing := what_is_missing()) is not None:
+        say(f"Steps 10 to 12 are left out. {missing}")
+        return
+    beside = Path(f"{folder}-spark")
+    started = time.perf_counter()
+    say("Starting Spark for the steps that follow; that takes about ten seconds")
+    with _session(beside) as spark:
+        say(f"   Spark {spark.version}, started in {time.perf_counter() - started:.1f} s")
+        hours = _aggregate(spark, folder, beside, flights, say)
+        _tabulate(spark, folder, beside, flights, say)
+    _plot(hours, len(flights), plot, say)
+
+
+def what_is_missing() -> str | None:
+    """A sentence on what Spark needs and is not here; None when all of it is."""
+    for package in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            return str(SparkNotInstalled(package))
+    try:
+        find_java()
+    except JavaNotFound as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def _session(beside: Path) -> Iterator[SparkSession]:
+    """The session of this process; one that is started here says nothing, and is stopped here."""
+    from pyspark import SparkContext
+
+    from segmentlog.spark.failures import explained
+
+    with explained():
+        if SparkContext._active_spark_context is not None:
+            yield session()
+            return
+        # Few partitions: a query keeps state for each, and a task costs more than these rows.
+        conf = {"spark.sql.shuffle.partitions": 4, "spark.sql.warehouse.dir": beside / "warehouse"}
+        spark = session("segmentlog demo", conf=conf, fast_start=True)
+        try:
+            spark.sparkContext.setLogLevel("OFF")  # what fails is raised
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _rate(count: int, started: float) -> str:
+    seconds = time.perf_counter() - started
+    return f"{count:,} records in {seconds:.1f} s, {count / seconds:,.0f} a second"
+
+
+# ---------------------------------------------------------------- windows
+
+
+def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights, say: Say) -> Hours:
+    from segmentlog.spark.pipelines.aggregate import Windows, aggregate_to, parse_aggregate
+    from segmentlog.spark.pipelines.queries import Incremental
+
+    say(f"10. Departures and delays by the hour and carrier: a streaming query, with a checkpoint, to '{_HOURLY}'")
+    delay = "try_cast(dep_delay AS int)"  # null for NA
+    aggregates = [
+        "count AS flights",
+        f"count({delay}) AS departed",
+        f"sum({delay}) AS delay_sum",
+        f"avg({delay}) AS delay_mean",
+    ]
+    windows = Windows(
+        tuple(map(parse_aggregate, aggregates)),
+        "1h",
+        keys=("carrier",),
+        where="carrier IS NOT NULL",  # steps 6 and 7 wrote records that are no flights
+        watermark="366d",  # January is followed by October in the source: nothing of the year is late
+    )
+    with segmentlog.open(folder) as store:
+        # A window that changes later is written again, and compaction keeps its last state.
+        store.create_topic(_HOURLY, cleanup_policy="compact")
+    started = time.perf_counter()
+    report = aggregate_to(
+        spark,
+        str(folder),
+        "flights",
+        windows,
+        _HOURLY,
+        schema="carrier string, dep_delay string",
+        mode="update",
+        incremental=Incremental(str(beside / "checkpoint")),
+    )
+    say(f"   read, aggregated and written: {_rate(report.rows, started)}")
+    found, records = _hours_written(folder)
+    wanted = hours_of(flights)
+    check(records == len(found), "each window was written once")
+    check(found == wanted, "every window has the numbers that plain Python finds")
+    cancelled = sum(hour.flights - hour.departed for hour in found.values())
+    say(f"   {len(found):,} windows, each written once; {cancelled:,} flights were cancelled and have no delay")
+    say("   the same as plain Python's, counts and sums to the last integer, means to the last bit")
+    return found
+
+
+def _hours_written(folder: Path) -> tuple[Hours, int]:
+    """(What is in the topic, how many records that are)."""
+    hours: Hours = {}
+    count = 0
+    key, value = msgspec.json.Decoder(dict[str, str]), msgspec.json.Decoder(Hour)
+    with segmentlog.open(folder, read_only=True) as store:
+        for record in store.consumer(_HOURLY, isolation="read_committed"):
+            assert record.key is not None
+            assert record.value is not None
+            hours[record.timestamp, key.decode(record.key)["carrier"]] = value.decode(record.value)
+            count += 1
+    return hours, count
+
+
+def hours_of(flights: Flights) -> Hours:
+    """What step 10 should come to, in plain Python."""
+    delays: dict[tuple[int, str], list[str]] = defaultdict(list)
+    decode = msgspec.json.Decoder(_Delay).decode
+    for value, timestamp in zip(flights.values, flights.timestamps, strict=True):
+        flight = decode(value)
+        delays[timestamp - timestamp % _HOUR_MS, flight.carrier].append(flight.dep_delay)
+    hours: Hours = {}
+    for where, texts in delays.items():
+        known = [int(text) for text in texts if text != "NA"]
+        hours[where] = Hour(len(texts), len(known))
+        if known:
+            hours[where].delay_sum = sum(known)
+            hours[where].delay_mean = sum(known) / len(known)
+    return hours
+
+
+# ---------------------------------------------------------------- a table
+
+
+def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights, say: Say) -> None:
+    from segmentlog.spark.pipelines.table import update_table
+
+    say("11. The last record of every plane as a row of a Parquet table, whose columns are the fields of the JSON")
+    target = str(beside / "planes")
+    started = time.perf_counter()
+    report = update_table(spark, str(folder), "flights", target, json_values=True, skip_null_keys=True)
+    say(f"   updated: {_rate(report.records, started)}; {report.skipped:,} of them have no key, and no row")
+    last: dict[bytes, bytes] = {}
+    for key, value in zip(flights.keys, flights.values, strict=True):
+        if key is not None:
+            last[key] = value
+    started = time.perf_counter()
+    rows = {bytes(row["key"]): row.asDict() for row in spark.read.parquet(target).collect()}
+    elapsed = time.perf_counter() - started
+    check(rows.keys() == last.keys(), "the table has a row for each plane, and no other")
+    for key, value in last.items():
+        check(msgspec.json.decode(value).items() <= rows[key].items(), f"the row of {key!r} is its last record")
+    columns = len(next(iter(rows.values()), {}))
+    say(f"   {len(rows):,} rows of {columns} columns read back in {elapsed:.2f} s: as many as planes, and the same")
+    say("   in every field as the last record of each in plain Python")
+    for plane, flown in Counter(key for key in flights.keys if key is not None).most_common(1):
+        row = rows[plane]
+        say(
+            f"   {plane.decode()} flew most, {flown:,} times; its row: {row['carrier']}{row['flight']}"
+            f" {row['origin']}-{row['dest']} on {row['time_hour'][:10]}, offset {row['offset']:,}"
+        )
+
+
+# ---------------------------------------------------------------- a plot
+
+
+class _Day(msgspec.Struct):
+    """The departures of a day in New York."""
+
+    flights: int = 0
+    departed: int = 0
+    delay_sum: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.delay_sum / self.departed if self.departed else 0.0
+
+
+def _plot(hours: Hours, count: int, path: Path, say: Say) -> None:
+    say(f"12. Plotting the delays of the year from the topic '{_HOURLY}'")
+    if importlib.util.find_spec("matplotlib") is None:
+        say("   left out: the plot needs the package matplotlib: pip install 'segmentlog[demo]'")
+        return
+    days: dict[date, _Day] = defaultdict(_Day)
+    for (start_ms, _), hour in hours.items():
+        day = days[datetime.fromtimestamp(start_ms / 1000, UTC).astimezone(_NEW_YORK).date()]
+        day.flights += hour.flights
+        day.departed += hour.departed
+        day.delay_sum += hour.delay_sum or 0
+    check(sum(day.flights for day in days.values()) == count, "every flight is in the plot")
+    _draw(dict(sorted(days.items())), path)
+    worst = max(days, key=lambda one: days[one].mean)
+    say(f"   worst day: {worst:%d %B}, {days[worst].mean:.0f} minutes late on average")
+    say(f"   drawn: {path}")
+
+
+_INK, _PALE, _RED = "#1f3b57", "#a9c4dc", "#d1495b"
+
+
+def _draw(days: dict[date, _Day], path: Path) -> None:
+    """Two panels: how late, and how many. Without pyplot, which would look for a screen."""
+    from matplotlib.figure import Figure
+
+    dates: Any = importlib.import_module("matplotlib.dates")  # not typed
+    figure = Figure(figsize=(11, 6), dpi=130, layout="constrained")
+    late, many = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    x = [dates.date2num(day) for day in days]
+    means = [day.mean for day in days.values()]
+    late.bar(x, means, width=1.0, color=_PALE, label="mean of the day")
+    late.plot(x, [_week(days, day) for day in days], color=_INK, linewidth=2, label="mean of seven days")
+    late.axhline(0, color="black", linewidth=0.8)
+    for day in sorted(days, key=lambda one: -days[one].mean)[:3]:
+        late.annotate(f"{day:%-d %b}: {days[day].mean:.0f} min", (dates.date2num(day), days[day].mean),
+                      xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9, color=_INK)  # fmt: skip
+    late.set_ylim(min(0, *means) - 2, 1.12 * max(1, *means))
+    late.set_ylabel("mean departure delay (minutes)")
+    late.legend(loc="upper right", frameon=False)
+    departed = [day.departed for day in days.values()]
+    many.bar(x, departed, width=1.0, color=_PALE, label="departed")
+    cancelled = [day.flights - day.departed for day in days.values()]
+    many.bar(x, cancelled, width=1.0, bottom=departed, color=_RED, label="cancelled")
+    many.set_ylabel("flights a day")
+    many.yaxis.set_major_formatter("{x:,.0f}")
+    many.set_xlabel("scheduled departure, New York time")
+    many.legend(loc="lower right", ncols=2, fontsize=9)
+    locator = dates.AutoDateLocator()
+    many.xaxis.set_major_locator(locator)
+    many.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    for axes in (late, many):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.7)
+        axes.set_axisbelow(True)
+    what = f"{sum(day.flights for day in days.values()):,} flights from EWR, JFK and LGA in 2013"
+    late.set_title("How late flights leave New York", loc="left", fontsize=15, fontweight="bold", pad=24)
+    late.text(0, 1.02, what, transform=late.transAxes, color="#555555")
+    figure.savefig(path)
+
+
+def _week(days: dict[date, _Day], middle: date) -> float:
+    """The mean over the flights of seven days, those of them that there are."""
+    around = [days[day] for step in range(-3, 4) if (day := middle + timedelta(days=step)) in days]
+    return _Day(0, sum(day.departed for day in around), sum(day.delay_sum for day in around)).mean

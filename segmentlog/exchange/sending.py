@@ -1,0 +1,226 @@
+"""Sending what `produce` has read: lists of records, counted, so that every failure says where to go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from segmentlog.errors import InvalidRecord, ProducerFenced, RecordTooLarge
+
+if TYPE_CHECKING:
+    from segmentlog.exchange.resuming import Resumption, Rows
+    from segmentlog.producing.delivery import Deliveries
+    from segmentlog.producing.producer import Producer
+
+_Item = TypeVar("_Item")
+
+
+class Lists:
+    """Records on their way: lists of one length, or None for a column that no record has."""
+
+    __slots__ = ("headers", "keys", "partition", "timestamps", "values")
+
+    def __init__(self, values: list[bytes | None], keys: list[bytes | None] | None = None) -> None:
+        self.values = values
+        self.keys = keys
+        self.headers: list[Any] | None = None
+        self.timestamps: list[int] | None = None
+        self.partition: int | None = None
+
+    def part(self, begin: int, end: int) -> Lists:
+        """Records ``[begin, end)``."""
+        return self._of_each(itemgetter(slice(begin, end)))
+
+    def rows(self, rows: Rows) -> Lists:
+        """The records of these rows, which ascend."""
+        if len(rows) == len(self.values):
+            return self
+        numbers = rows.tolist()
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            return self.part(numbers[0], numbers[-1] + 1)
+        return self._of_each(lambda column: list(map(column.__getitem__, numbers)))
+
+    def _of_each(self, take: Callable[[list[Any]], list[Any]]) -> Lists:
+        part = Lists(take(self.values), None if self.keys is None else take(self.keys))
+        part.headers = None if self.headers is None else take(self.headers)
+        part.timestamps = None if self.timestamps is None else take(self.timestamps)
+        part.partition = self.partition
+        return part
+
+
+class BadRecord(ValueError):
+    """A record that cannot be understood; ``index`` counts from 0 in its list."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
+
+
+Parse = Callable[[list[bytes]], Iterator[Lists]]
+
+
+class Sender:
+    """Sends lists, counts them, and tells where they went."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        partition: int | None,
+        pairs: tuple[tuple[str, bytes], ...],
+        print_offsets: bool,
+        as_json: bool,
+        limit_bytes: int | None,
+        skipped: int = 0,
+    ) -> None:
+        """``limit_bytes``: of one record, where the records of a list may go to several partitions."""
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._pairs = list(pairs)
+        self._print_offsets = print_offsets or as_json
+        self._as_json = as_json
+        self._limit_bytes = limit_bytes
+        self._started = time.perf_counter()
+        self.records = self.bytes = 0
+        self.number = self.first = skipped
+        """Of the next record of the input, and of the first one of the list in hand; those left out count."""
+
+    def send(self, lists: Lists) -> None:
+        """Append a list; when a record is too large, what comes before it, so that the count of records is true.
+
+        Partitions are appended to one after another. A record that may be too large goes alone,
+        lest those after it that belong to other partitions arrive, and again with --skip.
+        """
+        begin = 0
+        for large in self._large(lists):
+            self._send_part(lists.part(begin, large))
+            self._send_part(lists.part(large, large + 1))
+            begin = large + 1
+        self._send_part(lists.part(begin, len(lists.values)) if begin else lists)
+
+    def _is_spread(self, lists: Lists) -> bool:
+        """Whether the records of a list may go to several partitions."""
+        return lists.keys is not None and lists.partition is None
+
+    def _large(self, lists: Lists) -> list[int]:
+        """Which records may be over the limit, if they may go to several partitions at once."""
+        if self._limit_bytes is None or not self._is_spread(lists):
+            return []
+        limit_bytes = self._limit_bytes * 9 // 10  # headers are not counted; they are short
+        keys = lists.keys or [None] * len(lists.values)
+        if max(map(len, filter(None, lists.values)), default=0) + max(map(len, filter(None, keys)), default=0) < (
+            limit_bytes
+        ):
+            return []
+        sizes = (len(value or b"") + len(key or b"") for value, key in zip(lists.values, keys, strict=True))
+        return [index for index, size in enumerate(sizes) if size >= limit_bytes]
+
+    def _send_part(self, lists: Lists) -> None:
+        if not lists.values:
+            return
+        try:
+            self._send_list(lists)
+        except RecordTooLarge as error:
+            self._send_list(lists.part(0, error.index))
+            raise ValueError(
+                f"record {self.number + 1} takes {error.size_bytes} bytes, over max.message.bytes ="
+                f" {error.limit_bytes}: raise it with 'segmentlog alter', or {self._how_to_leave_out(self.number + 1)}"
+            ) from None
+        except InvalidRecord as error:
+            raise BadRecord(self.number - self.first + error.index, str(error)) from None
+
+    def told(self, error: ValueError, empty_lines: int) -> str:
+        """That the next record is too long, and what to do."""
+        line = f" (line {self.number + 1 + empty_lines})" if empty_lines else ""
+        return (
+            f"record {self.number + 1}{line} {error}: raise it with 'segmentlog alter', or"
+            f" {self._how_to_leave_out(self.number + 1)}"
+        )
+
+    def _how_to_leave_out(self, number: int) -> str:
+        return f"leave the record out with --skip {number}"
+
+    def _send_list(self, lists: Lists) -> None:
+        if lists.values:
+            self._append(lists, lists.partition if self._partition is None else self._partition)
+            self.number += len(lists.values)
+
+    def _append(self, lists: Lists, partition: int | None) -> None:
+        headers = lists.headers
+        if self._pairs:
+            given = headers or [[]] * len(lists.values)
+            headers = [[*one, *self._pairs] for one in given]
+        deliveries = self._producer.send_many(
+            self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
+        )
+        self.records += len(lists.values)
+        if self._print_offsets:
+            self._tell(deliveries)
+
+    def _tell(self, deliveries: Deliveries) -> None:
+        for partition, base_offset, count in deliveries.places():
+            if self._as_json:
+                click.echo(f'{{"partition":{partition},"base_offset":{base_offset},"count":{count}}}')
+            else:
+                click.echo(f"{partition} {base_offset} {count}")
+
+    def finish(self) -> None:
+        """The input is at its end."""
+
+    def summary(self) -> str:
+        """What was done."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rate = self.records / seconds
+        return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"
+
+    def how_to_go_on(self, error: Exception) -> str:
+        """After a failure; empty when there is no going on."""
+        return f"the first {self.number} records are appended; go on with --skip {self.number}"
+
+
+class NamedSender(Sender):
+    """Sends what an earlier run of the same job has not sent."""
+
+    def __init__(self, resumption: Resumption, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._resumption = resumption
+        self._there = 0
+
+    def _is_spread(self, lists: Lists) -> bool:
+        return lists.partition is None and self._partition is None
+
+    def _how_to_leave_out(self, number: int) -> str:
+        return "take the record out of the input"
+
+    def _send_list(self, lists: Lists) -> None:
+        if not lists.values:
+            return
+        partition = lists.partition if self._partition is None else self._partition
+        shares = self._resumption.shares(lists.values, lists.keys, partition)
+        for share in shares:
+            try:
+                self._append(lists.rows(share.rows), share.partition)
+            except (RecordTooLarge, InvalidRecord) as error:
+                error.index = int(share.rows[error.index])
+                raise
+            self._resumption.note_sent(share)
+        self._resumption.advance()
+        self._there += len(lists.values) - sum(len(share.rows) for share in shares)
+        self.number += len(lists.values)
+
+    def finish(self) -> None:
+        self._resumption.check_complete(self._partition)
+
+    def summary(self) -> str:
+        there = f"; {self._there:,} were there already" if self._there else ""
+        return super().summary() + there
+
+    def how_to_go_on(self, error: Exception) -> str:
+        if isinstance(error, ProducerFenced | click.ClickException):
+            return ""
+        return "run it again with the same input: it goes on where it stopped"

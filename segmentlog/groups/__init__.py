@@ -1,0 +1,1 @@
+"""Consumer groups: who reads what, and committed positions."""

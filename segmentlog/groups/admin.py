@@ -1,0 +1,266 @@
+"""What people ask of consumer groups: which there are, how far they are; reset, delete, expire."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from segmentlog.arguments import as_bool, as_positions, as_text
+from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
+from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, group_folder_name
+from segmentlog.groups.folder import GroupFolder
+from segmentlog.groups.member import Member
+from segmentlog.groups.positions import CommittedOffset, GroupOffsets, encode
+from segmentlog.records import TopicPartition
+from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.locks import held
+
+if TYPE_CHECKING:
+    from segmentlog.clock import Clock
+    from segmentlog.store import LogStore
+
+_EXPIRE_EVERY_MS = 60_000
+
+
+class MemberDescription(msgspec.Struct, frozen=True):
+    """A live member of a group."""
+
+    id: str
+    client_id: str
+    pid: int
+    host: str
+    topics: tuple[str, ...]
+    joined_ms: int
+    idle_s: float
+    """Since its last poll."""
+    partitions: tuple[TopicPartition, ...]
+    """What the current assignment gives it."""
+
+
+class PartitionDescription(msgspec.Struct, frozen=True):
+    """How far a group is in a partition. ``committed`` and ``lag`` are None without a committed position."""
+
+    topic: str
+    partition: int
+    committed: CommittedOffset | None
+    log_end_offset: int | None
+    """None when the partition is gone."""
+    lag: int | None
+    """Offsets between the committed position and the end."""
+    member: str
+    """Who reads it; empty: nobody."""
+    pending: bool
+    """Whether a transaction that is not decided yet commits a position of it."""
+
+
+class GroupDescription(msgspec.Struct, frozen=True):
+    """A group: ``state`` is "Stable", "Rebalancing" (partitions still change hands) or "Empty" (no members)."""
+
+    group: str
+    state: str
+    generation: int
+    strategy: str
+    members: tuple[MemberDescription, ...]
+    partitions: tuple[PartitionDescription, ...]
+
+
+class Groups:
+    """The consumer groups of a store. Thread-safe; get it from `LogStore.groups`."""
+
+    def __init__(self, store: LogStore, fs: FileSystem, clock: Clock, offsets: GroupOffsets) -> None:
+        self._store = store
+        self._fs = fs
+        self._clock = clock
+        self._offsets = offsets
+        self._expired_ms: int | None = None
+
+    def member(
+        self, group: str, topics: list[str], *, strategy: str, client_id: str, max_poll_interval_ms: int
+    ) -> Member:
+        """A member that has not joined yet."""
+        return Member(
+            self._folder(group), topics, strategy=strategy, client_id=client_id,
+            max_poll_interval_ms=max_poll_interval_ms,
+            monotonic_ms=self._clock.monotonic_ms, now_ms=self._clock.now_ms,
+        )  # fmt: skip
+
+    def _folder(self, group: str) -> GroupFolder:
+        return GroupFolder(self._store, self._fs, group)
+
+    # ------------------------------------------------------------ asking
+
+    def names(self) -> list[str]:
+        """Names of the groups that have committed positions or members, sorted."""
+        found = set(self._offsets.groups())
+        for path in self._folders():
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                group = read_file(self._fs, f"{path}/lock").decode()
+                if group and group not in found and self._folder(group).live_members():
+                    found.add(group)
+        return sorted(found)
+
+    def _folders(self) -> list[str]:
+        path = f"{self._store.path}/{GROUPS_FOLDER}"
+        try:
+            return [f"{path}/{name}" for name in self._fs.listdir(path)]
+        except FileNotFoundError:
+            return []
+
+    def describe(self, group: str) -> GroupDescription:
+        """Members, assignment, positions and lag. Of a group that nobody knows: "Empty", without anything.
+
+        Looks only, and takes no lock that a member waits for: works in a read-only store, too.
+        """
+        folder = self._folder(group)
+        live = folder.live_members()
+        assignment = folder.read_assignment()
+        now_ms = self._clock.monotonic_ms()
+        members = tuple(
+            MemberDescription(
+                member, state.info.client_id, state.info.pid, state.info.host, state.info.topics, state.info.joined_ms,
+                max(now_ms - state.polled_ms, 0) / 1000,
+                tuple(sorted(assignment.of(member))) if assignment else (),
+            )
+            for member, state in live.items()
+        )  # fmt: skip
+        assigned_to = {tp: member.id for member in members for tp in member.partitions}
+        owners = self._owners(folder, live)
+        if not live:
+            state = "Empty"
+        elif assignment is None or assignment.members.keys() != live.keys() or owners != assigned_to:
+            state = "Rebalancing"
+        else:
+            state = "Stable"
+        committed, pending = self._offsets.committed(group), self._offsets.pending(group)
+        return GroupDescription(
+            group, state, assignment.generation if assignment else 0, assignment.strategy if assignment else "",
+            members,
+            tuple(
+                self._describe_partition(tp, committed.get(tp), owners.get(tp, ""), tp in pending)
+                for tp in sorted({*committed, *assigned_to, *pending})
+            ),
+        )  # fmt: skip
+
+    def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
+        """Which live member has which partition, by what the topics are called now."""
+        owners = {where: owner.member for where, owner in folder.owners().items() if owner.member in live}
+        names = self._store.topic_names({where.topic_id for where in owners})
+        return {
+            TopicPartition(names[where.topic_id], where.partition): member
+            for where, member in owners.items()
+            if where.topic_id in names
+        }
+
+    def _describe_partition(
+        self, tp: TopicPartition, committed: CommittedOffset | None, member: str, pending: bool
+    ) -> PartitionDescription:
+        end: int | None = None
+        with contextlib.suppress(UnknownTopic):
+            end = self._store.topic(tp.topic).partition(tp.partition).log_end_offset
+        lag = max(end - committed.offset, 0) if committed is not None and end is not None else None
+        return PartitionDescription(tp.topic, tp.partition, committed, end, lag, member, pending)
+
+    # ------------------------------------------------------------ changing
+
+    def reset(
+        self, group: str, positions: Mapping[TopicPartition, int], *, metadata: str = "", sync: bool = True
+    ) -> None:
+        """Commit positions of a group that has no live members. Durable when it returns, unless ``sync`` is false.
+
+        Raises `GroupNotEmpty`, `UnknownTopic` for a partition that there is not, `InvalidConfig` for what
+        is no offset.
+        """
+        self._store.check_writable("change consumer groups")
+        group_folder_name(group)  # raises for what is no name
+        group = str(group)
+        named = as_positions("positions", positions)
+        metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
+        topic_ids = {tp: self._store.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
+        keys, values = encode(group, named, topic_ids.__getitem__, metadata=metadata, committed_ms=self._clock.now_ms())
+        with self._empty(group):
+            end_offset = self._offsets.append(keys, values) if keys else 0
+        if end_offset and sync:
+            self._offsets.sync(end_offset)
+
+    def delete(self, group: str) -> None:
+        """Forget a group without live members: its positions and its folder. Raises `GroupNotEmpty`.
+
+        A group that there is not is refused with `InvalidConfig`.
+        """
+        self._store.check_writable("change consumer groups")
+        folder = self._folder(group)
+        if not os.path.isdir(folder.path) and not self._offsets.positions(group):
+            raise InvalidConfig("group", group, "the name of a group that has positions or members")
+        with self._empty(group):
+            end_offset = self._delete_locked(folder)
+        if end_offset:
+            self._offsets.sync(end_offset)
+
+    def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
+        """Delete the groups without members that neither committed nor had a member for ``retention_ms``.
+
+        By the wall clock, but not by a jump of it: `Clock.steady_ms`. An error in one group does not keep it from
+        the others; the first is raised at the end.
+        """
+        self._store.check_writable("change consumer groups")
+        now_ms = self._clock.steady_ms() if now_ms is None else now_ms
+        gone = []
+        first: Exception | None = None
+        for group in self._offsets.all_groups():
+            try:
+                if self._expire_one(group, now_ms - retention_ms):
+                    gone.append(group)
+            except (SegmentlogError, OSError) as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return gone
+
+    def _expire_one(self, group: str, before_ms: int) -> bool:
+        folder = self._folder(group)
+        if self._used_ms(folder) < before_ms and not folder.live_members():
+            with contextlib.suppress(GroupNotEmpty), self._empty(group):
+                if self._used_ms(folder) < before_ms:  # still so, under the lock
+                    self._delete_locked(folder)
+                    return True
+        return False
+
+    def expire_tick(self, now_ms: int, retention_ms: int) -> bool:
+        """`expire`, at most once a minute; for background work. Whether it was time."""
+        if self._expired_ms is not None and 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
+            return False
+        self._expired_ms = now_ms
+        if self._offsets.exists:
+            self.expire(now_ms, retention_ms)
+        return True
+
+    def _used_ms(self, folder: GroupFolder) -> int:
+        """When the group committed, or a member came or went, the last time."""
+        used_ms = max((one.committed_ms for one in self._offsets.positions(folder.group).values()), default=0)
+        version = folder.assignment_version()
+        return used_ms if version is None else max(used_ms, version[1] // 1_000_000)
+
+    def _delete_locked(self, folder: GroupFolder) -> int:
+        positions = self._offsets.positions(folder.group)
+        end_offset = 0
+        if positions:
+            end_offset = self._offsets.append(*self._offsets.encode_deletion(folder.group, positions))
+        # Renamed first: whoever waits for its lock finds that the group has another folder now.
+        gone = f"{self._store.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
+        self._fs.rename(folder.path, gone)
+        with contextlib.suppress(FileNotFoundError):  # somebody sweeps it away at the same time
+            self._fs.remove_tree(gone)
+        return end_offset
+
+    @held
+    def _empty(self, group: str) -> Iterator[None]:
+        """Keep members from joining within. Raises `GroupNotEmpty`."""
+        folder = self._folder(group)
+        with folder.locked():
+            if live := folder.live_members():
+                raise GroupNotEmpty(group, len(live))
+            yield

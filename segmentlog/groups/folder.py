@@ -1,0 +1,282 @@
+"""A group's files, whose locks are what coordinates its members; `groups` tells how."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import fnmatch
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from segmentlog.errors import UnknownTopic
+from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
+from segmentlog.policy.assignment import assign
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
+from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
+from segmentlog.storage.locks import held
+
+if TYPE_CHECKING:
+    from segmentlog.store import LogStore
+
+logger = logging.getLogger("segmentlog")
+
+_BEAT_DIGITS: Final = 20
+_PATTERN_CHARACTERS: Final = frozenset("*?[")
+
+
+class MemberInfo(msgspec.Struct, frozen=True):
+    """What a member says about itself."""
+
+    client_id: str
+    pid: int
+    host: str
+    topics: tuple[str, ...]
+    """Names and patterns that it subscribes to."""
+    strategy: str
+    max_poll_interval_ms: int
+    joined_ms: int
+    """Wall clock."""
+
+
+class MemberState(msgspec.Struct, frozen=True):
+    """A live member as others see it."""
+
+    info: MemberInfo
+    polled_ms: int
+    """Monotonic."""
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """Whether it did not poll for longer than it said it would."""
+        return now_ms - self.polled_ms > self.info.max_poll_interval_ms
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """Who is to read what, from one generation on."""
+
+    generation: int = 0
+    strategy: str = ""
+    topics: dict[str, int] = {}
+    """Partition counts of the topics that somebody reads, as it was made for."""
+    members: dict[str, dict[str, list[int]]] = {}
+
+    def of(self, member: str) -> set[TopicPartition]:
+        """A member's partitions."""
+        found = self.members.get(member, {})
+        return {TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers}
+
+
+class PartitionOwner(msgspec.Struct, frozen=True):
+    """Who acquired a partition, under which generation, and what the topic was called then."""
+
+    member: str
+    generation: int
+    topic: str = ""
+
+
+_info_decoder = msgspec.json.Decoder(MemberInfo)
+_assignment_decoder = msgspec.json.Decoder(Assignment)
+_owner_decoder = msgspec.json.Decoder(PartitionOwner)
+
+Version = tuple[int, int, int]
+
+
+class GroupFolder:
+    """A group's files. Thread-safe: every lock is on a descriptor of its own."""
+
+    def __init__(self, store: LogStore, fs: FileSystem, group: str) -> None:
+        self.store = store
+        self.fs = fs
+        self.group = group
+        self.path = f"{store.path}/{GROUPS_FOLDER}/{group_folder_name(group)}"
+        self.members_path = f"{self.path}/members"
+        self.partitions_path = f"{self.path}/partitions"
+        self.assignment_path = f"{self.path}/assignment"
+        self.lock_path = f"{self.path}/lock"
+
+    # ------------------------------------------------------------ the lock
+
+    @held
+    def locked(self, *, exclusive: bool = True) -> Iterator[None]:
+        """Hold the group's lock; makes the folder if it is not there."""
+        while True:
+            with held_open(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
+                self.fs.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                if self._is_made(fd):  # else it is of a group that was deleted meanwhile
+                    yield
+                    return
+
+    def _open_lock(self, fs: LockableFiles, path: str, flags: int) -> Held:
+        while True:
+            try:
+                return hold_open(fs, path, flags)
+            except FileNotFoundError:
+                for folder in (f"{self.store.path}/{GROUPS_FOLDER}", self.path):
+                    with contextlib.suppress(FileExistsError):
+                        self.fs.mkdir(folder)
+
+    def _is_made(self, fd: int) -> bool:
+        """Whether the group whose lock is held is there; what it lacks is made."""
+        try:
+            if not self.is_current(fd, self.lock_path):
+                return False
+            for folder in (self.members_path, self.partitions_path):
+                if not os.path.isdir(folder):
+                    with contextlib.suppress(FileExistsError):
+                        self.fs.mkdir(folder)
+            if not self.fs.fstat(fd).st_size:
+                write_all(self.fs, fd, [self.group.encode()], 0)
+            return True
+        except FileNotFoundError:  # the folder was taken away by somebody who holds no lock
+            return False
+
+    def is_current(self, fd: int, path: str) -> bool:
+        """Whether ``path`` is still the name of the open file."""
+        try:
+            return os.path.samestat(self.fs.fstat(fd), self.fs.stat(path))
+        except FileNotFoundError:
+            return False
+
+    # ------------------------------------------------------------ members
+
+    def member_ids(self) -> list[str]:
+        """Of all member files, sorted."""
+        try:
+            return sorted(self.fs.listdir(self.members_path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def look_at(self, member: str) -> MemberState | None:
+        """A member's state; None when it is dead. Reads only, so it works in a read-only store."""
+        path = f"{self.members_path}/{member}"
+        try:
+            # Read-only: closing it must not look like the end of the member to whoever watches the folder.
+            with held_open(self.fs, path, os.O_RDONLY) as fd:
+                try:
+                    # Shared: two who look at the same time must not take each other for the member.
+                    self.fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return None
+                except BlockingIOError:
+                    text = self.fs.pread(fd, 1 << 20, 0)
+        except FileNotFoundError:
+            return None
+        try:
+            return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
+        except (ValueError, msgspec.DecodeError):
+            return None  # being made: its maker holds the group's lock
+
+    def live_members(self) -> dict[str, MemberState]:
+        """Those that hold the lock of their file."""
+        found = {member: self.look_at(member) for member in self.member_ids()}
+        return {member: state for member, state in found.items() if state is not None}
+
+    def evict(self, member: str) -> None:
+        """Take everything from a member that does not poll. The caller holds the lock."""
+        # The member's own file last: whoever dies in the middle leaves it for the next one to find.
+        for where, owner in self.owners().items():
+            if owner.member == member:
+                self.unlink(self.partition_path(where))
+        self.unlink(f"{self.members_path}/{member}")
+
+    def unlink(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.unlink(path)
+
+    # ------------------------------------------------------------ partitions
+
+    def partition_path(self, where: PartitionId) -> str:
+        """Of the file whose lock is the right to read a partition, whatever the topic is called."""
+        return f"{self.partitions_path}/{where.topic_id}-{where.partition}"
+
+    def owners(self) -> dict[PartitionId, PartitionOwner]:
+        """Who acquired which partition last; they may have let go of it since."""
+        found = {}
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = self.fs.listdir(self.partitions_path)
+        for name in names:
+            topic_id, _, number = name.rpartition("-")
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, ValueError):
+                owner = _owner_decoder.decode(read_file(self.fs, f"{self.partitions_path}/{name}"))
+                found[PartitionId(topic_id, int(number))] = owner
+        return found
+
+    # ------------------------------------------------------------ the assignment
+
+    def assignment_version(self) -> Version | None:
+        """Changes when the assignment is replaced; None when it is not there."""
+        try:
+            found = self.fs.stat(self.assignment_path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def read_assignment(self) -> Assignment | None:
+        """The current one; None when there is none that can be read."""
+        try:
+            return _assignment_decoder.decode(read_file(self.fs, self.assignment_path))
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+            return None
+
+    def rebalance(self, now_ms: int) -> Assignment:
+        """Remove the dead, evict the overdue, and publish an assignment if it differs from the current one.
+
+        The caller holds the lock. ``now_ms`` is monotonic.
+        """
+        live: dict[str, MemberState] = {}
+        for member in self.member_ids():
+            state = self.look_at(member)
+            if state is None:
+                self.unlink(f"{self.members_path}/{member}")
+            elif state.is_overdue(now_ms):
+                late_s = (now_ms - state.polled_ms) / 1000
+                logger.warning("group %s: member %s is evicted: no poll for %.1f s", self.group, member, late_s)
+                self.evict(member)
+            else:
+                live[member] = state
+        current = self.read_assignment()
+        subscriptions = {member: self.resolve(state.info.topics) for member, state in live.items()}
+        counts = {topic: count for topics in subscriptions.values() for topic, count in topics.items()}
+        strategy = next((state.info.strategy for state in live.values()), current.strategy if current else "sticky")
+        previous = {member: current.of(member) for member in live} if current else {}
+        members: dict[str, dict[str, list[int]]] = {}
+        for member, partitions in assign(strategy, subscriptions, counts, previous).items():
+            numbers = members.setdefault(member, {})
+            for tp in partitions:
+                numbers.setdefault(tp.topic, []).append(tp.partition)
+        if current and (current.members, current.topics, current.strategy) == (members, counts, strategy):
+            return current
+        generation = (current.generation if current else self._last_generation()) + 1
+        made = Assignment(generation, strategy, counts, members)
+        replace_file(self.fs, self.assignment_path, msgspec.json.encode(made))
+        return made
+
+    def _last_generation(self) -> int:
+        """The highest that any trace is left of, for a group whose assignment is lost."""
+        committed = self.store.group_offsets.positions(self.group).values()
+        return max([0, *(one.generation for one in committed), *(one.generation for one in self.owners().values())])
+
+    def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
+        """The topics that names and patterns mean now, with their partition counts."""
+        found: dict[str, int] = {}
+        for name in wanted:
+            names = fnmatch.filter(self.store.topics(), name) if is_pattern(name) else [name]
+            for topic in names:
+                with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+                    found[topic] = self.store.read_topic_file(topic).partitions
+        return found
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a subscription means every topic that matches it."""
+    return not _PATTERN_CHARACTERS.isdisjoint(name)
+
+
+def encode_beat(now_ms: int) -> bytes:
+    """When a member polled last, as its file begins with it."""
+    return b"%0*d" % (_BEAT_DIGITS, now_ms)

@@ -1,0 +1,341 @@
+"""Reading sealed segments again and again, for the bytes that rot where nobody looks.
+
+    tick -> as many bytes as the budget allows -> batch by batch -> findings
+
+One pass goes through every sealed segment of the store and checks every checksum; then the
+next begins. Straight from the files, with `pread`: nothing is opened as a partition, mapped
+or locked, and what was read is given back to the kernel, so that a pass over a large store
+does not push out of memory what others are reading. (Pages that some process has mapped
+stay; those are checked as they are in memory.) Of a segment with a damaged header the rest is read into memory
+first, at the same pace: where that batch ends is told by what follows, see `segmentlog.format.scan`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, header_holds
+from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.scan import Around, step_over
+from segmentlog.inspection.segment import around
+from segmentlog.storage import forks
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.segment import list_segments, segment_stem
+
+logger = logging.getLogger("segmentlog")
+
+_READ_MAX_BYTES: Final = 1 << 20
+_BURST_S: Final = 0.5
+# What may be read at once, after a pause: so much of a second's budget.
+_TICK_S: Final = 0.1
+_FOLDER_BYTES: Final = 4096
+# What listing a partition's folder costs of the budget.
+_ROUND_MIN_S: Final = 600.0
+# A small store is not read over and over: passes begin at least so far apart.
+
+
+class ScrubTarget(NamedTuple):
+    """A partition to look at."""
+
+    topic: str
+    partition: int
+    folder: str
+
+
+class ScrubFinding(msgspec.Struct, frozen=True):
+    """Damage in a sealed segment: from byte ``position`` on, offsets ``[base_offset, end_offset)`` at most."""
+
+    topic: str
+    partition: int
+    path: str
+    position: int
+    base_offset: int
+    end_offset: int
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} at byte {self.position}, offsets [{self.base_offset}, {self.end_offset}): {self.what};"
+            " 'segmentlog verify' tells more, 'segmentlog repair' cuts it out"
+        )
+
+
+class ScrubReport(msgspec.Struct, frozen=True):
+    """What was read so far, and the damage that is there as far as is known."""
+
+    rounds: int = 0
+    """Passes over all sealed segments that were completed."""
+    segments: int = 0
+    size_bytes: int = 0
+    findings: tuple[ScrubFinding, ...] = ()
+
+
+class Scrubber:
+    """Reads the sealed segments of ``targets()`` at ``bytes_per_s`` at most. Thread-safe.
+
+    Each finding is logged once, as a warning, and stays in `report` until its segment is read
+    whole again, or is gone.
+    """
+
+    def __init__(self, fs: FileSystem, targets: Callable[[], Iterable[ScrubTarget]], bytes_per_s: int) -> None:
+        self._fs = fs
+        self._targets = targets
+        self._bytes_per_s = bytes_per_s
+        self._mutex = forks.lock(self, "_mutex")
+        self._last_ms: int | None = None
+        self._allowance = 0.0
+        self._round_began_ms: int | None = None
+        self._is_in_round = False
+        self._partitions: deque[ScrubTarget] = deque()
+        self._segments: deque[tuple[ScrubTarget, int, int]] = deque()
+        self._current: _Pass | None = None
+        self._findings: dict[tuple[str, int], ScrubFinding] = {}
+        self._seen_paths: set[str] = set()
+        self._logged: set[tuple[str, int]] = set()
+        self._counts = (0, 0, 0)
+        forks.on_fork(self, "_forget_parent")
+
+    def tick(self, now_ms: int) -> float:
+        """Read what the budget allows by now (monotonic milliseconds); returns the seconds until there is more to do.
+
+        Raises OSError for what is not the segment's fault; the next call goes on with the next segment.
+        """
+        with self._mutex:
+            self._earn(now_ms)
+            while self._allowance >= 1:
+                if self._current is None and not self._next_segment(now_ms):
+                    return self._pause_s(now_ms)
+                if self._current is not None:
+                    self._read_on(self._current)
+            return max(_TICK_S, min(1 / self._bytes_per_s, 60.0))
+
+    def report(self) -> ScrubReport:
+        """As of now; also during a tick."""
+        with self._mutex:
+            return ScrubReport(*self._counts, findings=tuple(self._findings.values()))
+
+    def close(self) -> None:
+        """Let go of the file that is being read."""
+        with self._mutex:
+            self._finish()
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the thread is gone that may have been in a tick. The pass begins anew."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()
+        self._partitions, self._segments = deque(), deque()
+        self._round_began_ms, self._is_in_round = None, False
+        self._seen_paths = set()
+
+    # ------------------------------------------------------------ pace
+
+    def _earn(self, now_ms: int) -> None:
+        last_ms = now_ms if self._last_ms is None else self._last_ms
+        self._last_ms = now_ms
+        most = max(self._bytes_per_s * _BURST_S, 1.0)
+        self._allowance = min(self._allowance + max(now_ms - last_ms, 0) / 1000 * self._bytes_per_s, most)
+
+    def _pause_s(self, now_ms: int) -> float:
+        assert self._round_began_ms is not None
+        return max(_ROUND_MIN_S - (now_ms - self._round_began_ms) / 1000, _TICK_S)
+
+    # ------------------------------------------------------------ what comes next
+
+    def _next_segment(self, now_ms: int) -> bool:
+        """Open the segment that is next in turn, or look for some; False when the next pass is not due yet."""
+        if self._segments:
+            target, base, following = self._segments.popleft()  # an error leaves it out of this pass
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                self._current = _Pass(self._fs, target, base, following)
+            return True
+        if not self._partitions:
+            return self._next_round(now_ms)
+        target = self._partitions.popleft()
+        self._allowance -= _FOLDER_BYTES
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            bases = list_segments(self._fs, target.folder)
+            self._segments.extend((target, base, following) for base, following in pairwise(bases))
+        return True
+
+    def _next_round(self, now_ms: int) -> bool:
+        if self._is_in_round:
+            self._end_round()
+        if self._round_began_ms is not None and now_ms - self._round_began_ms < _ROUND_MIN_S * 1000:
+            return False
+        self._partitions.extend(self._targets())
+        self._round_began_ms, self._is_in_round = now_ms, True
+        return bool(self._partitions)
+
+    def _end_round(self) -> None:
+        self._is_in_round = False
+        for key in [key for key in self._findings if key[0] not in self._seen_paths]:
+            if not os.path.exists(key[0]):
+                del self._findings[key]
+        self._seen_paths.clear()
+        rounds, segments, size_bytes = self._counts
+        self._counts = (rounds + 1, segments, size_bytes)
+
+    # ------------------------------------------------------------ reading
+
+    def _read_on(self, current: _Pass) -> None:
+        try:
+            size = current.read_on(min(_READ_MAX_BYTES, int(self._allowance)))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                self._finish()  # not done: nothing of it counts
+                raise
+            current.unreadable(error)
+            size = 0
+        self._allowance -= size
+        rounds, segments, size_bytes = self._counts
+        self._counts = (rounds, segments + current.is_done, size_bytes + size)
+        if current.is_done:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Take the findings of the current segment over, unless the file was replaced or deleted meanwhile."""
+        current, self._current = self._current, None
+        if current is None:
+            return
+        try:
+            if not current.is_done or current.is_outdated():
+                return
+        finally:
+            current.close()
+        self._seen_paths.add(current.path)
+        found = {(current.path, one.position): one for one in current.findings}
+        for key in [key for key in self._findings if key[0] == current.path and key not in found]:
+            del self._findings[key]
+        self._findings.update(found)
+        for key, finding in found.items():
+            if key not in self._logged:
+                self._logged.add(key)
+                logger.warning("%s/%d: damage found: %s", finding.topic, finding.partition, finding)
+
+
+class _Pass:
+    """One sealed segment, read from front to back in pieces of whatever size."""
+
+    def __init__(self, fs: FileSystem, target: ScrubTarget, base: int, following: int) -> None:
+        self._fs = fs
+        self._target = target
+        self._following = following
+        self.path = segment_stem(target.folder, base) + LOG_SUFFIX
+        self._fd = fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._stat = fs.fstat(self._fd)
+        except BaseException:
+            fs.close(self._fd)
+            raise
+        self._size = self._stat.st_size
+        self._buffer = bytearray()
+        self._buffer_position = 0
+        self._wanted = 0
+        """Bytes of the batch at the front of the buffer; there is nothing to check before they are there."""
+        self._base = self._expected = base
+        self.findings: list[ScrubFinding] = []
+        self.is_done = not self._size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._fs.close(fd)
+
+    def is_outdated(self) -> bool:
+        """Whether the file is not any more what was read: deleted, replaced, or cut off."""
+        try:
+            now = self._fs.stat(self.path)
+        except FileNotFoundError:
+            return True
+        return not os.path.samestat(now, self._stat) or now.st_size < self._size
+
+    def read_on(self, size: int) -> int:
+        """Read so many bytes more and check what is whole by now; returns how many there were. Raises OSError."""
+        position = self._buffer_position + len(self._buffer)
+        part = self._fs.pread(self._fd, min(size, self._size - position), position)
+        self._fs.advise_unneeded(self._fd, position, len(part))
+        self._buffer += part
+        at_end = not part or position + len(part) >= self._size
+        if len(self._buffer) < self._wanted and not at_end:
+            return len(part)
+        self._wanted = 0
+        used = self._check(memoryview(bytes(self._buffer)), at_end)
+        del self._buffer[:used]
+        self._buffer_position += used
+        if at_end:
+            self._end()
+        return len(part)
+
+    def unreadable(self, error: OSError) -> None:
+        """The disk does not give the bytes: they and what follows in this segment are not looked at."""
+        position = self._buffer_position + len(self._buffer)
+        self._note(position, self._following, f"the disk does not give it ({error})")
+        self.is_done = True
+
+    def _check(self, view: memoryview, at_end: bool) -> int:
+        """Check every batch that is whole in the buffer; how many bytes are done with."""
+        at = 0
+        while at < len(view):
+            available, rest = len(view) - at, self._size - self._buffer_position - at
+            claimed = claimed_header(view, at)
+            if not at_end and (claimed is None or (header_holds(claimed) and available < claimed.size_bytes <= rest)):
+                self._wanted = HEADER_SIZE if claimed is None else claimed.size_bytes
+                return at
+            try:
+                header = decode_header(view, at, self.path)
+                if header.base_offset < self._expected:
+                    raise CorruptBatch(self.path, at, f"an offset of {self._expected} or more", str(header.base_offset))
+            except CorruptBatch as error:
+                if not at_end:  # where it ends is told by what follows: all of it, once
+                    self._wanted = rest
+                    return at
+                at = self._step_over(view, at, error)
+                continue
+            try:
+                check_payload(view, at, header, self.path)
+            except CorruptBatch as error:
+                why = f"expected {error.expected}, found {error.found}"
+                self._note(self._buffer_position + at, header.next_offset, why)
+            self._expected = header.next_offset
+            at += header.size_bytes
+        return at
+
+    def _step_over(self, view: memoryview, at: int, error: CorruptBatch) -> int:
+        """Note what is damaged at ``at``, unless it is nothing; where the batches go on."""
+        if not any(view[at:]):
+            return len(view)  # space that a roll has not given back yet
+        begins = self._buffer_position
+        beside = around(self._fs, self.path, self._base)
+
+        def known(position: int) -> Iterator[tuple[int, int]]:
+            return ((position - begins, offset) for position, offset in beside.known(position + begins))
+
+        at_position = begins + at
+        at, offset = step_over(view, at, self._expected, Around(self._following, beside.batch_limit, known))
+        following = self._following if offset is None else offset
+        self._note(at_position, following, f"expected {error.expected}, found {error.found}")
+        self._expected = following
+        return at
+
+    def _end(self) -> None:
+        if self._expected > self._following:
+            what = f"its last batch ends at {self._expected}, and the next segment begins at {self._following}"
+            self._note(self._size, self._following, what)
+        self.is_done = True
+
+    def _note(self, position: int, end_offset: int, what: str) -> None:
+        base_offset = min(self._expected, end_offset)
+        self.findings.append(
+            ScrubFinding(self._target.topic, self._target.partition, self.path, position, base_offset, end_offset, what)
+        )

@@ -1,0 +1,1 @@
+"""One partition: appending, reading, recovering and compacting its segments."""

@@ -1,0 +1,152 @@
+"""Which transactions of a partition were aborted: what a ``read_committed`` reader steps over.
+
+The markers in the log say it. Of a sealed segment they are kept in its ``.txnindex``, made by
+whoever first needs it; the active segment is read for them, its headers only, when the state
+page says that there is another abort. A log in which nothing was ever aborted costs one look
+at a word of that page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from segmentlog.errors import CorruptBatch, UnknownTopic
+from segmentlog.format.batch import BatchHeader, check_payload
+from segmentlog.format.control import decode_marker
+from segmentlog.format.names import ABORTED_SUFFIX
+from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
+from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.log.around import around_segment
+from segmentlog.log.handle import Handle
+from segmentlog.storage import forks
+from segmentlog.storage.fs import read_file, write_all
+from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.storage.state import ABORTS_WORD, LogState
+
+Ranges = dict[int, list[tuple[int, int]]]
+"""By producer id: first and last offsets of its aborted transactions. Never changed once it is made."""
+
+
+def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
+    """Whether a batch of a transaction was taken back."""
+    return any(first <= header.base_offset <= last for first, last in ranges.get(header.producer_id, ()))
+
+
+class _Known(msgspec.Struct):
+    """What was read so far of one segment."""
+
+    position: int = 0
+    aborted: list[AbortedTransaction] = []
+    sealed: bool = False
+
+
+class AbortedTransactions:
+    """The aborted transactions of one partition. Thread-safe.
+
+    ``known`` gives what a reader's index says of a segment, or None: of what that reader can step to behind
+    damage the aborts must be found.
+    """
+
+    def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
+        self._handle = handle
+        self._known = known
+        self._mutex = forks.lock(self, "_mutex", "_forget")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know of none. In a forked child: another thread of the parent may have been looking."""
+        self._seen: tuple[int, int, int, int] | None = None
+        self._segments: dict[int, _Known] = {}
+        self._ranges: Ranges = {}
+
+    def look(self) -> Ranges:
+        """Every abort that is told in the log up to its end.
+
+        Keep it for as long as one reads on: a compaction may remove what was aborted, and later
+        its markers, while a reader still has the old files mapped.
+        """
+        page = self._handle.page
+        count = page.words[ABORTS_WORD]
+        log = page.log.read()
+        # An abort is counted before it is published: while one is open, it may be the one that was counted.
+        undecided = log.last_stable_offset < log.log_end_offset
+        seen = (count, log.epoch, log.generation, log.log_end_offset if undecided else -1)
+        if not count:
+            return {}
+        if seen == self._seen:
+            return self._ranges
+        with self._mutex:
+            if self._seen is None or self._seen[1:3] != seen[1:3]:
+                self._segments.clear()
+            bases = self._handle.list_segments()
+            for base in bases:
+                if base <= log.active_base_offset:
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: then nobody reads it
+                        self._look_at(base, log)
+            try:
+                self._handle.check_usable()  # after the files were opened by their names
+            except UnknownTopic:
+                self._segments.clear()
+                raise
+            ranges: Ranges = {}
+            for known in self._segments.values():
+                for one in known.aborted:
+                    ranges.setdefault(one.producer_id, []).append((one.first_offset, one.last_offset))
+            self._ranges, self._seen = ranges, seen
+            return ranges
+
+    def _look_at(self, base: int, log: LogState) -> None:
+        handle = self._handle
+        known = self._segments.setdefault(base, _Known())
+        sealed = base < log.active_base_offset
+        if known.sealed:
+            return
+        mapped = MappedSegment(handle.fs, handle.folder, base)
+        end = len(mapped.view) if sealed else min(log.end_position, len(mapped.view))
+        path = segment_stem(handle.folder, base) + ABORTED_SUFFIX
+        if sealed and not known.position:
+            with contextlib.suppress(FileNotFoundError, Malformed):
+                size, aborted = decode_aborted(read_file(handle.fs, path))
+                if size == end:
+                    self._segments[base] = _Known(end, aborted, sealed=True)
+                    return
+
+        def around() -> Around:
+            return around_segment(handle, base, log.log_end_offset, self._known(base))
+
+        aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
+        self._segments[base] = _Known(end, aborted, sealed)
+        if sealed and not handle.read_only:
+            handle.check_usable()
+            with contextlib.suppress(OSError):  # a cache: the next one reads the segment again
+                self._write(path, encode_aborted(end, aborted))
+
+    def _write(self, path: str, data: bytes) -> None:
+        """Beside, then in place: two processes may make the same file at the same time."""
+        fs = self._handle.fs
+        temporary = f"{path}.{os.getpid()}.tmp"
+        fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(fs, fd, [data], 0)
+        finally:
+            fs.close(fd)
+        fs.replace(temporary, path)
+
+
+def read_aborted(
+    mapped: MappedSegment, position: int, end: int, around: Callable[[], Around]
+) -> list[AbortedTransaction]:
+    """The aborts that are told in a segment's bytes ``[position, end)``; what is damaged is stepped over."""
+    aborted = []
+    view = mapped.view[:end]
+    for at, header in walk_over_damage(view, position, end, mapped.base_offset, around):
+        if header.is_control:
+            with contextlib.suppress(CorruptBatch, ValueError):
+                marker = decode_marker(header, check_payload(view, at, header, mapped.path))
+                if marker is not None and not marker.committed:
+                    aborted.append(AbortedTransaction(marker.producer_id, marker.first_offset, marker.offset))
+    return aborted

@@ -1,0 +1,1 @@
+"""Appending: encode, take the lock, place and publish, sync."""

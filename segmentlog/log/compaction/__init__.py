@@ -1,0 +1,1 @@
+"""Keeping the last records of each key: copy what stays, swap it in."""

@@ -1,0 +1,350 @@
+"""One pass of the cleaner: what stays of some segments is copied, and the copy takes their place.
+
+    fill     the dirty section's keys go into an offset map, as far as that has room (`survivors`)
+    weigh    segment by segment: which records stay? nothing to do where all of them do
+    copy     what stays goes into a copy beside the segments (`rewriter`)
+    swap     the copy takes their place (`swap`), oldest segments first
+    note     the checkpoint says how far the log is clean
+
+and again from there while the map was too small for all of it. Segments are replaced in
+order of their offsets, each durably before the next, so that a crash never leaves an older
+record of a key without the newer one that made it old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
+from segmentlog.format.checkpoint import Compacted
+from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import walk
+from segmentlog.format.splice import Flags
+from segmentlog.log.compaction.decided import Decided, stripped
+from segmentlog.log.compaction.segment_copy import SegmentCopy
+from segmentlog.log.compaction.survivors import Survivors, tombstones_among
+from segmentlog.log.compaction.swap import swap_in
+from segmentlog.log.handle import Handle
+from segmentlog.policy.compaction import group_segments
+from segmentlog.records import CompactionReport, LostRange, SegmentInfo
+from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.segment import MappedSegment, segment_stem
+
+Pace = Callable[[int], None]
+"""Told how many bytes were read or written; may wait, and may raise to end the pass."""
+
+
+class Plan(NamedTuple):
+    """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``."""
+
+    segments: list[SegmentInfo]
+    dirty_offset: int
+    end_offset: int
+
+
+class _Weighed(msgspec.Struct):
+    """One batch of a source segment, and what is to become of it."""
+
+    position: int
+    header: BatchHeader
+    kept: Flags | None  # None: all of its records
+
+
+class _Totals(msgspec.Struct):
+    """The counts of a `CompactionReport`, as far as the maps so far go."""
+
+    records_before: int = 0
+    records_after: int = 0
+    tombstones_removed: int = 0
+    expired: int = 0
+    keyless: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def follow(self, before: _Totals, survivors: Survivors, *, first: bool) -> None:
+        """Make these the counts of all maps: from what there was before the first to what is left after this one."""
+        self.tombstones_removed += survivors.tombstone_count + before.tombstones_removed
+        self.expired += survivors.expired_count + before.expired
+        self.keyless += survivors.keyless_count + before.keyless
+        self.bytes_read += before.bytes_read
+        self.bytes_written += before.bytes_written
+        if not first:
+            self.records_before, self.bytes_before = before.records_before, before.bytes_before
+            self.segments_before = before.segments_before
+
+
+class CompactionPass:
+    """One run of the cleaner, of as many maps as it takes."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        plan: Callable[[], Plan],
+        now_ms: int,
+        buffer_bytes: int,
+        pace: Pace,
+        *,
+        dry_run: bool,
+    ) -> None:
+        self._handle = handle
+        self._plan = plan
+        self._now_ms = now_ms
+        self._buffer_bytes = buffer_bytes
+        self._pace = pace
+        self._dry_run = dry_run
+        self._config = handle.config
+        log = handle.page.log.read()
+        self._log_start, self._epoch = log.log_start_offset, log.epoch
+        self._decided: Decided
+        self._survivors: Survivors  # one for each map
+        self._totals = _Totals()
+        self._weighed_before: dict[tuple[int, int], Flags] = {}
+        """A dry run of several maps: what the ones before it did not keep, by segment and position."""
+
+    def run(self) -> CompactionReport:
+        """Clean up to the end of the plan. Raises what `Cleaner.run` says."""
+        handle = self._handle
+        started = time.monotonic()
+        segments, dirty_offset, end = self._plan()
+        # After the plan: what was decided by then, all of it below `end`, is known now.
+        self._decided = Decided(handle, handle.page.log.read(), self._now_ms)
+        if self._config.compaction_keep_last > 1:
+            # What expires decides about older records that were kept beside it: all have to be looked at together.
+            dirty_offset = self._log_start
+        passes = 0
+        while dirty_offset < end or not passes:
+            before, self._totals = self._totals, _Totals()
+            self._survivors = Survivors(
+                self._config, self._now_ms, self._buffer_bytes, self._log_start, dirty_offset, end, self._decided
+            )
+            done = self._clean(segments)
+            self._totals.follow(before, self._survivors, first=not passes)
+            passes += 1
+            if not done:  # somebody truncated or trimmed the log meanwhile: the rest is for the next time
+                break
+            dirty_offset = max(self._survivors.map_end, dirty_offset)
+            if not self._dry_run:
+                self._note_progress(dirty_offset)
+                segments = [one for one in self._plan().segments if one.base_offset < end]
+        counts = {name: getattr(self._totals, name) for name in _Totals.__struct_fields__}
+        seconds = time.monotonic() - started
+        return CompactionReport(handle.topic, handle.partition, dirty_offset, passes, seconds=seconds, **counts)
+
+    def _clean(self, segments: Sequence[SegmentInfo]) -> bool:
+        """Everything that one map does; False when somebody trimmed or truncated the log meanwhile."""
+        log, survivors = self._handle.page.log.read(), self._survivors
+        try:
+            survivors.fill(self._batches_from(segments, survivors.dirty_offset))
+            if survivors.needs_clean_section:
+                survivors.note_clean(self._batches_from(segments, self._log_start))
+            if not self._dry_run:
+                # What was aborted goes in all of the segments, as far as the map may reach.
+                end = segments[-1].end_offset if self._decided.any_aborted and segments else 0
+                self._announce(max(survivors.map_end, survivors.dirty_offset, end))
+            groups = group_segments(segments, self._config.segment_bytes, self._lost_ranges())
+            return all(self._clean_group(group) for group in groups)
+        except FileNotFoundError as error:
+            now = self._handle.page.log.read()
+            if (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch):
+                return False
+            self._handle.check_in_place()  # renamed or deleted a moment ago
+            raise CorruptBatch(str(error.filename), 0, "a segment file", "none") from None
+
+    def _announce(self, offset: int) -> None:
+        """Write down how far records may be missing from now on, before the first of them is."""
+        handle = self._handle
+        with handle.sync_locked():
+            checkpoint, _ = handle.checkpoint.read()
+            known = checkpoint.compacted if checkpoint is not None else Compacted()
+            if offset > known.begun_offset:
+                handle.update_checkpoint(compacted=replace(known, begun_offset=offset))
+
+    def _lost_ranges(self) -> Sequence[LostRange]:
+        checkpoint, _ = self._handle.checkpoint.read()
+        return checkpoint.lost_ranges if checkpoint is not None else ()
+
+    def _note_progress(self, cleaned_offset: int) -> None:
+        """Write down what was reached."""
+        handle = self._handle
+        with handle.sync_locked():
+            checkpoint, _ = handle.checkpoint.read()
+            begun_offset = checkpoint.compacted.begun_offset if checkpoint is not None else 0
+            compacted = Compacted(
+                cleaned_offset,
+                self._config.compaction_keep_last,
+                self._survivors.due_ms,
+                max(begun_offset, cleaned_offset),
+            )
+            handle.update_checkpoint(compacted=compacted)
+
+    # ------------------------------------------------------------ reading
+
+    def _batches(
+        self, segment: SegmentInfo, from_offset: int, checked_from: int = 0
+    ) -> Iterator[tuple[int, RecordBatch, memoryview]]:
+        """(position, batch, its payload) of a segment's batches that end behind ``from_offset``.
+
+        Checksums and all, but for payloads of batches that begin at or behind ``checked_from``, if that is given.
+        """
+        handle = self._handle
+        mapped = MappedSegment(handle.fs, handle.folder, segment.base_offset)
+        view = mapped.view
+        for position, header in walk(view, 0, len(view), mapped.path, expected_offset=segment.base_offset):
+            if header.next_offset <= from_offset:
+                continue
+            if checked_from and header.base_offset >= checked_from:
+                start = position + HEADER_SIZE
+                payload = view[start : start + header.payload_size]
+            else:
+                payload = check_payload(view, position, header, mapped.path)
+                self._totals.bytes_read += header.size_bytes
+                self._pace(header.size_bytes)
+            yield position, RecordBatch(header, payload, path=mapped.path, position=position), payload
+
+    def _batches_from(self, segments: Sequence[SegmentInfo], offset: int) -> Iterator[RecordBatch]:
+        """Every batch that ends behind ``offset``."""
+        for segment in segments:
+            if segment.end_offset > offset:
+                for _, batch, _ in self._batches(segment, offset):
+                    yield batch
+
+    # ------------------------------------------------------------ segment by segment
+
+    def _clean_group(self, group: list[SegmentInfo]) -> bool:
+        """Replace some adjacent segments by one copy of what stays, unless that is what they are.
+
+        False when they are not there any more.
+        """
+        totals = self._totals
+        weighed = [self._weigh(segment) for segment in group]
+        before = sum(segment.size_bytes for segment in group)
+        totals.segments_before += len(group)
+        totals.segments_after += 1
+        totals.bytes_before += before
+        records = sum(one.header.record_count for batches in weighed for one in batches if not one.header.is_control)
+        totals.records_before += records
+        if len(group) == 1 and not self._must_copy(group[0], weighed[0]):
+            totals.bytes_after += before
+            totals.records_after += records
+            return True
+        copy, done = self._copy(group, weighed)
+        totals.bytes_after += copy.size_bytes
+        totals.records_after += copy.record_count
+        totals.bytes_written += 0 if self._dry_run else copy.size_bytes
+        return done
+
+    def _weigh(self, segment: SegmentInfo) -> list[_Weighed]:
+        weighed = []
+        # What went into the map was checked on its way, and is checked again before it is copied.
+        for position, batch, _ in self._batches(segment, 0, checked_from=max(self._survivors.dirty_offset, 1)):
+            kept = self._survivors.kept_of(batch)
+            if self._dry_run:
+                kept = self._with_earlier_maps((segment.base_offset, position), kept)
+            weighed.append(_Weighed(position, batch.header, kept))
+        return weighed
+
+    def _with_earlier_maps(self, place: tuple[int, int], kept: Flags | None) -> Flags | None:
+        """Of a dry run: nothing was removed between its maps, so it is remembered what would have been."""
+        before = self._weighed_before.get(place)
+        if before is not None:
+            kept = before if kept is None else kept & before
+        if kept is not None:
+            self._weighed_before[place] = kept
+        return kept
+
+    def _must_copy(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> bool:
+        """Whether the copy would differ: records go, or tombstones change, or small batches could be one."""
+        if any(one.kept is not None for one in weighed):
+            return True
+        if any(one.header.attributes & TRANSACTIONAL and self._decided.strips(one.header) for one in weighed):
+            return True
+        horizons = [horizon for one in weighed if (horizon := one.header.delete_horizon_ms) is not None]
+        for horizon_ms in horizons:
+            if horizon_ms > self._now_ms:
+                self._survivors.note_due(horizon_ms)
+        if any(horizon_ms <= self._now_ms for horizon_ms in horizons):
+            return True
+        if segment.end_offset <= self._survivors.dirty_offset:
+            return False
+        batches = (batch for _, batch, _ in self._batches(segment, 0))
+        return any(batch.header.delete_horizon_ms is None and _holds_tombstone(batch) for batch in batches)
+
+    def _copy(self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]]) -> tuple[SegmentCopy, bool]:
+        """(the copy, whether it is in place)."""
+        handle = self._handle
+        base, end = group[0].base_offset, group[-1].end_offset
+        index = SegmentIndex(
+            handle.fs,
+            segment_stem(handle.folder, base),
+            base,
+            handle.config.index_interval_bytes,
+            writable=False,
+        )
+        path = None if self._dry_run else f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
+        copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression_type)
+        try:
+            written_ns, epoch = self._copy_batches(group, weighed, copy)
+            copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
+        except BaseException:
+            copy.close()
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    handle.fs.unlink(path)
+            raise
+        copy.close()
+        if path is None:
+            return copy, True
+        replaced = [one.base_offset for one in group]
+        for one in replaced:  # what they say of transactions is not what the copy says
+            with contextlib.suppress(FileNotFoundError):
+                handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
+        return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
+
+    def _end_of(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> int:
+        """Where the last batch ends; the segment's end may lie behind a lost range."""
+        if weighed:
+            return weighed[-1].header.next_offset
+        # One that holds nothing, since a machine died before anything in it was on the disk.
+        is_lost = any(lost.base_offset == segment.base_offset for lost in self._lost_ranges())
+        return segment.base_offset if is_lost else segment.end_offset
+
+    def _copy_batches(
+        self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]], copy: SegmentCopy
+    ) -> tuple[int, int]:
+        """Hand what stays to the copy; (time the newest source was written to, its last epoch)."""
+        handle = self._handle
+        written_ns = epoch = 0
+        for segment, batches in zip(group, weighed, strict=True):
+            mapped = MappedSegment(handle.fs, handle.folder, segment.base_offset)
+            written_ns = max(written_ns, mapped.written_ns)
+            for one in batches:
+                header = one.header
+                epoch = header.partition_epoch
+                if not header.record_count or (one.kept is not None and not one.kept.any()):
+                    if self._decided.is_protected(header):
+                        copy.add_empty(header)
+                    continue
+                payload = check_payload(mapped.view, one.position, header, mapped.path)
+                if self._decided.strips(header):
+                    header = stripped(header)
+                batch = RecordBatch(header, payload, path=mapped.path, position=one.position)
+                kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept)
+                self._pace(2 * header.size_bytes)
+                copy.add(batch, payload, kept, horizon_ms)
+        return written_ns, epoch
+
+
+def _holds_tombstone(batch: RecordBatch) -> bool:
+    return batch.values_may_be_null() and bool(tombstones_among(batch).any())

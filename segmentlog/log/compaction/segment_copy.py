@@ -1,0 +1,306 @@
+"""Writing the compacted copy of some segments: what is left of their batches, tiled without a hole.
+
+A batch of which everything stays is copied as it is. What is left of others is decoded and
+put together to batches of some 64 KiB, so that a thousand batches of a few survivors each do
+not stay a thousand batches. Each batch reaches to where the next one begins, so that every
+offset of the copy lies in exactly one batch; only in front of the first, or behind a batch
+whose end says something (that of a producer), does a batch without records fill the room.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from segmentlog.errors import DiskFull, RecordTooLarge
+from segmentlog.format.batch import (
+    CODEC_MASK,
+    CONTROL,
+    DELETE_HORIZON,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    BatchHeader,
+    EncodedBatch,
+    emptied,
+    extended_header,
+    gap_batch,
+    join_batch,
+)
+from segmentlog.format.codecs import codec_number
+from segmentlog.format.columns import Int64Array, array_of, decode_blobs
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.splice import Flags, as_table, cut_rows, encode_items, join_items, null_items, those
+from segmentlog.log.compaction.survivors import UNDECIDED
+from segmentlog.records import Headers
+from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem, write_all
+from segmentlog.storage.index import SegmentIndex
+
+_TARGET_BYTES = 64 << 10
+_WHOLE_BYTES = 16 << 10
+"""A batch of at least so many bytes, uncompressed, is copied as it is if all of it stays."""
+_WRITE_BYTES = 1 << 20
+
+
+class _Pending(msgspec.Struct):
+    """Records that wait to become a batch: columns in parts, and what they have in common."""
+
+    attributes: int
+    epoch: int
+    horizon_ms: int | None
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    headers: list[Headers] = []
+    timestamps: list[Int64Array] = []
+    offsets: list[Int64Array] = []
+    count: int = 0
+    has_keys: bool = False
+    has_headers: bool = False
+    size_bytes: int = 0
+
+
+class SegmentCopy:
+    """The copy, batch by batch. With no ``path`` it is only measured.
+
+    Raises `DiskFull` and OSError; whoever asked then removes the file.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str | None, base_offset: int, index: SegmentIndex, batch_limit: int, codec: str
+    ) -> None:
+        self.path = path
+        self.index = index
+        self.size_bytes = 0
+        self.record_count = 0
+        self._fs = fs
+        self._fd = -1
+        self._batch_limit = batch_limit
+        self._codec = codec_number(codec)
+        self._next_offset = base_offset
+        self._epoch = 0
+        self._held: tuple[BatchHeader, Buffer] | EncodedBatch | None = None
+        self._held_base = base_offset
+        self._pending: _Pending | None = None
+        self._buffers: list[Buffer] = []
+        self._buffered_bytes = 0
+        self._written_bytes = 0
+        if path is not None:
+            self._fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    # ------------------------------------------------------------ what comes in
+
+    def add(self, batch: RecordBatch, payload: memoryview, kept: Flags | None, horizon_ms: int | None) -> None:
+        """Take over the records of ``batch`` for which ``kept`` is true (None: all).
+
+        ``horizon_ms``: delete horizon of the tombstones among them, or `UNDECIDED`; None when there are none.
+        """
+        header = batch.header
+        count = header.record_count if kept is None else int(np.count_nonzero(kept))
+        if not count:
+            return
+        self.record_count += 0 if header.is_control else count
+        unchanged = count == header.record_count and horizon_ms in (None, UNDECIDED, header.delete_horizon_ms)
+        if header.attributes & CONTROL or (unchanged and (header.raw_size >= _WHOLE_BYTES or header.producer_id >= 0)):
+            self._flush_pending()
+            self._hold(header.base_offset, header.partition_epoch, (header, payload))
+            return
+        self._gather(batch, None if count == header.record_count else kept, count, horizon_ms)
+        if header.producer_id >= 0:
+            self._flush_pending(header)
+
+    def add_empty(self, header: BatchHeader) -> None:
+        """Keep the numbers of a producer's batch of which no record stays."""
+        self._flush_pending()
+        self._hold(header.base_offset, header.partition_epoch, emptied(header))
+
+    def _gather(self, batch: RecordBatch, kept: Flags | None, count: int, horizon_ms: int | None) -> None:
+        header = batch.header
+        attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
+        pending = self._pending
+        size = header.raw_size * count // header.record_count
+        if pending is not None and (
+            pending.attributes != attributes
+            or pending.epoch != header.partition_epoch
+            or (horizon_ms is not None and pending.horizon_ms not in (None, horizon_ms))
+            or pending.size_bytes + size > _TARGET_BYTES
+            or header.producer_id >= 0
+            or (attributes & LOG_APPEND_TIME and pending.timestamps[0][0] != header.max_timestamp)
+        ):
+            self._flush_pending()
+            pending = None
+        if pending is None:
+            pending = self._pending = _Pending(attributes, header.partition_epoch, horizon_ms)
+        if horizon_ms is not None:
+            pending.horizon_ms = horizon_ms
+        table = as_table(batch.values_column, header.record_count)
+        pending.values.append(encode_items(those(batch.values, kept)) if table is None else cut_rows(table, kept))
+        pending.keys.append(_cut_keys(batch, kept, count))
+        pending.has_keys |= header.keys_size > 0
+        pending.headers += those(batch.headers, kept) if header.headers_size else [()] * count
+        pending.has_headers |= header.headers_size > 0
+        pending.timestamps.append(batch.timestamps if kept is None else batch.timestamps[kept])
+        pending.offsets.append(batch.offsets if kept is None else batch.offsets[kept])
+        pending.count += count
+        pending.size_bytes += size
+
+    # ------------------------------------------------------------ what goes out
+
+    def _flush_pending(self, producer: BatchHeader | None = None) -> None:
+        """Make a batch of what was gathered; with ``producer`` one of just its extent and numbers."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        count = pending.count
+        keys, values = join_items(pending.keys, count), join_items(pending.values, count)
+        offsets, timestamps = np.concatenate(pending.offsets), np.concatenate(pending.timestamps)
+        try:
+            self._join(pending, keys, values, pending.headers, offsets, timestamps, producer)
+        except RecordTooLarge:  # offsets and horizons take room that they did not take before
+            if producer is not None:  # its extent is one batch's
+                raise
+            decoded = decode_blobs(memoryview(keys), count), decode_blobs(memoryview(values), count)
+            self._join_part(pending, decoded, offsets, timestamps, slice(0, count))
+
+    def _join_part(
+        self,
+        pending: _Pending,
+        decoded: tuple[list[bytes | None], list[bytes | None]],
+        offsets: Int64Array,
+        timestamps: Int64Array,
+        part: slice,
+    ) -> None:
+        """Batches of some of the records, halved until they fit; one alone that has no room for a horizon gets none."""
+        keys, values = (array_of(items[part]) for items in decoded)
+        headers, count = pending.headers[part], part.stop - part.start
+        try:
+            self._join(pending, keys, values, headers, offsets[part], timestamps[part], None)
+        except RecordTooLarge:
+            if count == 1:
+                plain = replace(pending, horizon_ms=None)
+                self._join(plain, keys, values, headers, offsets[part], timestamps[part], None)
+                return
+            middle = part.start + count // 2
+            for half in (slice(part.start, middle), slice(middle, part.stop)):
+                self._join_part(pending, decoded, offsets, timestamps, half)
+
+    def _join(
+        self,
+        pending: _Pending,
+        keys: bytes,
+        values: bytes,
+        headers: list[Headers],
+        offsets: Int64Array,
+        timestamps: Int64Array,
+        producer: BatchHeader | None,
+    ) -> None:
+        base = int(offsets[0]) if producer is None else producer.base_offset
+        whole = int(offsets[-1]) - base == len(offsets) - 1
+        batch = join_batch(
+            keys if pending.has_keys else b"",
+            values,
+            array_of(headers) if pending.has_headers else b"",
+            timestamps,
+            None if whole else (offsets - base).astype(np.uint32),
+            count=len(offsets),
+            codec=self._codec,
+            limit_bytes=self._batch_limit,
+            attributes=pending.attributes,
+            producer_id=-1 if producer is None else producer.producer_id,
+            producer_epoch=-1 if producer is None else producer.producer_epoch,
+            base_sequence=-1 if producer is None else producer.base_sequence,
+            delete_horizon_ms=None if pending.horizon_ms == UNDECIDED else pending.horizon_ms,
+        )
+        if producer is not None:
+            batch.extend_to(producer.last_offset_delta)
+        self._hold(base, pending.epoch, batch)
+
+    def _hold(self, base: int, epoch: int, batch: tuple[BatchHeader, Buffer] | EncodedBatch) -> None:
+        """Let the batch before reach up to this one, and write it."""
+        self._let_go(base)
+        if self._next_offset < base:
+            self._fill(base, epoch)
+        self._held, self._held_base, self._epoch = batch, base, epoch
+
+    def _let_go(self, upto: int) -> None:
+        """Write the batch that is held, which may end as far as at ``upto``."""
+        held, self._held = self._held, None
+        base = self._held_base
+        if held is None:
+            return
+        if isinstance(held, EncodedBatch):
+            if self._may_extend(held.producer_id, held.attributes):
+                held.extend_to(upto - base - 1)
+            head: Buffer = bytes(held.placed_at(base, self._epoch))
+            self._write(base, base + held.last_offset_delta + 1, held.max_timestamp, head, held.payload)
+            return
+        header, payload = held
+        last = upto - base - 1 if self._may_extend(header.producer_id, header.attributes) else header.last_offset_delta
+        self._write(base, base + last + 1, header.max_timestamp, extended_header(header, last), payload)
+
+    @staticmethod
+    def _may_extend(producer_id: int, attributes: int) -> bool:
+        """Whether nobody computes anything from where the batch ends."""
+        return producer_id < 0 and not attributes & (CONTROL | TRANSACTIONAL)
+
+    def _fill(self, upto: int, epoch: int) -> None:
+        gap = gap_batch(self._next_offset, upto, epoch)
+        self._write(self._next_offset, upto, 0, gap, b"")
+
+    def _write(self, base: int, following: int, max_timestamp: int, head: Buffer, payload: Buffer) -> None:
+        size = len(head) + len(payload)
+        self.index.observe(self.size_bytes, base, following, max_timestamp, size)
+        self.size_bytes += size
+        self._next_offset = following
+        if self._fd >= 0:
+            self._buffers += (head, payload) if len(payload) else (head,)
+            self._buffered_bytes += size
+            if self._buffered_bytes >= _WRITE_BYTES:
+                self._flush_buffers()
+
+    def _flush_buffers(self) -> None:
+        if not self._buffers:
+            return
+        assert self.path is not None
+        try:
+            write_all(self._fs, self._fd, self._buffers, self._written_bytes)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(self.path, self._buffered_bytes) from error
+            raise
+        self._written_bytes += self._buffered_bytes
+        self._buffers.clear()
+        self._buffered_bytes = 0
+
+    # ------------------------------------------------------------ its end
+
+    def finish(self, end_offset: int, epoch: int, modified_ns: int) -> None:
+        """Everything is in: the copy ends at ``end_offset``. Durable when it returns; its name is not."""
+        self._flush_pending()
+        self._let_go(end_offset)
+        if self._next_offset < end_offset:
+            self._fill(end_offset, max(epoch, self._epoch))
+        if self._fd >= 0:
+            self._flush_buffers()
+            self._fs.set_modified(self._fd, modified_ns)
+            try:
+                self._fs.fsync(self._fd)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise DiskFull(self.path or "", self.size_bytes) from error
+                raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            self._fs.close(self._fd)
+            self._fd = -1
+
+
+def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> bytes:
+    header = batch.header
+    if not header.keys_size:
+        return null_items(count)
+    table = as_table(batch.keys_column, header.record_count)
+    return encode_items(those(batch.keys, kept)) if table is None else cut_rows(table, kept)

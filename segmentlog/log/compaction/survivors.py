@@ -1,0 +1,216 @@
+"""Which records a compaction keeps: the offset map, and what it says of each batch.
+
+The log in the order of its offsets, as in `segmentlog.policy.compaction`: the clean section
+up to ``dirty_offset``, what the map holds up to ``map_end``, and what no map has met.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.config import TopicConfig
+from segmentlog.format.batch import CONTROL, BatchHeader
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.splice import Flags
+from segmentlog.log.compaction.decided import Decided
+from segmentlog.policy.compaction import delete_horizon
+from segmentlog.policy.expiry import NEVER, expiry_times
+from segmentlog.policy.offset_map import OffsetMap
+
+UNDECIDED = -1
+"""In place of a delete horizon: tombstones may be among the records, and get none yet."""
+
+_DUE_AGAIN_MS = 60_000
+# Passes that only look for what has expired are so far apart, at least.
+
+
+class Survivors:
+    """The verdict on every record, for one map. `fill` first."""
+
+    def __init__(
+        self,
+        config: TopicConfig,
+        now_ms: int,
+        buffer_bytes: int,
+        log_start_offset: int,
+        dirty_offset: int,
+        end: int,
+        decided: Decided,
+    ) -> None:
+        self.decided = decided
+        self.dirty_offset = dirty_offset
+        self.map_end = end
+        """Records below it were met: their keys are in the map, or were below ``dirty_offset`` already."""
+        self.due_ms = 0
+        """When something that is kept now may go; 0 for never."""
+        self.expired_count = self.tombstone_count = 0
+        """Records that were found to go because of their time; tombstones behind their delete horizon."""
+        self._config = config
+        self._now_ms = now_ms
+        self._log_start = log_start_offset
+        self._keep_last = config.compaction_keep_last
+        self._horizon_ms = delete_horizon(config, now_ms)
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        self._map = OffsetMap(buffer_bytes, self._keep_last)
+        self._keyless: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._superseded: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    @property
+    def keyless_count(self) -> int:
+        """Records without a key that were met: they stay."""
+        return len(self._keyless)
+
+    # ------------------------------------------------------------ the map
+
+    def fill(self, batches: Iterator[RecordBatch]) -> None:
+        """Take in the batches from ``dirty_offset`` on, as far as the map goes: to `map_end`."""
+        keyless = []
+        for batch in batches:
+            if batch.header.base_offset >= self.map_end:
+                break
+            if self._holds_nothing(batch.header):
+                continue
+            low, high, is_null = batch.key_identities(self._seed)
+            offsets = batch.offsets
+            dead = self._dead_among(batch) if self._keep_last > 1 else None
+            if is_null is not None or batch.header.base_offset < self.dirty_offset:
+                wanted = offsets >= self.dirty_offset
+                if is_null is not None:
+                    keyless.append(offsets[is_null & wanted])
+                    wanted &= ~is_null
+                low, high, offsets = low[wanted], high[wanted], offsets[wanted]
+                dead = None if dead is None else dead[wanted]
+            taken = self._map.add(low, high, offsets, dead)
+            if taken < len(offsets):
+                self.map_end = int(offsets[taken])
+                break
+        self._map.finish()
+        self._keyless = np.concatenate(keyless) if keyless else self._keyless
+
+    @property
+    def needs_clean_section(self) -> bool:
+        """Whether `note_clean` is to be called: where several records of a key stay, the older ones are counted."""
+        return self._keep_last > 1 and self.dirty_offset > self._log_start
+
+    def note_clean(self, batches: Iterator[RecordBatch]) -> None:
+        """Take in the batches below ``dirty_offset``: which of their records the map leaves no place."""
+        for batch in batches:
+            if batch.header.base_offset >= self.dirty_offset:
+                break
+            if self._holds_nothing(batch.header):
+                continue
+            low, high, is_null = batch.key_identities(self._seed)
+            wanted = batch.offsets < self.dirty_offset
+            if is_null is not None:
+                wanted &= ~is_null
+            self._map.note_older(low[wanted], high[wanted], batch.offsets[wanted])
+        self._superseded = self._map.superseded()
+
+    def _holds_nothing(self, header: BatchHeader) -> bool:
+        """Whether no record of the batch counts: none is there, or it was aborted."""
+        return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
+
+    def _dead_among(self, batch: RecordBatch) -> Flags:
+        """Tombstones and expired records: what stands before them goes, whatever `compaction.keep.last` says."""
+        dead = tombstones_among(batch)
+        expired = self._expired_among(batch)
+        return dead if expired is None else dead | expired
+
+    def _expired_among(self, batch: RecordBatch) -> Flags | None:
+        """The records whose time is over; None when there are none. Notes when the next one's is."""
+        ends_ms = expiry_times(batch, self._config.record_ttl_ms)
+        if ends_ms is None:
+            return None
+        later = ends_ms[ends_ms > self._now_ms]
+        if len(later) and int(later.min()) != NEVER:
+            self.note_due(int(later.min()))
+        return ends_ms <= self._now_ms if len(later) < len(ends_ms) else None
+
+    def note_due(self, at_ms: int) -> None:
+        """Something that is kept may go at that time; not sooner than is worth another pass."""
+        at_ms = max(at_ms, self._now_ms + _DUE_AGAIN_MS)
+        self.due_ms = at_ms if not self.due_ms else min(self.due_ms, at_ms)
+
+    # ------------------------------------------------------------ verdicts
+
+    def kept_of(self, batch: RecordBatch) -> Flags | None:
+        """Which records of a batch stay, as far as keys and expiry decide; None for all."""
+        header = batch.header
+        if header.attributes & CONTROL:
+            goes = self.decided.may_drop_marker(header, batch.payload, self.dirty_offset)
+            return np.zeros(header.record_count, np.bool_) if goes else None
+        if not header.record_count:
+            return None
+        if self.decided.is_aborted(header):
+            return np.zeros(header.record_count, np.bool_)
+        if self.dirty_offset <= header.base_offset and header.next_offset <= self.map_end:
+            kept = np.zeros(header.record_count, np.bool_)
+            offsets = self._map.kept(header.base_offset, header.next_offset)
+            if header.offset_deltas_size:
+                kept[np.searchsorted(batch.offsets, offsets)] = True
+            else:
+                kept[offsets - header.base_offset] = True
+        else:
+            kept = self._kept_of_mixed(batch)
+        if len(self._keyless):
+            kept |= np.isin(batch.offsets, self._keyless)
+        if header.base_offset < self._log_start:
+            kept &= batch.offsets >= self._log_start
+        expired = self._expired_among(batch)
+        if expired is not None:
+            expired &= batch.offsets < self.map_end  # others may have older records that no map has met
+            self.expired_count += int(np.count_nonzero(expired & kept))
+            kept &= ~expired
+        return None if kept.all() else kept
+
+    def _kept_of_mixed(self, batch: RecordBatch) -> Flags:
+        """The same of a batch that lies in the clean section, behind the map's end, or across."""
+        offsets = batch.offsets
+        kept: Flags = offsets >= self.map_end
+        inside = (offsets >= self.dirty_offset) & ~kept
+        if inside.any():
+            kept |= inside & np.isin(offsets, self._map.kept(self.dirty_offset, self.map_end))
+        clean = offsets < self.dirty_offset
+        if not clean.any():
+            return kept
+        if self._keep_last > 1:
+            first, last = np.searchsorted(self._superseded, np.array((offsets[0], offsets[-1] + 1), np.int64))
+            return kept | (clean & ~np.isin(offsets, self._superseded[first:last]))
+        low, high, is_null = batch.key_identities(self._seed)
+        stays = self._map.find(low, high) < 0
+        if is_null is not None:
+            stays |= is_null
+        return kept | (clean & stays)
+
+    def without_old_tombstones(self, batch: RecordBatch, kept: Flags | None) -> tuple[Flags | None, int | None]:
+        """(which records stay now, horizon of the tombstones among them)."""
+        header = batch.header
+        horizon_ms = header.delete_horizon_ms
+        if header.attributes & CONTROL or (kept is None and header.next_offset <= self.dirty_offset and not horizon_ms):
+            return kept, None
+        if header.next_offset > self.map_end:
+            return kept, UNDECIDED  # its tombstones may have older records that no map has met
+        if not batch.values_may_be_null():
+            return kept, None
+        nulls = tombstones_among(batch)
+        if kept is not None:
+            nulls &= kept
+        if not nulls.any():
+            return kept, None
+        if horizon_ms is not None and horizon_ms <= self._now_ms:
+            self.tombstone_count += int(np.count_nonzero(nulls))
+            return ~nulls if kept is None else kept & ~nulls, None
+        if horizon_ms is None:
+            horizon_ms = self._horizon_ms
+        self.note_due(horizon_ms)
+        return kept, horizon_ms
+
+
+def tombstones_among(batch: RecordBatch) -> Flags:
+    """The records with a null value; without a key one deletes nothing, and is none."""
+    pairs = zip(batch.keys, batch.values, strict=True)
+    return np.fromiter((value is None and key is not None for key, value in pairs), np.bool_, len(batch))

@@ -1,0 +1,450 @@
+"""What every part of an open partition shares: its folder, files, locks, state page and configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from segmentlog.clock import Clock
+from segmentlog.config import TopicConfig
+from segmentlog.errors import CorruptBatch, LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, UnknownTopic
+from segmentlog.format.batch import MAX_RAW_SIZE
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.records import RecoveryMode
+from segmentlog.storage import forks
+from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
+from segmentlog.storage.locks import held, if_free
+from segmentlog.storage.segment import ActiveSegment, list_segments
+from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
+from segmentlog.storage.state import REWRITING as REWRITING
+from segmentlog.storage.state import WRITING as WRITING
+
+logger = logging.getLogger("segmentlog")
+
+_SEALED_KEPT = 8
+"""Segments that are sealed faster than they are synced are let go of beyond so many."""
+
+
+class Handle:
+    """Files and locks of one partition in this process.
+
+    Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
+    lock (flock on ``state``), `_open_mutex` (files that were released are opened anew). The
+    mutexes keep out this process's threads, the flocks the other processes; the kernel frees
+    the flocks of a process that dies.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        folder: str,
+        topic: str,
+        partition: int,
+        load_config: Callable[[], TopicConfig],
+        clock: Clock,
+        *,
+        read_only: bool = False,
+        recovery: RecoveryMode = "tail",
+        load_batch_limit: Callable[[], int] | None = None,
+        on_open: Callable[[Handle], None] | None = None,
+        on_roll: Callable[[Handle], None] | None = None,
+    ) -> None:
+        self.fs = fs
+        self.folder = folder
+        self.topic = topic
+        self.partition = partition
+        self.log_name = f"{topic}/{partition}"
+        self.clock = clock
+        self.read_only = read_only
+        self.recovery = recovery
+        self.config = load_config()
+        self._load_config = load_config
+        self._load_batch_limit = load_batch_limit or (lambda: MAX_RAW_SIZE)
+        self.batch_limit = self._load_batch_limit()
+        """No batch of this log holds more bytes, uncompressed."""
+        self._on_open = on_open
+        self._on_roll = on_roll
+        self.checkpoint = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}")
+        self.lock_path = f"{folder}/{LOCK_FILE}"
+        self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
+        self.lock_fd = self.state_fd = -1
+        self.is_opening = True
+        """Until the partition is open: its descriptors are in use, though no mutex says so."""
+        self.sealed: dict[int, tuple[int, ActiveSegment]] = {}
+        """(epoch, segment) by base offset: sealed here and perhaps not synced yet; see `keep_sealed`."""
+        self.page: StatePage = StatePage.private()
+        self.is_snapshot = False
+        """Opened read-only when nobody had the log open: its end is where it was then."""
+        self.failed: str | None = None
+        self.used = True
+        """Set by whoever uses the files; the descriptor budget clears it and closes what stays unused."""
+        self.config_version = 0
+        self._moved = 0
+        self._segments: tuple[int, list[int]] = (-1, [])
+        self.closers: list[Callable[[], None]] = []
+        """Called when the files are closed: whoever keeps further descriptors closes them here."""
+        self.after_fork: list[Callable[[], None]] = []
+        """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
+        self.append_mutex = forks.lock(self, "append_mutex")
+        self._open_mutex = forks.lock(self, "_open_mutex")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
+
+    def __del__(self) -> None:
+        # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
+        # point, so it waits for no lock; and the handle stays whole, for the thread that closes a dropped store
+        # goes on with it (`LogStore.__del__`): while that one is at the files they are its own.
+        try:
+            if not sys.is_finalizing():
+                self.release()
+        except BaseException:  # half made, or a file system that cannot: nobody is there to be told
+            pass
+
+    def found_again(self) -> None:
+        """Kept by the finalizer of its store, when the collector had cleared the weak references to it already.
+
+        It is noted for forks once more; its locks stay what they are, for its own finalizer may hold them.
+        """
+        for name, forget in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_forget_parent")):
+            forks.lock(self, name, forget)
+
+    # ------------------------------------------------------------ files
+
+    def open_files(self) -> None:
+        """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
+        flags = os.O_RDWR | os.O_CREAT
+        opened: list[Held] = []
+        try:
+            for name in (LOCK_FILE, STATE_FILE):
+                opened.append(hold_open(self.fs, f"{self.folder}/{name}", flags))
+            if self.page.file_id is not None:
+                self._check_file_of(self.page.file_id, opened[-1])
+        except BaseException as error:
+            for fd in opened:
+                let_go(self.fs, fd)
+            if isinstance(error, FileNotFoundError):
+                raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
+            raise
+        # Both at once, and only now: another thread may look without `_open_mutex`.
+        self.lock_fd, self.state_fd = opened
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def rolled(self) -> None:
+        """A segment was sealed; for whoever retains and compacts."""
+        if self._on_roll is not None:
+            self._on_roll(self)
+
+    def adopt(self, page: StatePage) -> None:
+        """Go on with a page that was judged to be sound. Raises `UnknownTopic` when it is not the topic's any more."""
+        self.page = page
+        # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
+        # the topic may have been altered, or deleted, since the files were opened.
+        self._moved, version = page.moved, page.config_version
+        self.config = self._load_config()
+        self.config_version = version
+
+    def ensure_open(self) -> None:
+        """Reopen files that were closed while idle or in another process (after a fork)."""
+        if self.lock_fd < 0 or self.state_fd < 0:
+            with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
+                if self.lock_fd < 0 or self.state_fd < 0:
+                    self.check_usable()
+                    self.check_in_place()  # before: opening makes files that are not there
+                    try:
+                        self.open_files()
+                    except OSError as error:
+                        self.raise_local(error, "nothing was changed")
+                        raise
+        self.used = True
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it holds descriptors."""
+        return self.lock_fd >= 0
+
+    def _check_file_of(self, file_id: tuple[int, int], fd: int) -> None:
+        """Raise `UnknownTopic` when another log stands there since, with files of the same names."""
+        found = self.fs.fstat(fd)
+        if (found.st_dev, found.st_ino) != file_id:
+            raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
+
+    def close_files(self) -> None:
+        """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
+        for close in self.closers:
+            close()
+        while self.sealed:
+            self._let_go_of(self.sealed.popitem()[1][1])
+        fds = self.lock_fd, self.state_fd
+        self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
+        for fd in fds:
+            if fd >= 0:
+                let_go(self.fs, fd)
+
+    def _forget_parent(self) -> None:
+        """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
+        for forget in self.after_fork:
+            forget()
+        self.close_files()
+
+    def release(self) -> bool:
+        """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
+        if self.is_opening:
+            return False
+        with if_free(self.append_mutex) as one, if_free(self.sync_mutex) as both:
+            if not (one and both):
+                return False
+            self.close_files()
+            return True
+
+    def keep_sealed(self, segment: ActiveSegment, epoch: int) -> None:
+        """Keep a segment open that was sealed, until it is synced. Under the append lock.
+
+        The kernel tells of a failed writeback once for every descriptor that was open then. A file that nobody
+        has open may be forgotten with its error, and an fsync that opens it again hears of nothing.
+        """
+        synced_base = self.page.sync.read().synced_base_offset
+        for base in [base for base in self.sealed if base < synced_base]:
+            self.drop_sealed(base)
+        if len(self.sealed) < _SEALED_KEPT:
+            self.sealed[segment.base_offset] = (epoch, segment)
+        else:
+            self._let_go_of(segment)
+
+    def drop_sealed(self, base: int) -> None:
+        """The segment is synced, or is no more what it was."""
+        kept = self.sealed.pop(base, None)
+        if kept is not None:
+            self._let_go_of(kept[1])
+
+    @staticmethod
+    def _let_go_of(segment: ActiveSegment) -> None:
+        with contextlib.suppress(OSError):
+            segment.close()
+
+    # ------------------------------------------------------------ locks
+
+    @held
+    def append_locked(self) -> Iterator[None]:
+        """Hold the append lock, for everything but the append itself (which does it by hand, for speed)."""
+        self.check_writable()
+        with self.append_mutex:
+            self.ensure_open()
+            try:
+                self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
+                self.check_in_place()
+                yield
+            finally:
+                self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
+
+    @held
+    def sync_locked(self) -> Iterator[None]:
+        """Hold the sync lock: for fsyncs and for every write of the checkpoint."""
+        with self.sync_mutex:
+            self.ensure_open()
+            try:
+                self.fs.flock(self.state_fd, fcntl.LOCK_EX)
+                yield
+            finally:
+                self.fs.flock(self.state_fd, fcntl.LOCK_UN)
+
+    # ------------------------------------------------------------ what everybody checks
+
+    def exceeds_batch_limit(self, raw_size: int) -> bool:
+        """Whether a batch claims more than any setting of the topic ever allowed: then it is not one."""
+        if raw_size > self.batch_limit:
+            self.batch_limit = self._load_batch_limit()  # it may have been raised since
+        return raw_size > self.batch_limit
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnlyStore(self.folder, "append or change anything")
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the topic was deleted or renamed under this handle."""
+        moved = self.page.moved
+        if moved == self._moved:
+            return False
+        # Not for sure: it may have got this very name just now, or was upgraded, or somebody stood at another path.
+        try:
+            self._load_config()
+        except UnknownTopic:
+            return True
+        if not self.is_in_place():
+            return True
+        self._moved = moved
+        return False
+
+    def check_usable(self) -> None:
+        """Raise `UnknownTopic` when the topic was deleted or renamed under this handle."""
+        if self.page.moved != self._moved and self.is_moved:
+            raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
+
+    def is_in_place(self) -> bool:
+        """Whether the folder is still the one that was opened: not deleted by somebody, nor another one made there."""
+        if self.page.file_id is None:
+            return True
+        try:
+            found = self.fs.stat(f"{self.folder}/{STATE_FILE}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that fails has its own ways to say so
+            return True
+        return (found.st_dev, found.st_ino) == self.page.file_id
+
+    def check_in_place(self) -> None:
+        """Raise `UnknownTopic` unless `is_in_place`, from then on in all that share the page.
+
+        For whatever changes files by their names: those of another log may stand there now. An append
+        that stays within its segment does not ask, and goes to a file that has no name any more.
+        """
+        if self.is_in_place():
+            return
+        if not self.read_only:
+            self.page.count_move()
+        raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
+
+    @contextlib.contextmanager
+    def telling(self, outcome: str = "it was not brought to its end") -> Iterator[None]:
+        """Around what changes the log: errors are told as what they are.
+
+        A file that is not there because the folder is not there any more raises `UnknownTopic`, and what is
+        this process's own affair `LocalError`. It belongs around whatever holds locks, never within: `held`
+        does not hear of errors.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
+        except OSError as error:
+            self.raise_local(error, outcome)
+            raise
+
+    @property
+    def moved(self) -> int:
+        """`StatePage.moved` when this handle was opened."""
+        return self._moved
+
+    def check_appendable(self) -> None:
+        """What may keep an append out; refreshes the configuration when it was altered. Under the append lock."""
+        self.check_usable()
+        if self.failed is not None:
+            raise PartitionFailed(self.log_name, self.failed)
+        if self.page.failed:
+            self.fail("an fsync failed")
+        self.refresh_config()
+
+    def refresh_config(self) -> None:
+        """Take over the configuration if it was altered, by whatever process."""
+        version = self.page.config_version
+        if version != self.config_version:
+            self.config = self._load_config()
+            self.config_version = version  # once it is read: what keeps it from that is told every time
+
+    def raise_local(self, error: OSError, outcome: str) -> None:
+        """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
+        if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
+            raise LocalError(error.errno, f"{error.strerror}; {outcome}", error.filename or self.folder) from error
+
+    def fail(self, why: str) -> None:
+        """Refuse appends from now on, in every process. Raises `PartitionFailed`.
+
+        For errors of an fsync, and of a write that may have touched the file (`DiskFailed`), and for no other.
+        """
+        self.failed = why
+        self.page.failed = 1
+        raise PartitionFailed(self.log_name, why)
+
+    def update_checkpoint(self, **changes: object) -> Checkpoint:
+        """Replace fields of the checkpoint, durably. The caller holds the sync lock."""
+        self.check_in_place()
+        updated = msgspec.structs.replace(self.current_checkpoint(), boot_id=self.fs.boot_id(), **changes)
+        self.checkpoint.write(updated)
+        return updated
+
+    def current_checkpoint(self) -> Checkpoint:
+        """The checkpoint of a log that is live. Raises `CorruptBatch` when it is lost, and nobody here knows it.
+
+        With both slots bad, a blank one would forget what offsets were handed out and which were lost.
+        What this process read or wrote last and the state page tell it all.
+        """
+        current, _ = self.checkpoint.read()
+        if current is not None:
+            return current
+        known, log, sync = self.checkpoint.known, self.page.log.read(), self.page.sync.read()
+        if known is None or known.epoch != log.epoch:  # lost ranges only ever come with an epoch
+            raise CorruptBatch(self.checkpoint.path, 0, "a checkpoint in one of its two slots", "none")
+        logger.warning("%s: %s is damaged or gone: written anew from memory", self.log_name, self.checkpoint.path)
+        compacted = known.compacted
+        if self.config.compacts:  # another process may have come further
+            compacted = msgspec.structs.replace(compacted, begun_offset=max(compacted.begun_offset, log.log_end_offset))
+        first = self.segments(log)[0]
+        synced = max(sync.synced_base_offset, first)  # what lies before that segment is synced, or deleted
+        moved: dict[str, object] = {}
+        if known.recovery_segment < synced:
+            moved = {"recovery_offset": synced, "recovery_segment": synced, "recovery_position": 0}
+        return msgspec.structs.replace(
+            known,
+            log_start_offset=log.log_start_offset,
+            offset_ceiling=max(known.offset_ceiling, log.offset_ceiling),
+            clean=False,
+            compacted=compacted,
+            has_producers=known.has_producers or bool(self.page.words[PRODUCERS_WORD]),
+            **moved,
+        )
+
+    def segments(self, log: LogState, offset: int | None = None) -> list[int]:
+        """Base offsets of the segments as ``log`` shows them, ascending.
+
+        With ``offset`` the list need only be right up to the segment behind the one that the
+        offset lies in: whoever reads through sealed segments does not list the folder anew for
+        each roll at the other end.
+        """
+        generation, bases = self._segments
+        if generation == log.generation and bases:
+            known_up_to = bases[-1]
+            if known_up_to == log.active_base_offset or (offset is not None and offset < known_up_to):
+                return bases
+        bases = [base for base in self.list_segments() if base <= log.active_base_offset]
+        self._segments = (log.generation, bases)
+        return bases
+
+    def list_segments(self) -> list[int]:
+        """Base offsets of the segment files that there are, ascending. Raises `UnknownTopic` when it was moved."""
+        try:
+            bases = list_segments(self.fs, self.folder)
+        except FileNotFoundError:
+            self.check_in_place()
+            raise
+        self.check_usable()  # else it may be the list of a topic that has the name since
+        return bases
+
+    def announce_waiting(self, for_s: float) -> bool:
+        """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
+        if self.read_only:
+            return False
+        until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
+        if not until_ms <= self.page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
+            self.page.waiting_until_ms = until_ms
+        return True
+
+    def wake_followers(self) -> None:
+        """Rewrite a byte that followers watch, if any said that they wait."""
+        waiting_until_ms = self.page.waiting_until_ms
+        if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
+            with contextlib.suppress(OSError):
+                self.fs.pwritev(self.lock_fd, [b"\0"], 0)
+
+
+_LONGEST_WAIT_MS = 60_000
+"""Nobody announces more: what lies further ahead is of an earlier boot."""

@@ -1,0 +1,90 @@
+"""Who retains and compacts a partition: one process at a time, by a lock that the kernel frees when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from segmentlog.format.names import CLEANER_FILE
+from segmentlog.log.handle import Handle
+from segmentlog.storage.forks import held_open
+from segmentlog.storage.fs import read_file, write_all
+from segmentlog.storage.locks import held
+
+_ASK_EVERY_S = 0.05
+
+
+class CleanerNote(msgspec.Struct, frozen=True):
+    """What the holder of the lease wrote down last, for people: `segmentlog details` shows it."""
+
+    at_ms: int = 0
+    """Wall clock at the end of the last compaction pass; 0 before the first."""
+    seconds: float = 0.0
+    records_before: int = 0
+    records_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    uncleanable: str = ""
+    """Why compaction leaves the partition alone; empty while it does not."""
+
+
+class Lease:
+    """The right to remove old records of one partition. Thread-safe; not reentrant."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._path = f"{handle.folder}/{CLEANER_FILE}"
+        self._fd = -1
+        handle.after_fork.append(self._forget)
+
+    @held
+    def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
+        """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
+        with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
+            locked = self._lock(fd, wait_s)
+            if not locked:
+                yield False
+                return
+            try:
+                self._fd = fd
+                yield True
+            finally:
+                self._fd = -1
+
+    def _lock(self, fd: int, wait_s: float) -> bool:
+        ends = time.monotonic() + wait_s
+        while True:
+            try:
+                self._handle.fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= ends:
+                    return False
+                time.sleep(_ASK_EVERY_S)
+
+    def _forget(self) -> None:
+        """In a forked child: the lease is the parent's, and the descriptor is closed."""
+        self._fd = -1
+
+    # ------------------------------------------------------------ the note
+
+    def write_note(self, note: CleanerNote) -> None:
+        """Leave a note for people. A note only: no room for it is no failure. The caller holds the lease."""
+        with contextlib.suppress(OSError):
+            self._handle.fs.ftruncate(self._fd, 0)
+            write_all(self._handle.fs, self._fd, [msgspec.json.encode(note)], 0)
+
+    def read_note(self) -> CleanerNote:
+        """The last note; an empty one without any, or when it is being written."""
+        try:
+            return _decoder.decode(read_file(self._handle.fs, self._path))
+        except (OSError, msgspec.DecodeError):
+            return CleanerNote()
+
+
+_decoder = msgspec.json.Decoder(CleanerNote)

@@ -1,0 +1,692 @@
+"""A partition: the log itself.
+
+Append: check and encode (no lock) -> `Appender.place` (the lock) -> `Syncer.sync` (no lock).
+Read: `Reader.check_position` -> `Reader.read`. Open: `loader`. All of these are short files
+in this folder; this one says what a partition promises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+
+from segmentlog.arguments import as_bool, as_int, as_offset, as_seconds, as_time_ms
+from segmentlog.clock import Clock
+from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
+from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
+from segmentlog.format.batch import EncodedBatch
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.producers import ProducerEntry
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.log.append.appender import Appender
+from segmentlog.log.append.encoding import Columns, check_columns, encode_columns_as_batches
+from segmentlog.log.append.group_commit import GroupCommit
+from segmentlog.log.append.syncer import Syncer
+from segmentlog.log.catalog import Catalogs
+from segmentlog.log.compaction.cleaner import Cleaner
+from segmentlog.log.compaction.compaction_pass import Pace
+from segmentlog.log.compaction.swap import finish_swaps
+from segmentlog.log.files import retire_segment
+from segmentlog.log.handle import REWRITING, Handle
+from segmentlog.log.lease import CleanerNote, Lease
+from segmentlog.log.producers import ProducerStamp, ProducerStates
+from segmentlog.log.read.reader import Reader, SkipListener
+from segmentlog.log.recovery.opening import find_live_page, open_partition, settle
+from segmentlog.log.recovery.recovery import recover, with_lost_range
+from segmentlog.log.retainer import Retainer
+from segmentlog.policy.flush import append_must_sync, background_sync_due
+from segmentlog.records import (
+    CompactionReport,
+    EpochStart,
+    LostRange,
+    RecoveryMode,
+    RecoveryReport,
+    RetentionReport,
+    SegmentInfo,
+)
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import held
+from segmentlog.storage.state import CONFIG_WORD
+
+logger = logging.getLogger("segmentlog")
+
+Ack = Literal["written", "durable"]
+Isolation = Literal["read_uncommitted", "read_committed"]
+
+
+class Partition:
+    """One partition of a topic: an ordered, append-only sequence of records. Thread-safe.
+
+    Get one from `Topic.partition`. Any number of processes may have the same partition open,
+    to append and to read.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        topic: str,
+        number: int,
+        load_config: Callable[[], TopicConfig],
+        *,
+        topic_id: str = "",
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        read_only: bool = False,
+        background: bool = False,
+        recovery: RecoveryMode = "tail",
+        load_batch_limit: Callable[[], int] | None = None,
+        on_open: Callable[[Handle], None] | None = None,
+        on_roll: Callable[[Handle], None] | None = None,
+    ) -> None:
+        self._handle = Handle(
+            fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
+            read_only=read_only, recovery=recovery, load_batch_limit=load_batch_limit,
+            on_open=on_open, on_roll=on_roll,
+        )  # fmt: skip
+        self._background = background
+        self._closed = False
+        self._appender = Appender(self._handle)
+        self._syncer = Syncer(self._handle)
+        self._group = GroupCommit(self._handle, self._appender, self._syncer)
+        self._reader = Reader(self._handle)
+        lease, catalogs = Lease(self._handle), Catalogs(self._handle, self._reader)
+        self._retainer = Retainer(self._handle, self._appender, catalogs, lease, self.trim)
+        self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
+        self.topic = topic
+        self.number = number
+        self.topic_id = topic_id
+        """Of the topic, whatever its name is by now; empty for a partition of no store."""
+        self.damage: list[tuple[int, int, CorruptBatch]] = []
+        """With ``recovery="salvage"``: the offsets ``[base, end)`` that reads stepped over, and why; each once."""
+        self.recovery_report: RecoveryReport = self._opened()
+        """What opening found and did, as the one who opened the partition first in this process saw it."""
+
+    def _opened(self) -> RecoveryReport:
+        handle = self._handle
+        try:
+            report = open_partition(handle)
+        except BaseException as error:
+            handle.close_files()
+            if isinstance(error, OSError):
+                handle.raise_local(error, "the partition was not opened")
+            raise
+        handle.is_opening = False
+        return report
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}/{self.number} [{self.log_start_offset}, {self.log_end_offset})>"
+
+    # ------------------------------------------------------------ appending
+
+    def append(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        timestamps: Sequence[int] | Any | None = None,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+        ack: Ack | None = None,
+        producer: ProducerStamp | None = None,
+    ) -> int:
+        """Append records and return the offset of the first; the others follow it without a gap.
+
+        values      a list of bytes or None
+        keys        a list as long, or None when no record has one
+        timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now
+        headers     for each record a sequence of (name, value) pairs, or None
+        ack         "durable" returns once the records are on disk, whatever the topic's fsync
+                    policy; "written" and None once they survive this process, or as the policy says
+        producer    id and epoch of an idempotent producer, and the sequence of the first record: what
+                    was appended under them before is not appended again, the offset is the one it has
+
+        All records of the call become visible at once, or none is appended. Raises
+        `InvalidRecord`, `RecordTooLarge` and `DiskFull` (the log is as before, go on),
+        `PartitionFailed` (an fsync failed: records of this call may or may not survive a
+        power cut), `LocalError` (a limit or a right of this process, an `OSError` as well: the log is as
+        before, or with "durable" the records may be there and not yet on disk, as it says),
+        `LogTruncated` (with "durable": another process's recovery or truncation has dropped records of
+        this call before they were on disk), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
+        `ProducerFenced` and `OutOfOrderSequence`: nothing was appended.
+        """
+        if not isinstance(ack, str | None) or ack not in _ACKS:
+            raise InvalidConfig("ack", ack, "'written' or 'durable'")
+        if producer is not None and not isinstance(producer, ProducerStamp):
+            raise InvalidConfig("producer", producer, "a ProducerStamp, or None")
+        return self.append_columns(check_columns(values, keys, timestamps, headers), ack, stamp=producer)
+
+    def append_columns(
+        self,
+        columns: Columns,
+        ack: Ack | None = None,
+        create_ms: int | None = None,
+        stamp: ProducerStamp | None = None,
+    ) -> int:
+        """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
+        handle = self._handle
+        if self._closed or handle.read_only:
+            self._check_open()
+            handle.check_writable()
+        if not columns.values:
+            return self.log_end_offset
+        if handle.page.words[CONFIG_WORD] != handle.config_version:
+            handle.refresh_config()
+        config = handle.config
+        now_ms = handle.clock.now_ms()
+        kind = config.fsync.kind
+        if stamp is not None:
+            return self._append_stamped(columns, config, now_ms if create_ms is None else create_ms, ack, stamp)
+        if ack == "durable" or kind == "always":
+            if create_ms is not None:
+                columns = columns.stamped(create_ms)
+            return self._group.append(columns, config, now_ms)
+        batches = encode_columns_as_batches(columns, config, now_ms if create_ms is None else create_ms)
+        base_offset, _ = self._appender.place(batches, now_ms)
+        if kind in ("records", "bytes") or not self._background:
+            self._sync_if_due()
+        return base_offset
+
+    def append_batches(
+        self, batches: Sequence[EncodedBatch], ack: Ack | None = None, producer: ProducerStamp | None = None
+    ) -> int:
+        """Append finished batches, encoded elsewhere under this topic's settings; the offset of the first record.
+
+        As `append`: all at once or none, and with ``producer`` under that producer's numbers, counted
+        on from batch to batch. Batches are used up by it.
+        """
+        self._check_open()
+        handle = self._handle
+        handle.check_writable()
+        if not batches:
+            return self.log_end_offset
+        if producer is not None:
+            stamp = producer
+            for batch in batches:
+                batch.stamp(stamp.producer_id, stamp.epoch, stamp.sequence, transactional=stamp.transactional)
+                stamp = stamp.after(batch.last_offset_delta + 1)
+        base_offset, next_offset = self._appender.place(batches, handle.clock.now_ms(), producer)
+        self._sync_as_asked(ack, base_offset, next_offset)
+        return base_offset
+
+    def _append_stamped(
+        self, columns: Columns, config: TopicConfig, create_ms: int, ack: Ack | None, stamp: ProducerStamp
+    ) -> int:
+        """Append under a producer's numbers. Never merged with other appends: its batches are the producer's own."""
+        batches = encode_columns_as_batches(columns, config, create_ms, stamp=stamp)
+        base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
+        self._sync_as_asked(ack, base_offset, next_offset)
+        return base_offset
+
+    def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
+        """Write the marker that commits or aborts the producer's open transaction in this partition.
+
+        Returns its offset; None when the producer has no transaction open here. Not on disk
+        yet. For who coordinates transactions: `Producer.transaction` is for everybody else.
+        """
+        self._check_open()
+        now_ms = self._handle.clock.now_ms()
+        return self._appender.end_transaction(producer_id, epoch, committed=committed, now_ms=now_ms)
+
+    def producer(self, producer_id: int) -> ProducerEntry | None:
+        """What the log knows of a producer; None when it never appended here, or was forgotten."""
+        self._check_open()
+        producer_id = as_int("producer_id", producer_id, -1)
+        with self._handle.telling("nothing was changed"), self._known_producers() as states:
+            return states.find(producer_id, self._handle.clock.now_ms())
+
+    def producers(self) -> list[ProducerEntry]:
+        """Every producer that the log knows, by id."""
+        self._check_open()
+        with self._handle.telling("nothing was changed"), self._known_producers() as states:
+            return states.all(self._handle.clock.now_ms())
+
+    def open_transactions(self) -> list[ProducerEntry]:
+        """The producers that have a transaction open here."""
+        self._check_open()
+        if self.last_stable_offset >= self.log_end_offset:
+            return []
+        return [entry for entry in self.producers() if entry.transaction_offset >= 0]
+
+    @held
+    def _known_producers(self) -> Iterator[ProducerStates]:
+        handle = self._handle
+        if not handle.read_only:
+            with self._appender.producers() as states:
+                yield states
+            return
+        states = ProducerStates(handle)
+        log = handle.page.log.read()
+        states.load(log, list(handle.segments(log)))
+        yield states
+
+    def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int) -> None:
+        """What the caller or else the policy asks of an append of these offsets."""
+        kind = self._handle.config.fsync.kind
+        if ack == "durable" or kind == "always":
+            self._syncer.sync_records(base_offset, next_offset)
+        elif kind in ("records", "bytes") or not self._background:
+            self._sync_if_due()
+
+    def _sync_if_due(self) -> None:
+        """What the policy asks of an append: by count, by size, or by age when no background flush does it."""
+        handle = self._handle
+        log, sync = handle.page.log.read(), handle.page.sync.read()
+        unsynced_records = log.log_end_offset - sync.durable_offset
+        unsynced_bytes = log.appended_bytes - sync.synced_bytes
+        policy = handle.config.fsync
+        due = append_must_sync(policy, unsynced_records=unsynced_records, unsynced_bytes=unsynced_bytes)
+        if due or (not self._background and self.sync_due()):
+            self._syncer.sync(log.log_end_offset)
+
+    def flush(self) -> int:
+        """fsync everything appended so far, by whatever process; returns the durable offset."""
+        self._check_open()
+        self._handle.check_in_place()
+        return self._syncer.sync()
+
+    def sync_upto(self, offset: int, base_offset: int | None = None) -> int:
+        """fsync unless everything below ``offset`` is on disk already; returns the durable offset.
+
+        With ``base_offset``, that of a record that was appended, raises `LogTruncated` when one from there on was
+        dropped since by a recovery or a truncation.
+        """
+        self._check_open()
+        return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
+
+    def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
+        """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
+        page = self._handle.page
+        log, sync = page.log.read(), page.sync.read()
+        return background_sync_due(
+            self._handle.config.fsync,
+            unsynced_records=log.log_end_offset - sync.durable_offset,
+            unsynced_age_ms=(self._handle.clock.monotonic_ms() if now_ms is None else now_ms) - sync.synced_at_ms,
+            sealed_unsynced=log.active_base_offset != sync.synced_base_offset,
+            slack_ms=slack_ms,
+        )
+
+    # ------------------------------------------------------------ reading
+
+    def read(
+        self,
+        offset: int,
+        max_bytes: int | None = None,
+        *,
+        isolation: Isolation = "read_uncommitted",
+        durable_only: bool = False,
+        on_skip: SkipListener | None = None,
+        control: bool = False,
+    ) -> Iterator[RecordBatch]:
+        """Batches from exactly ``offset`` on, to the end the log has now or until ``max_bytes`` were read.
+
+        ``durable_only`` ends at the durable offset, ``isolation="read_committed"`` at the last
+        stable offset. At least one batch comes if there is one, however small ``max_bytes``.
+        Damage raises `CorruptBatch` when it is reached; with ``on_skip`` it is stepped over,
+        and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped. A
+        partition that was opened with ``recovery="salvage"`` steps over it anyway, see `damage`.
+        ``control`` hands out control batches too: how transactions ended (`format.control`).
+
+        Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
+        range. At the very start of one it does not: who stands there missed nothing.
+        """
+        if self._closed or self._handle.is_moved:
+            self._check_open()
+            self._handle.check_usable()
+        if offset.__class__ is not int:
+            offset = as_offset("offset", offset)
+        if max_bytes is not None and max_bytes.__class__ is not int:
+            max_bytes = as_int("max_bytes", max_bytes, 1)
+        control = as_bool("control", control)
+        if on_skip is None and self._handle.recovery == "salvage":
+            on_skip = self._note_damage
+        bound = self.end_offset(isolation=isolation, durable_only=durable_only)
+        return self._reader.read(
+            self._reader.check_position(offset),
+            bound,
+            max_bytes,
+            on_skip,
+            control=control,
+            committed=isolation == "read_committed",
+        )
+
+    def let_go_of_deleted(self) -> None:
+        """Unmap segments that were deleted, by whatever process; a background thread does it."""
+        self._reader.let_go_of_deleted()
+
+    def _note_damage(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        if any(known[:2] == (base_offset, end_offset) for known in self.damage):
+            return
+        self.damage.append((base_offset, end_offset, damage))
+        name = self._handle.log_name
+        logger.warning("%s: stepped over offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
+
+    def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
+        """Where a reader of that kind ends now."""
+        durable_only = as_bool("durable_only", durable_only)
+        log = self._handle.page.log.read()
+        if isolation == "read_uncommitted":
+            bound = log.log_end_offset
+        elif isolation == "read_committed":
+            bound = log.last_stable_offset
+        else:
+            raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
+        return min(bound, self.durable_offset) if durable_only else bound
+
+    def check_position(self, offset: int) -> int:
+        """Where reading from ``offset`` on really begins: there, or behind the lost range that begins there.
+
+        Raises `OffsetOutOfRange` and `LogTruncated` as `read` does.
+        """
+        self._check_open()
+        return self._reader.check_position(as_offset("offset", offset))
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one."""
+        self._check_open()
+        return self._reader.offset_for_timestamp(as_time_ms("timestamp_ms", timestamp_ms), self.log_end_offset)
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def log_start_offset(self) -> int:
+        """Offset of the first record that is still there."""
+        return self._handle.page.log.read().log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets, at least."""
+        return self._handle.page.log.read().log_end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below it is fsynced."""
+        return self._handle.page.sync.read().durable_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Everything below it belongs to no open transaction."""
+        return self._handle.page.log.read().last_stable_offset
+
+    @property
+    def epoch(self) -> int:
+        """The current partition epoch; it grows when a crash or a truncation may have taken records."""
+        return self._handle.page.log.read().epoch
+
+    def epochs(self) -> list[EpochStart]:
+        """The epochs, ascending, with the first offset of each."""
+        return list(self._checkpoint().epochs)
+
+    def lost_ranges(self) -> list[LostRange]:
+        """The ranges of offsets that crashes and truncations took, ascending."""
+        return list(self._reader.lost_ranges())
+
+    @property
+    def generation(self) -> int:
+        """Counts the times that segment files were removed or replaced."""
+        return self._handle.page.log.read().generation
+
+    @property
+    def config(self) -> TopicConfig:
+        """The topic's configuration as this partition uses it now."""
+        return self._handle.config
+
+    @property
+    def folder(self) -> str:
+        """Path of the partition's folder."""
+        return self._handle.folder
+
+    @property
+    def sync_count(self) -> int:
+        """fsyncs since the partition was last recovered, by all processes."""
+        return self._handle.page.sync.read().sync_count
+
+    def segments(self) -> list[SegmentInfo]:
+        """The segments, oldest first."""
+        return self._reader.describe()
+
+    def _checkpoint(self) -> Checkpoint:
+        checkpoint, _ = self._handle.checkpoint.read()
+        return checkpoint or self._handle.checkpoint.known or Checkpoint()
+
+    # ------------------------------------------------------------ changing it
+
+    @held
+    def _changing(self) -> Iterator[None]:
+        """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
+        handle = self._handle
+        with handle.append_locked():
+            handle.check_appendable()
+            settle(handle)
+            finish_swaps(handle)
+            yield
+
+    def trim(self, before_offset: int) -> int:
+        """Delete records below ``before_offset`` from the front; returns the new log start offset.
+
+        Whole segments are deleted; of one that the offset lies in, the front is hidden. A
+        reader in the middle of it is not disturbed. Raises `OffsetOutOfRange` beyond the end.
+        """
+        self._check_open()
+        before_offset = as_offset("before_offset", before_offset)
+        handle = self._handle
+        with handle.telling(), self._changing():
+            log = handle.page.log.read()
+            if not 0 <= before_offset <= log.log_end_offset:
+                raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
+            if before_offset <= log.log_start_offset:
+                return log.log_start_offset
+            current = handle.current_checkpoint()
+            bases = handle.segments(log)
+            gone = [base for base, following in pairwise(bases) if following <= before_offset]
+            with handle.sync_locked():
+                moved: dict[str, object] = {}
+                if gone and current.recovery_segment <= gone[-1]:
+                    # The recovery point must not stay in a segment that is gone: a recovery would find no log.
+                    kept = bases[len(gone)]
+                    moved = {"recovery_offset": kept, "recovery_segment": kept, "recovery_position": 0}
+                    handle.fs.sync_folder(handle.folder)  # nor in one whose name a power cut may take
+                # Durable first: records must not come back after a crash once somebody saw them gone.
+                handle.update_checkpoint(log_start_offset=before_offset, **moved)
+            handle.page.log.write(
+                msgspec.structs.replace(
+                    log, log_start_offset=before_offset, generation=log.generation + (1 if gone else 0)
+                )
+            )
+            for base in gone:
+                retire_segment(handle, base)
+            return before_offset
+
+    def truncate(self, offset: int) -> LostRange | None:
+        """Cut the end off: delete every record at and after ``offset``; returns the range that is gone.
+
+        The offsets are not given to other records, nor is the one at the old end: the log goes
+        on behind it, in a new epoch, so that a consumer that had read any of what is gone gets
+        `LogTruncated`. Durable when it returns.
+        """
+        self._check_open()
+        offset = as_offset("offset", offset)
+        handle = self._handle
+        with handle.telling(), self._changing(), handle.sync_locked():
+            page = handle.page
+            log = page.log.read()
+            if not log.log_start_offset <= offset <= log.log_end_offset:
+                raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+            current = handle.current_checkpoint()
+            for gone in current.lost_ranges:
+                if gone.base_offset <= offset < gone.end_offset:
+                    offset = gone.end_offset  # ranges touch, but never overlap
+            if offset == log.log_end_offset:
+                return None
+            reason = "truncated on request"
+            lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, reason, handle.clock.now_ms())
+            base = max(base for base in handle.segments(log) if base <= offset)
+            moved: dict[str, object] = {}
+            if base < current.recovery_segment or current.recovery_offset > offset:
+                moved = {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
+            page.writing = REWRITING
+            handle.update_checkpoint(
+                offset_ceiling=log.log_end_offset + 1,
+                clean=False,
+                lost_ranges=with_lost_range(current.lost_ranges, lost),
+                **moved,
+            )
+            # From here on a crash at any point ends in the same log: a recovery reads the range
+            # from the checkpoint and cuts it off. So does this one.
+            recover(handle, page)
+            return lost
+
+    def roll(self) -> bool:
+        """Seal the active segment and begin the next one; False when it holds nothing."""
+        self._check_open()
+        with self._handle.telling():
+            return self._appender.roll()
+
+    def retain(self, *, dry_run: bool = False, wait_s: float = 0.0, now_ms: int | None = None) -> RetentionReport:
+        """Delete the segments that the topic's configuration does not keep; with ``dry_run`` only say which.
+
+        Background work does it, too. One thread or process at a time is at it: another one's
+        call returns a report that says `busy` when it still is after ``wait_s``. A reader in
+        the middle of a segment that goes is not disturbed; one that is positioned before the
+        new log start gets `OffsetOutOfRange`. Raises `ReadOnlyStore`, `PartitionFailed`.
+        """
+        self._check_open()
+        if not as_bool("dry_run", dry_run):
+            self._handle.check_writable()
+        now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
+        wait_s = as_seconds("wait_s", wait_s)
+        with self._handle.telling():
+            return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
+
+    def compact(
+        self,
+        *,
+        dry_run: bool = False,
+        wait_s: float = 0.0,
+        buffer_bytes: int = CLEANER_BUFFER_BYTES,
+        pace: Pace | None = None,
+        now_ms: int | None = None,
+    ) -> CompactionReport:
+        """Keep the last `compaction.keep.last` records of each key in all sealed segments; offsets do not change.
+
+        Background work does it too, once `min.cleanable.dirty.ratio` is reached; this does it
+        whatever the ratio. ``buffer_bytes`` bounds the offset map; where the dirty section has
+        more keys it takes several passes. ``pace`` is told how many bytes were read or written,
+        and may wait or raise. Raises `InvalidConfig` for a topic that is not compacted,
+        `CorruptBatch`, `DiskFull`, `ReadOnlyStore`: the log is whole then.
+        """
+        self._check_open()
+        if not self._handle.config.compacts:
+            wanted = "compact or delete,compact, for a topic that is to be compacted"
+            raise InvalidConfig("cleanup.policy", self._handle.config.cleanup_policy, wanted)
+        if pace is not None and not callable(pace):
+            raise InvalidConfig("pace", pace, "a function that takes a number of bytes")
+        now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
+        buffer_bytes = as_int("buffer_bytes", buffer_bytes, 1, _BUFFER_BYTES_MAX)
+        dry_run, wait_s = as_bool("dry_run", dry_run), as_seconds("wait_s", wait_s)
+        with self._handle.telling():
+            return self._cleaner.run(
+                now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
+            )
+
+    def compaction_due(self, now_ms: int | None = None) -> str | None:
+        """Why a compaction is worth it now, by the topic's configuration; None when it is not."""
+        self._check_open()
+        return self._cleaner.why_due(self._handle.clock.now_ms() if now_ms is None else now_ms)
+
+    def dirty_ratio(self) -> float:
+        """How much of what could be compacted is not, 0 to 1, in stored bytes."""
+        self._check_open()
+        return self._cleaner.dirt(self._handle.clock.now_ms()).ratio
+
+    def cleaner_note(self) -> CleanerNote:
+        """What the last compaction did, by whatever process, and whether the partition is left alone since."""
+        return self._cleaner.read_note()
+
+    def note_uncleanable(self, why: str) -> None:
+        """For background work: tell people that compaction leaves the partition alone."""
+        self._cleaner.give_up(why)
+
+    @property
+    def cleaned_offset(self) -> int:
+        """Every key below it has no more records below it than `compaction.keep.last`; 0 before any compaction."""
+        return self._cleaner.compacted().cleaned_offset
+
+    @property
+    def compacted_below(self) -> int:
+        """Compaction may have removed records below it, and none above: what a view of the past has to know."""
+        return self._cleaner.compacted().begun_offset
+
+    # ------------------------------------------------------------ closing
+
+    def close(self) -> None:
+        """fsync, and leave the partition so that the next open has nothing to do. Idempotent."""
+        handle = self._handle
+        if self._closed and handle.lock_fd < 0 and handle.state_fd < 0:
+            return  # else it was interrupted on its way
+        self._closed = True
+        try:
+            # Deleted meanwhile: nothing is left to sync.
+            owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
+            if owes_sync and handle.failed is None and not handle.page.failed:
+                try:
+                    self._close_cleanly()
+                except (UnknownTopic, FileNotFoundError):
+                    if handle.is_in_place() and not handle.is_moved:  # else it was deleted or renamed since that look
+                        raise
+        finally:
+            with handle.append_mutex, handle.sync_mutex:
+                handle.close_files()
+
+    def _close_cleanly(self) -> None:
+        handle = self._handle
+        self._syncer.sync()
+        with handle.telling("it was not left clean"), handle.append_locked():
+            page = handle.page
+            log = page.log.read()
+            self._appender.leave_cleanly(log)
+            with handle.sync_locked():
+                sync = page.sync.read()
+                if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
+                    return  # another process appended meanwhile, and will close after us
+                # The page first: whoever appends after a death between the two must reserve offsets anew.
+                page.log.write(msgspec.structs.replace(log, offset_ceiling=log.log_end_offset))
+                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
+
+    @property
+    def handle(self) -> Handle:
+        """For the store's own rooms: the shared page, and what followers watch."""
+        return self._handle
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the topic was deleted or renamed since, or has a life now that a read-only look did not see then.
+
+        The store opens another one in its place.
+        """
+        handle = self._handle
+        return handle.is_moved or (handle.is_snapshot and find_live_page(handle) is not None)
+
+    @property
+    def failed(self) -> str | None:
+        """Why the partition refuses appends; None while it does not."""
+        return self._handle.failed or ("an fsync failed" if self._handle.page.failed else None)
+
+    def abandon(self) -> None:
+        """Close without fsync or checkpoint: the topic was deleted."""
+        self._closed = True
+        with self._handle.append_mutex, self._handle.sync_mutex:
+            self._handle.close_files()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"partition {self._handle.log_name}")
+
+
+def _at_full_speed(size_bytes: int) -> None:
+    pass
+
+
+_BUFFER_BYTES_MAX = 1 << 40
+_ACKS = (None, "written", "durable")

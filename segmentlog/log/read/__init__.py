@@ -1,0 +1,1 @@
+"""Reading a partition, without any lock."""

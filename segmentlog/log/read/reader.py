@@ -1,0 +1,396 @@
+"""Reading: from an offset to the batches that hold it and what follows, up to a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, check_payload, decode_header
+from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import Around, KnownBatches, step_over
+from segmentlog.log.aborted import AbortedTransactions, is_aborted
+from segmentlog.log.around import around_segment
+from segmentlog.log.compaction.swap import finish_swaps
+from segmentlog.log.handle import REWRITING, Handle
+from segmentlog.log.recovery.opening import settle
+from segmentlog.log.recovery.recovery import is_lost
+from segmentlog.records import LostRange, SegmentInfo
+from segmentlog.storage import forks
+from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.storage.state import LogState
+
+SkipListener = Callable[[int, int, CorruptBatch], None]
+"""Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
+
+_KEPT_SEGMENTS = 64
+_KEPT_IN_PROCESS = 1024
+"""Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
+_REWRITE_WAIT_S = 0.05
+
+
+class _Segment:
+    """A mapped segment with its index.
+
+    One that was mapped while active is not used any more once it is sealed: sealing gives
+    the preallocated end of the file back, and touching a mapped page that is gone kills the process.
+    """
+
+    __slots__ = ("index", "mapped", "sealed")
+
+    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool) -> None:
+        self.mapped = mapped
+        self.index = index
+        self.sealed = sealed
+
+
+def _no_batches(position: int) -> Iterator[tuple[int, int]]:
+    """For an index that is being made: it says nothing yet of what lies behind."""
+    return iter(())
+
+
+class _Outdated(Exception):
+    """The segments are not any more what the state said that was read before: look again."""
+
+
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+class Reader:
+    """Reads one partition through memory maps. Thread-safe.
+
+    Takes no lock that an append holds, unless it finds damage while a truncation is going on.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._mutex = forks.lock(self, "_mutex", "_forget_segments")
+        self._forget_segments()
+        self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
+        self.aborted = AbortedTransactions(handle, self._known_batches)
+        _readers.add(self)
+
+    def _forget_segments(self) -> None:
+        """Begin without any. In a forked child: another thread of the parent may have been at them."""
+        self._open: OrderedDict[int, _Segment] = OrderedDict()
+        self._generation = -1
+
+    # ------------------------------------------------------------ by offset
+
+    def read(
+        self,
+        offset: int,
+        bound: int,
+        max_bytes: int | None,
+        on_skip: SkipListener | None,
+        *,
+        control: bool = False,
+        committed: bool = False,
+    ) -> Iterator[RecordBatch]:
+        """Batches from exactly ``offset`` up to ``bound`` or until ``max_bytes`` of batches were handed out.
+
+        At least one batch is handed out if there is one. Damage raises `CorruptBatch`, or with
+        ``on_skip`` is stepped over and told. Control batches only with ``control``; with
+        ``committed`` none of an aborted transaction.
+        """
+        handed_out = 0
+        aborted = self.aborted.look() if committed else {}
+        while offset < bound:
+            log = self._handle.page.log.read()
+            if offset < log.log_start_offset:
+                raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+            bases = self._handle.segments(log, offset)
+            at = bisect_right(bases, offset) - 1
+            if at < 0:  # the segments that held it are gone
+                first_base = bases[0] if bases else log.log_end_offset
+                with contextlib.suppress(_Outdated):
+                    if not self._gap_is_known(offset, first_base):
+                        wanted = f"a segment file that holds offset {offset}"
+                        damage = CorruptBatch(self._handle.folder, 0, wanted, "none", offset)
+                        self._tell(offset, first_base, damage, log, on_skip)
+                    offset = first_base
+                continue
+            next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
+            try:
+                segment = self._segment(bases, at, log)
+                for batch in self._read_segment(segment, offset, next_base, log, on_skip):
+                    if batch.header.base_offset >= bound:
+                        return
+                    left = batch.skip_to(offset)
+                    offset = batch.header.next_offset
+                    if offset > bound:  # a truncation that was cut short goes through it
+                        batch = batch.slice(0, bisect_left(batch.offsets, bound))
+                        left = len(batch) > 0
+                    attributes = batch.header.attributes
+                    if attributes & CONTROL:
+                        left = left and control
+                    elif aborted and attributes & TRANSACTIONAL and is_aborted(aborted, batch.header):
+                        continue
+                    if left:
+                        yield batch
+                        handed_out += batch.size_bytes
+                        if max_bytes is not None and handed_out >= max_bytes:
+                            return
+            except FileNotFoundError:
+                missing = f"{segment_stem(self._handle.folder, bases[at])}.log"
+                damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
+                try:
+                    self._tell(offset, next_base, damage, log, on_skip)
+                except _Outdated:
+                    continue  # deleted meanwhile by retention or a truncation
+            except _Outdated:
+                continue
+            if next_base >= log.log_end_offset:
+                return
+            self._forget(bases[at])
+            offset = max(offset, next_base)
+
+    def _read_segment(
+        self, segment: _Segment, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
+    ) -> Iterator[RecordBatch]:
+        """Batches of one segment that end behind ``offset``, checked."""
+        mapped = segment.mapped
+        active = mapped.base_offset == log.active_base_offset
+        end = log.end_position if active else len(mapped.view)
+        try:
+            view = mapped.upto(end)
+        except CorruptBatch as error:
+            view, end = mapped.view, len(mapped.view)
+            short: CorruptBatch | None = error
+        else:
+            short = None
+        position, expected = segment.index.position_for_offset(offset)
+        if position >= end and expected < next_base:  # it may be the index of a segment that was replaced since
+            position, expected = 0, mapped.base_offset
+        landed = position == 0
+        topic, partition = self._handle.topic, self._handle.partition
+        batch_limit = self._handle.batch_limit
+        while position < end and expected < next_base:
+            try:
+                header = decode_header(view, position, mapped.path)
+                if not landed and header.base_offset != expected:
+                    raise CorruptBatch(mapped.path, position, f"the batch of offset {expected}", "another one")
+                landed = True
+                if header.raw_size > batch_limit and self._handle.exceeds_batch_limit(header.raw_size):
+                    limit = f"at most {self._handle.batch_limit} bytes (max.message.bytes)"
+                    raise CorruptBatch(mapped.path, position, limit, f"{header.raw_size} claimed", header.base_offset)
+                if header.next_offset > offset:
+                    payload = check_payload(view, position, header, mapped.path)
+                    yield RecordBatch(
+                        header, payload, topic=topic, partition=partition, path=mapped.path, position=position
+                    )
+                position += header.size_bytes
+                expected = header.next_offset
+            except CorruptBatch as damage:
+                if not landed:  # it is the index that lies: walk from the start of the segment
+                    position, expected, landed = 0, mapped.base_offset, True
+                    continue
+                position, found = step_over(view, position, expected, self._around(segment, next_base))
+                following = next_base if found is None else found
+                if following > offset:
+                    self._tell(max(expected, offset), following, damage, log, on_skip)
+                expected = following
+        if expected < next_base and (short or not active) and not self._gap_is_known(expected, next_base):
+            wanted = f"batches up to offset {next_base}"
+            missing = short or CorruptBatch(mapped.path, end, wanted, "the end of the file", expected)
+            self._tell(max(expected, offset), next_base, missing, log, on_skip)
+
+    def _tell(
+        self, base_offset: int, end_offset: int, damage: CorruptBatch, log: LogState, on_skip: SkipListener | None
+    ) -> None:
+        """Raise the damage, or tell the listener what is skipped for it.
+
+        Raises `_Outdated` when it may be none: the files were replaced since ``log`` was read.
+        """
+        handle = self._handle
+        page = handle.page
+        if handle.read_only:  # cannot wait at the lock
+            handle.check_in_place()
+            if page.writing == REWRITING or any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
+                time.sleep(_REWRITE_WAIT_S)
+        else:
+            with handle.append_locked():  # whoever replaces segments holds it
+                settle(handle)  # of a process that died in it
+                finish_swaps(handle)
+        if page.log.read().generation != log.generation:
+            raise _Outdated
+        if on_skip is None:
+            raise damage from None
+        on_skip(base_offset, end_offset, damage)
+
+    def _gap_is_known(self, base_offset: int, end_offset: int) -> bool:
+        """Whether a range without records between two segments is a lost range, and not damage."""
+        return is_lost(self.lost_ranges(), base_offset, end_offset)
+
+    # ------------------------------------------------------------ positions
+
+    def check_position(self, offset: int) -> int:
+        """Where reading really begins: ``offset``, or behind the lost range that starts there.
+
+        Raises `OffsetOutOfRange`, or `LogTruncated` for a position *inside* a lost range: who
+        stands there was handed records that are gone. Who stands at its start has read
+        everything that was kept, and goes on where history resumes.
+        """
+        log = self._handle.page.log.read()
+        for lost in self._lost[1] if self._lost[0] == log.epoch else self.lost_ranges():
+            # Nobody below the log start can have read anything that is not gone anyway.
+            base_offset = max(lost.base_offset, log.log_start_offset)
+            if base_offset < offset < lost.end_offset:
+                raise LogTruncated(self._handle.log_name, offset, lost)
+            if base_offset == offset < lost.end_offset:
+                if lost.end_offset > log.log_end_offset:
+                    return offset  # a truncation was cut short, and nobody opened the log for writing since
+                return self.check_position(lost.end_offset)
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+        return offset
+
+    def lost_ranges(self) -> tuple[LostRange, ...]:
+        """Every range of offsets that was given up, ascending."""
+        epoch = self._handle.page.log.read().epoch
+        if self._lost[0] != epoch:  # a range is only ever added together with an epoch
+            checkpoint, _ = self._handle.checkpoint.read()
+            self._handle.check_usable()  # else it may be that of a topic that has the name since
+            checkpoint = checkpoint or self._handle.checkpoint.known
+            self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
+        return self._lost[1]
+
+    # ------------------------------------------------------------ by time
+
+    def offset_for_timestamp(self, timestamp: int, bound: int) -> int | None:
+        """Offset of the first record at or after ``timestamp`` below ``bound``; None without one.
+
+        First in offset order: timestamps need not ascend.
+        """
+        while True:
+            with contextlib.suppress(_Outdated):
+                return self._offset_for_timestamp(timestamp, bound)
+
+    def _offset_for_timestamp(self, timestamp: int, bound: int) -> int | None:
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log)
+        start = bisect_right(bases, log.log_start_offset) - 1
+        for at in range(max(start, 0), len(bases)):
+            try:
+                segment = self._segment(bases, at, log)
+            except FileNotFoundError:
+                continue
+            if segment.index.max_timestamp < timestamp:
+                continue
+            _, offset = segment.index.position_for_timestamp(timestamp)
+            next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
+            for batch in self._read_segment(segment, max(offset, log.log_start_offset), next_base, log, None):
+                if batch.header.base_offset >= bound:
+                    return None
+                if batch.header.max_timestamp < timestamp or batch.header.is_control:
+                    continue
+                batch.skip_to(log.log_start_offset)
+                late = (batch.timestamps >= timestamp).nonzero()[0]
+                if len(late):
+                    found = int(batch.offsets[late[0]])
+                    return found if found < bound else None
+        return None
+
+    # ------------------------------------------------------------ segments
+
+    def _segment(self, bases: list[int], at: int, log: LogState) -> _Segment:
+        """The segment ``bases[at]``, mapped, its index reaching up to its end (or to where the log ends now)."""
+        base, sealed = bases[at], at + 1 < len(bases)
+        with self._mutex:
+            if log.generation != self._generation:
+                self._open.clear()  # files may have been replaced
+                self._generation = log.generation
+            segment = self._open.get(base)
+            if segment is not None and segment.sealed != sealed:
+                segment = None
+            if segment is not None:
+                self._open.move_to_end(base)
+        handle = self._handle
+        if segment is None:
+            index = SegmentIndex(
+                handle.fs,
+                segment_stem(handle.folder, base),
+                base,
+                handle.config.index_interval_bytes,
+                writable=sealed and not handle.read_only,
+            )
+            mapped = MappedSegment(handle.fs, handle.folder, base)
+            if sealed:
+                index.log_inode = mapped.inode
+            index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
+            handle.check_usable()  # else these may be the files of a topic that has the name since
+            segment = _Segment(mapped, index, sealed)
+            with self._mutex:
+                if handle.page.log.read().generation == log.generation:
+                    self._open[base] = segment
+                # A reader that is alone keeps 64 GB of default segments: where it jumps to again needs no opening.
+                while len(self._open) > max(_KEPT_SEGMENTS, _KEPT_IN_PROCESS // len(_readers)):
+                    self._open.popitem(last=False)
+        index, mapped = segment.index, segment.mapped
+        if sealed:
+            if not index.is_complete(len(mapped.view)):
+                index.catch_up(mapped.view, len(mapped.view), lambda: self._around(segment, bases[at + 1], _no_batches))
+                index.complete(len(mapped.view))
+        elif index.scanned_position < log.end_position:
+            with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
+                view, end = mapped.upto(log.end_position), log.end_position
+                index.catch_up(view, end, lambda: self._around(segment, log.log_end_offset, _no_batches))
+        return segment
+
+    def _around(self, segment: _Segment, end_offset: int, known: KnownBatches | None = None) -> Around:
+        base = segment.mapped.base_offset
+        return around_segment(self._handle, base, end_offset, known or segment.index.batches_behind)
+
+    def _known_batches(self, base: int) -> KnownBatches | None:
+        """What the index in memory says of a segment, if it is there: more than its file, perhaps."""
+        with self._mutex:
+            segment = self._open.get(base)
+        return None if segment is None else segment.index.batches_behind
+
+    def let_go_of_deleted(self) -> None:
+        """Unmap everything once segments were deleted or replaced: the disk gets its space back though nobody reads."""
+        generation = self._handle.page.log.read().generation
+        if self._generation != generation:
+            with self._mutex:
+                self._open.clear()
+                self._generation = generation
+
+    def max_timestamp(self, base: int, log: LogState) -> int:
+        """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""
+        bases = self._handle.segments(log)
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            segment = self._segment(bases, bases.index(base), log)
+            if base != log.active_base_offset:
+                self._forget(base)
+            return segment.index.max_timestamp if len(segment.mapped.view) else -1
+        return -1
+
+    def describe(self) -> list[SegmentInfo]:
+        """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log)
+        infos = []
+        for at, base in enumerate(bases):
+            active = at + 1 == len(bases)
+            path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
+            size_bytes, max_timestamp = 0, -1
+            with contextlib.suppress(FileNotFoundError):
+                segment = self._segment(bases, at, log)
+                size_bytes = log.end_position if active else len(segment.mapped.view)
+                max_timestamp = segment.index.max_timestamp if size_bytes else -1
+                if not active:
+                    self._forget(base)
+            end_offset = log.log_end_offset if active else bases[at + 1]
+            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path))
+        return infos
+
+    def _forget(self, base: int) -> None:
+        """A reader has passed a sealed segment: unmap it once its batches are gone, so that memory stays flat."""
+        with self._mutex:
+            self._open.pop(base, None)

@@ -1,0 +1,77 @@
+"""Retention of one partition: old segments go, and a quiet active one is sealed so that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from segmentlog.log.append.appender import Appender
+from segmentlog.log.catalog import Catalogs
+from segmentlog.log.files import sweep_deleted
+from segmentlog.log.handle import Handle
+from segmentlog.log.lease import Lease
+from segmentlog.policy.retention import Expired, active_is_due, expired_segments, is_bounded
+from segmentlog.records import RetentionReport
+
+
+class Retainer:
+    """Removes what the topic's configuration does not keep. Thread-safe by the lease."""
+
+    def __init__(
+        self, handle: Handle, appender: Appender, catalogs: Catalogs, lease: Lease, trim: Callable[[int], int]
+    ) -> None:
+        self._handle = handle
+        self._appender = appender
+        self._catalogs = catalogs
+        self._lease = lease
+        self._trim = trim
+        self._sweep_ms: int | None = 0
+        """When the next put-aside file is to be deleted; 0 for "have a look"."""
+
+    def run(self, now_ms: int, *, dry_run: bool = False, wait_s: float = 0.0) -> RetentionReport:
+        """Remove what is to go by ``now_ms``. Returns at once when there is nothing, without taking the lease."""
+        handle = self._handle
+        handle.refresh_config()
+        log = handle.page.log.read()
+        rolls = bool(log.end_position) and active_is_due(handle.config, now_ms - log.first_append_ms)
+        # Due, or the clock went back: then it would not be for long.
+        sweeps = self._sweep_ms is not None and not 0 < self._sweep_ms - now_ms <= handle.config.file_delete_delay_ms
+        expired = self._expired(now_ms)
+        if dry_run or not (rolls or sweeps or expired):
+            return self._report(expired, rolled=rolls)
+        with self._lease.hold(wait_s) as held:
+            if not held:
+                if not (rolls or expired):
+                    return self._report([], rolled=False)  # sweeping can wait, or the other one does it
+                return RetentionReport(handle.topic, handle.partition, log.log_start_offset, busy=True)
+            rolled = rolls and self._appender.roll()
+            expired = self._expired(now_ms)
+            if expired:
+                if expired[-1][0].active:
+                    rolled = self._appender.roll() or rolled
+                self._trim(expired[-1][0].end_offset)
+                due_ms = now_ms + handle.config.file_delete_delay_ms
+                self._sweep_ms = due_ms if self._sweep_ms is None else min(self._sweep_ms, due_ms)
+            if sweeps:
+                self._sweep_ms = sweep_deleted(handle, now_ms)
+            return self._report(expired, rolled=rolled)
+
+    def _expired(self, now_ms: int) -> list[Expired]:
+        handle = self._handle
+        if not is_bounded(handle.config):
+            return []
+        log = handle.page.log.read()
+        catalog = self._catalogs.of(log)
+        return list(
+            expired_segments(
+                handle.config,
+                catalog.candidates(log, now_ms),
+                now_ms,
+                size_bytes=lambda: catalog.size_bytes() + log.end_position,
+                sealed_count=len(catalog.spans),
+            )
+        )
+
+    def _report(self, expired: list[Expired], *, rolled: bool) -> RetentionReport:
+        handle = self._handle
+        start = handle.page.log.read().log_start_offset
+        return RetentionReport(handle.topic, handle.partition, start, tuple(expired), rolled)

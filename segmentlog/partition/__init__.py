@@ -1,1 +1,0 @@
-"""One partition: its lock, its offsets, its recovery, and reading it."""

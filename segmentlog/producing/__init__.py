@@ -1,0 +1,1 @@
+"""Producers: records are gathered into batches and appended."""

@@ -1,0 +1,191 @@
+"""Restoring: records come back at the offsets that they had.
+
+Workers encode batches that know their base offset and stage them in files, as `segmentlog.staging.staging` does; one
+`Restorer` a partition appends them where the log has reached just that offset. Between them, where the log had no
+records (compaction, aborted transactions, control batches), go batches without any. So a restoration that was cut
+off is gone on with: what lies in the log says how far it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import RecordTooLarge, SegmentlogError
+from segmentlog.format.batch import (
+    EncodedBatch,
+    decode_header,
+    encode_batch,
+    encoded_gap,
+    read_encoded,
+)
+from segmentlog.format.codecs import codec_number
+from segmentlog.format.columns import Int64Array
+from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, check_items
+from segmentlog.log.partition import Partition
+from segmentlog.records import TopicPartition
+from segmentlog.staging.staging import Staged, StagedFile, map_staged
+from segmentlog.storage.fs import FileSystem
+
+_BATCH_BYTES: Final = 512 * 1024
+_APPENDED_AT_ONCE_BYTES: Final = 64 << 20
+_GAP_MAX: Final = 1 << 32
+# Of one batch without records.
+_SPAN_MAX: Final = 1 << 31
+# Of the offsets of one batch; and a longer gap ends its segment, whose index counts from its base in 32 bits.
+
+
+class OffsetTaken(SegmentlogError):
+    """Something else lies at an offset that is to be restored. Nothing was overwritten."""
+
+    def __init__(self, log: str, offset: int, log_end_offset: int) -> None:
+        super().__init__(log, offset, log_end_offset)
+        self.log, self.offset, self.log_end_offset = log, offset, log_end_offset
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: offset {self.offset} cannot be restored: the log goes on at {self.log_end_offset} already;"
+            " restore into a new topic"
+        )
+
+
+# ---------------------------------------------------------------- a task
+
+
+class OffsetStager:
+    """Stages records as batches that know their offsets. For one thread; records come in the order of offsets."""
+
+    def __init__(self, fs: FileSystem, path: str, task: int, topic: str, config: TopicConfig) -> None:
+        self._file = StagedFile(fs, path, task)
+        self._topic = topic
+        self._limit_bytes = config.max_message_bytes
+        self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
+        self._codec = codec_number(config.compression_type)
+
+    def add(self, partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
+        """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
+
+        Raises `InvalidRecord`, `RecordTooLarge`, `DiskFull`.
+        """
+        check_items(columns)
+        count = len(offsets)
+        parts = max(1, min(-(-size_bytes // _BATCH_BYTES), count), -(-count // self._limit_records))
+        for part in range(parts):
+            start, stop = count * part // parts, count * (part + 1) // parts
+            for base_offset, batch in self._encoded(offsets[start:stop], columns.part(start, stop)):
+                self._file.write(TopicPartition(self._topic, partition), batch, base_offset)
+
+    def _encoded(self, offsets: Int64Array, columns: Columns) -> Iterator[tuple[int, EncodedBatch]]:
+        """(base offset, batch), halved where it would be too large or reach too far."""
+        count = len(offsets)
+        if not count:
+            return
+        base_offset, span = int(offsets[0]), int(offsets[-1] - offsets[0])
+        if span < _SPAN_MAX:
+            try:
+                yield base_offset, self._encode(columns, None if span == count - 1 else offsets - base_offset)
+                return
+            except RecordTooLarge as error:
+                if count == 1:
+                    raise RecordTooLarge(error.size_bytes, error.limit_bytes) from None
+        half = count // 2
+        yield from self._encoded(offsets[:half], columns.part(0, half))
+        yield from self._encoded(offsets[half:], columns.part(half, count))
+
+    def _encode(self, columns: Columns, deltas: Int64Array | None) -> EncodedBatch:
+        return encode_batch(
+            columns.values,
+            columns.keys,
+            columns.timestamps,
+            columns.headers,
+            now_ms=0,
+            codec=self._codec,
+            limit_bytes=self._limit_bytes,
+            offset_deltas=None if deltas is None else deltas.astype(np.uint32),
+        )
+
+    def finish(self) -> Staged:
+        """What is in the file."""
+        return self._file.finish()
+
+    def discard(self) -> None:
+        """The task failed: nothing of it is left."""
+        self._file.discard()
+
+
+# ---------------------------------------------------------------- appending
+
+
+class Restorer:
+    """Appends to one partition, each batch at the offset that it names. Nobody else may append meanwhile."""
+
+    def __init__(self, log: Partition) -> None:
+        self._log = log
+        self._name = f"{log.topic}/{log.number}"
+        self._batches: list[EncodedBatch] = []
+        self._size_bytes = 0
+        self._begin = self._next = log.log_end_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind all that was put."""
+        return self._next
+
+    def put(self, base_offset: int, batch: EncodedBatch) -> None:
+        """Append ``batch`` at ``base_offset``, with a gap before it if need be; once `flush` returns at the latest.
+
+        Raises `OffsetTaken`, and what `Partition.append_batches` raises.
+        """
+        if base_offset < self._next:
+            raise OffsetTaken(self._name, base_offset, self._next)
+        self.fill_to(base_offset)
+        self._take(batch)
+
+    def fill_to(self, offset: int) -> None:
+        """Let the log reach ``offset``: what is missing are offsets without records."""
+        is_leading = self._log.log_end_offset == 0 and self._next == 0
+        filled = offset - self._next
+        while self._next < offset:
+            self._take(encoded_gap(min(offset - self._next, _GAP_MAX)))
+        if filled > 0 and (is_leading or filled >= _SPAN_MAX):
+            self.flush()
+            self._log.roll()  # so that a trim can delete the gap, and no index has to reach over it
+
+    def _take(self, batch: EncodedBatch) -> None:
+        self._batches.append(batch)
+        self._size_bytes += batch.size_bytes
+        self._next += batch.last_offset_delta + 1
+        if self._size_bytes >= _APPENDED_AT_ONCE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append what is waiting. Raises `OffsetTaken` when somebody else has appended meanwhile."""
+        batches, self._batches, self._size_bytes = self._batches, [], 0
+        if not batches:
+            return
+        if self._log.log_end_offset != self._begin:
+            raise OffsetTaken(self._name, self._begin, self._log.log_end_offset)
+        placed_at = self._log.append_batches(batches)
+        if placed_at != self._begin:
+            raise OffsetTaken(self._name, self._begin, placed_at)
+        self._begin = self._next
+
+
+def restore_staged(fs: FileSystem, logs: dict[int, Restorer], staged: Staged) -> int:
+    """Append all that one task has staged, in the order of offsets; how many records. Raises `CorruptBatch`."""
+    if not staged.runs:
+        return 0
+    view = map_staged(fs, staged.path)
+    for run in staged.runs:
+        restorer = logs[run.partition]
+        position = run.position
+        for _ in range(run.batch_count):
+            base_offset = decode_header(view, position, staged.path).base_offset
+            batch = read_encoded(view, position, staged.path)
+            position += batch.size_bytes
+            restorer.put(base_offset, batch)
+        restorer.flush()  # its batches are views of this file
+    return staged.record_count

@@ -1,0 +1,1 @@
+"""A topic as a table: the latest value of each key."""

@@ -1,0 +1,223 @@
+"""What a compaction would remove, by groups of keys (those that begin alike), without doing it.
+
+Which records stay is decided as `segmentlog.log.compaction.cleaner` does, over all that a pass
+would clean: the last ``compaction.keep.last`` of each key, none before a tombstone, none whose
+time is over, no tombstone behind its delete horizon. Memory is bounded by one `OffsetMap`:
+where it has no room for all keys they are parted by their hashes, and the log is read for
+each part anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import compress
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import LogTruncated
+from segmentlog.format.batch import CONTROL
+from segmentlog.format.keys import Uint64Array
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.log.compaction.survivors import tombstones_among
+from segmentlog.log.partition import Partition
+from segmentlog.policy.compaction import cleanable_end
+from segmentlog.policy.expiry import expiry_times
+from segmentlog.policy.offset_map import OffsetMap
+
+WITHOUT: Final = "(none)"
+"""The group of keys that the separator does not occur in."""
+KEYLESS: Final = "(no key)"
+"""The group of records without a key, from before the topic was compacted: they stay."""
+REST: Final = "(rest)"
+"""Where keys go that would be one group too many."""
+
+MAX_GROUPS: Final = 100_000
+MAX_PARTS: Final = 64
+# A log is not read more often than twice for each: a map that is still too small grows.
+
+GroupName = bytes | str
+"""What the keys begin with, or the name of one of the groups above."""
+GroupOf = Callable[[bytes], GroupName]
+Flags = npt.NDArray[np.bool_]
+
+_MIX_A: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX_B: Final = np.uint64(0xC2B2AE3D27D4EB4F)
+_HALF: Final = np.uint64(32)
+
+
+class KeyGroup(msgspec.Struct):
+    """Records of keys that begin alike; bytes are those of keys and values, uncompressed."""
+
+    records: int = 0
+    kept: int = 0
+    """Records that would stay."""
+    tombstones: int = 0
+    """Those of them that have a null value."""
+    size_bytes: int = 0
+    removed_bytes: int = 0
+
+    def add(self, other: KeyGroup) -> None:
+        """Count the other's records here, too."""
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+
+def before_separator(separator: bytes) -> GroupOf:
+    """Groups keys by what stands before the first ``separator``."""
+
+    def group_of(key: bytes) -> GroupName:
+        prefix, found, _ = key.partition(separator)
+        return prefix if found else WITHOUT
+
+    return group_of
+
+
+def first_bytes(length: int) -> GroupOf:
+    """Groups keys by their first ``length`` bytes; a shorter key is all of it."""
+    return lambda key: key[:length]
+
+
+class KeyStatistics:
+    """Counts partitions, one after the other, into ``groups``. Not thread-safe."""
+
+    def __init__(
+        self,
+        group_of: GroupOf,
+        *,
+        buffer_bytes: int,
+        pace: Callable[[int], None] = lambda size_bytes: None,
+        max_groups: int = MAX_GROUPS,
+    ) -> None:
+        self.groups: dict[GroupName, KeyGroup] = {}
+        self._group_of = group_of
+        self._buffer_bytes = buffer_bytes
+        self._pace = pace
+        self._max_groups = max_groups
+        self._seed = int.from_bytes(os.urandom(8), "little")
+
+    def total(self) -> KeyGroup:
+        """The sum of all groups."""
+        total = KeyGroup()
+        for group in self.groups.values():
+            total.add(group)
+        return total
+
+    def count(self, log: Partition, now_ms: int) -> None:
+        """Count the records of a partition's sealed segments, as far as a pass would clean them by ``now_ms``.
+
+        Raises `CorruptBatch`, and what ``pace`` raises, which is told how many bytes were read.
+        """
+        config = log.config
+        end = _cleanable_end(log, config, now_ms)
+        parts = [(1, 0)]
+        while parts:
+            modulus, number = parts.pop()
+            offset_map = self._fill(log, config, end, now_ms, modulus, number, self._buffer_bytes)
+            if offset_map is None and modulus < MAX_PARTS:
+                parts += [(2 * modulus, number), (2 * modulus, number + modulus)]
+                continue
+            buffer_bytes = self._buffer_bytes
+            while offset_map is None:
+                buffer_bytes *= 2
+                offset_map = self._fill(log, config, end, now_ms, modulus, number, buffer_bytes)
+            self._count_part(log, config, end, now_ms, modulus, number, offset_map)
+
+    def _fill(
+        self, log: Partition, config: TopicConfig, end: int, now_ms: int, modulus: int, number: int, buffer_bytes: int
+    ) -> OffsetMap | None:
+        """A map of one part of the keys; None when it has too little room."""
+        offset_map = OffsetMap(buffer_bytes, config.compaction_keep_last)
+        for batch in self._batches(log, end):
+            low, high, is_null = batch.key_identities(self._seed)
+            mine = _part_of(low, high, modulus) == number
+            if is_null is not None:
+                mine &= ~is_null
+            dead = tombstones_among(batch) | _expired_among(batch, config, now_ms) if offset_map.keep_last > 1 else None
+            offsets = batch.offsets[mine]
+            taken = offset_map.add(low[mine], high[mine], offsets, None if dead is None else dead[mine])
+            if taken < len(offsets):
+                return None
+        offset_map.finish()
+        return offset_map
+
+    def _count_part(
+        self, log: Partition, config: TopicConfig, end: int, now_ms: int, modulus: int, number: int, kept_of: OffsetMap
+    ) -> None:
+        for batch in self._batches(log, end):
+            low, high, is_null = batch.key_identities(self._seed)
+            mine = _part_of(low, high, modulus) == number
+            kept: Flags = np.isin(batch.offsets, kept_of.kept(batch.base_offset, batch.next_offset))
+            if is_null is not None:
+                mine[is_null] = number == 0
+                kept |= is_null
+            kept &= ~_expired_among(batch, config, now_ms)
+            horizon_ms = batch.header.delete_horizon_ms
+            if horizon_ms is not None and horizon_ms <= now_ms:
+                kept &= ~tombstones_among(batch)
+            self._add(batch, mine, kept)
+
+    def _add(self, batch: RecordBatch, mine: Flags, kept: Flags) -> None:
+        for key, value, stays in compress(zip(batch.keys, batch.values, kept.tolist(), strict=True), mine.tolist()):
+            group = self._group(KEYLESS if key is None else self._group_of(key))
+            size = len(key or b"") + len(value or b"")
+            group.records += 1
+            group.size_bytes += size
+            if not stays:
+                group.removed_bytes += size
+                continue
+            group.kept += 1
+            group.tombstones += value is None
+
+    def _group(self, name: GroupName) -> KeyGroup:
+        group = self.groups.get(name)
+        if group is None:
+            if len(self.groups) >= self._max_groups:
+                name = REST
+            group = self.groups.setdefault(name, KeyGroup())
+        return group
+
+    def _batches(self, log: Partition, end: int) -> Iterator[RecordBatch]:
+        """Batches with records below ``end``, cut off there."""
+        start = log.log_start_offset
+        if start >= end:
+            return
+        try:
+            found = log.read(start)
+        except LogTruncated as truncated:  # trimmed to an offset inside a range that a crash took
+            found = log.read(truncated.lost.end_offset)
+        for batch in found:
+            if batch.base_offset >= end:
+                return
+            self._pace(batch.size_bytes)
+            if batch.header.attributes & CONTROL:
+                continue
+            if batch.next_offset > end:
+                batch = batch.slice(0, int(np.searchsorted(batch.offsets, np.int64(end))))
+            if len(batch):
+                yield batch
+
+
+def _cleanable_end(log: Partition, config: TopicConfig, now_ms: int) -> int:
+    """Where a pass would end: before the active segment, and what is too young."""
+    dirty_offset = max(log.cleaned_offset, log.log_start_offset)
+    behind = [one for one in log.segments() if one.active or one.end_offset > dirty_offset]
+    return cleanable_end(config, behind, dirty_offset, log.last_stable_offset, now_ms)
+
+
+def _part_of(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
+    """For each identity its part, of ``modulus`` parts (a power of two)."""
+    mixed = low * _MIX_A ^ high * _MIX_B
+    mixed ^= mixed >> _HALF
+    mixed *= _MIX_A
+    parts: Uint64Array = (mixed >> _HALF) & np.uint64(modulus - 1)
+    return parts
+
+
+def _expired_among(batch: RecordBatch, config: TopicConfig, now_ms: int) -> Flags:
+    ends_ms = expiry_times(batch, config.record_ttl_ms)
+    return np.zeros(len(batch), np.bool_) if ends_ms is None else ends_ms <= now_ms

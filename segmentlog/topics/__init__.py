@@ -1,0 +1,1 @@
+"""A folder of topics that opens their partitions: names, ids, administration, background work."""

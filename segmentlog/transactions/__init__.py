@@ -1,0 +1,1 @@
+"""Producers with a name: numbers, fences, decisions about their transactions."""

@@ -1,0 +1,208 @@
+"""What the topic ``__transaction_state`` says of each producer's name: the last record of it counts.
+
+key    MessagePack array: version (2), name
+value  MessagePack array: `TransactionState`; null: forgotten
+
+A state speaks of topics by their ids, so that a transaction goes on in one that was renamed, and not in
+another one that has got the name. Records of version 1 (format 1 of the store) hold the names; each
+stands for the id that topic has had since the upgrade.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopic
+from segmentlog.format.names import TRANSACTIONS_TOPIC, topic_id_of_name
+from segmentlog.format.producers import ProducerEntry
+from segmentlog.records import PartitionId
+from segmentlog.storage import forks
+from segmentlog.topics.tidy import Tidy
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Ack, Partition
+    from segmentlog.store import LogStore
+
+logger = logging.getLogger("segmentlog")
+
+_VERSION: Final = 2
+_VERSION_BY_NAME: Final = 1
+_SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
+
+Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
+
+
+class Unsettled(msgspec.Struct, frozen=True, array_like=True):
+    """A commit's marker that may not be on disk yet: should a crash take it, this says what it said."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    epoch: int
+    """Of the partition when it was written: as long as that is so nothing was lost."""
+
+
+class TransactionState(msgspec.Struct, frozen=True, array_like=True):
+    """What the last record of a name says."""
+
+    producer_id: int
+    epoch: int
+    status: Status = "Empty"
+    timeout_ms: int = 60_000
+    started_ms: int = 0
+    """Wall clock at the transaction's first append."""
+    updated_ms: int = 0
+    partitions: tuple[PartitionId, ...] = ()
+    """That the transaction writes to, or wrote to last."""
+    unsettled: tuple[Unsettled, ...] = ()
+    previous_id: int = -1
+    """Under which the name went on counting before it ran out of epochs."""
+    resume: dict[str, int] = {}
+    """How many partitions a topic, by its id, had when a job began that is to go on as it began."""
+    ends: tuple[int, ...] = ()
+    """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
+    note: str | None = None
+    """What the last commit of the name left with its decision: there with it, or not at all."""
+    started_up_ms: int = 0
+    """Monotonic clock at the transaction's first append: what it may take is measured by it. Of this boot: who
+    began it in another one is dead."""
+
+    def said(self, where: PartitionId, entry: ProducerEntry) -> bool | None:
+        """What was decided about the transaction that the producer has open there: committed or not.
+
+        None: nothing, and it is nobody's business but its owner's. A power cut may have taken
+        markers and states, whatever was written later in other files.
+        """
+        first_offset = entry.transaction_offset
+        if any((one.topic_id, one.partition) == where and first_offset < one.offset for one in self.unsettled):
+            return True
+        if where in self.partitions and entry.epoch == self.epoch:
+            if self.status in ("PrepareCommit", "CompleteCommit"):
+                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[where]
+            if self.status == "Ongoing":
+                return None
+        return False
+
+    def is_overdue(self, up_ms: int) -> bool:
+        """Whether the transaction takes longer than it may, as of ``up_ms``, monotonic."""
+        return 0 < self.started_up_ms < up_ms - self.timeout_ms
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody still has something to do about it."""
+        return self.status in ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+class TransactionLog:
+    """A view of the topic that reads what was appended since it last looked. Thread-safe."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._mutex = forks.reentrant_lock(self, "_mutex")
+        self._tidy = Tidy()
+        self._forget()
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """Begin at the start. In a forked child: another thread of the parent may have been at it."""
+        self._states: dict[str, TransactionState] = {}
+        self._old_records: set[str] = set()
+        """Names of which the log holds a record of version 1: who forgets them forgets that, too."""
+        self._position = 0
+        self._log: Partition | None = None
+
+    def states(self) -> dict[str, TransactionState]:
+        """The last state of each name, as it is now."""
+        with self._mutex:
+            log = self._find_log(create=False)
+            if log is None:
+                return {}
+            try:
+                self._follow(log)
+            except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
+                self._states, self._position = {}, log.log_start_offset
+                self._follow(log)
+            return dict(self._states)
+
+    def _follow(self, log: Partition) -> None:
+        if self._position != log.log_end_offset:
+            for batch in log.read(self._position):
+                for key, value in zip(batch.keys, batch.values, strict=True):
+                    self._take_in(key, value)
+                self._tidy.count()
+                self._position = batch.next_offset
+
+    def _take_in(self, key: bytes | None, value: bytes | None) -> None:
+        try:
+            version, name = _key_decoder.decode(key or b"")
+        except msgspec.DecodeError:
+            return
+        if version not in (_VERSION, _VERSION_BY_NAME):
+            return
+        if version == _VERSION_BY_NAME:
+            (self._old_records.discard if value is None else self._old_records.add)(name)
+        if value is None:
+            self._states.pop(name, None)
+        else:
+            try:
+                state = _state_decoder.decode(value)
+                self._states[name] = state if version == _VERSION else self._by_id(state)
+            except msgspec.DecodeError as error:
+                logger.warning("%s: the state of producer %s is not to be read: %s", TRANSACTIONS_TOPIC, name, error)
+
+    def _by_id(self, state: TransactionState) -> TransactionState:
+        """A state in which topics go by their names."""
+
+        def id_of(name: str) -> str:
+            return topic_id_of_name(self._store.store_id, name)
+
+        return replace(
+            state,
+            partitions=tuple(PartitionId(id_of(topic), partition) for topic, partition in state.partitions),
+            unsettled=tuple(replace(one, topic_id=id_of(one.topic_id)) for one in state.unsettled),
+            resume={id_of(topic): count for topic, count in state.resume.items()},
+        )
+
+    def _find_log(self, *, create: bool) -> Partition | None:
+        if self._log is None or self._log.is_stale:
+            self._states, self._position = {}, 0
+            self._old_records.clear()
+            try:
+                if create:
+                    self._log = self._store.internal_topic(TRANSACTIONS_TOPIC, 1, _SETTINGS).partition(0)
+                else:
+                    self._log = self._store.topic(TRANSACTIONS_TOPIC).partition(0)
+            except UnknownTopic:
+                self._log = None
+        return self._log
+
+    def tidy(self) -> None:
+        """Keep the topic short."""
+        with self._mutex:
+            if self._log is not None and not self._log.is_stale:
+                self._tidy.tidy(self._log)
+
+    def write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
+        """Append the state of a name; None forgets it."""
+        log = self._find_log(create=True)
+        assert log is not None
+        if state is not None:
+            log.append([msgspec.msgpack.encode(state)], [encode_key(name)], ack=ack)
+            return
+        self.states()
+        # Both, or what stands under the other key would count again once a compaction has removed this.
+        versions = (_VERSION_BY_NAME, _VERSION) if name in self._old_records else (_VERSION,)
+        log.append([None] * len(versions), [encode_key(name, version) for version in versions], ack=ack)
+
+
+def encode_key(name: str, version: int = _VERSION) -> bytes:
+    """The key of the records that say what a name does."""
+    return msgspec.msgpack.encode((version, name))
+
+
+_key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
+_state_decoder = msgspec.msgpack.Decoder(TransactionState)

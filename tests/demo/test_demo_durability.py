@@ -1,0 +1,69 @@
+"""`segmentlog demo durability`, through the command line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from segmentlog.cli import cli
+from segmentlog.cli import demo as command
+from segmentlog.demo.demo import DemoFailed
+from segmentlog.testing import scenario
+
+
+def row(output: str, setting: str) -> str:
+    """The line of the table that begins with this setting."""
+    return next(line for line in output.splitlines() if line.startswith(f"{setting} "))
+
+
+def test_every_policy_is_shown_and_agrees() -> None:
+    """A row for each policy and ack level, with both histories; losses are told, and nothing else is said on stderr."""
+    done = CliRunner().invoke(cli, ["demo", "durability"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    for policy in scenario.POLICIES:
+        written, durable, durable_only = (
+            row(done.stdout, f"fsync={policy}, ack={level}")
+            for level in ("written", "durable", "written, durable_only")
+        )
+        assert written.endswith("agree" if policy == "always" else "agree, A was told of the loss")
+        assert durable.endswith("  agree")
+        assert durable_only.endswith("  agree")
+        assert durable.count("gamma") == 2
+    told = row(done.stdout, "fsync=everysec, ack=written")
+    assert re.search(r"0:alpha, 1:beta, 2:gamma, \(told: \[1, \d+\) is lost\), \d+:delta", told)
+    segmentlog_part = done.stdout.partition("Redis")[0]
+    assert "DISAGREE" not in segmentlog_part
+    if shutil.which("redis-server"):
+        assert row(done.stdout, "appendfsync=always").endswith("  agree")
+        assert row(done.stdout, "appendfsync=everysec").endswith("DISAGREE: two records each at 1, 2")
+
+
+def test_without_redis_a_line_says_how_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No redis-server, or no bench folder (an installed package): one line, and all is well."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    done = CliRunner().invoke(cli, ["demo", "durability"])
+    assert done.exit_code == 0
+    assert "python -m bench.kafkaesque (redis-server is not installed: apt-get install redis-server)" in done.stdout
+    monkeypatch.setattr(command, "_load_kafkaesque", lambda: None)
+    done = CliRunner().invoke(cli, ["demo", "durability"])
+    assert done.stdout.splitlines()[-1] == "The same in Redis: python -m bench.kafkaesque, in a checkout of segmentlog."
+
+
+def test_the_demonstration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that keeps its losses to itself does not pass."""
+    monkeypatch.setattr(scenario.SegmentlogLog, "lost_ranges", lambda self: [])
+    done = CliRunner().invoke(cli, ["demo", "durability"])
+    assert isinstance(done.exception, DemoFailed)
+    assert "fsync=everysec, ack=written: agree, but a record is gone outside every lost range" in str(done.exception)
+
+
+@pytest.mark.parametrize("option", [("--limit", "5"), ("--keep", "x")])
+def test_options_of_the_flights_are_refused(option: tuple[str, str]) -> None:
+    """What would have no effect is not taken in silence."""
+    done = CliRunner().invoke(cli, ["demo", "durability", *option])
+    assert done.exit_code == 2
+    assert "are for the flights" in done.output

@@ -1,0 +1,372 @@
+"""Retention, limit by limit: what goes, why, and what others see of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import NOW_MS, FakeClock, contents, log_files, open_log, tree_bytes, values
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import OffsetOutOfRange
+from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
+from segmentlog.log.lease import Lease
+from segmentlog.log.partition import Partition
+from segmentlog.testing import SimulatedDisk
+
+FOREVER = -1
+
+
+class Logs:
+    """Opens the partition of a test and puts segments into it."""
+
+    def __init__(self, folder: Path, clock: FakeClock) -> None:
+        self.folder, self.clock = folder, clock
+
+    def open(self, **settings: Any) -> Partition:
+        defaults = {"retention_ms": FOREVER, "file_delete_delay_ms": 0, "compression_type": "none"}
+        return open_log(self.folder, clock=self.clock, **(defaults | settings))
+
+    def fill(self, log: Partition, segments: int = 1, *, timestamp: int | None = None, sealed: bool = True) -> None:
+        """Segments of two records each, whose files say they were written now."""
+        for _ in range(segments):
+            log.append([b"x" * 100] * 2, timestamps=None if timestamp is None else [timestamp] * 2)
+            if sealed:
+                log.roll()
+        for file in log_files(self.folder):
+            if file.stat().st_mtime > 1_750_000_000:  # the real clock's
+                self.touch(file)
+
+    def touch(self, file: Path) -> None:
+        ns = self.clock.now_ms() * 1_000_000
+        os.utime(file, ns=(ns, ns))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """One for the test and its log."""
+    return FakeClock()
+
+
+@pytest.fixture
+def logs(tmp_path: Path, clock: FakeClock) -> Logs:
+    """The partition of this test."""
+    return Logs(tmp_path / "t" / "0", clock)
+
+
+def starts(log: Partition) -> list[int]:
+    """Base offsets of the segments."""
+    return [segment.base_offset for segment in log.segments()]
+
+
+def test_without_limits_nothing_goes(logs: Logs, clock: FakeClock) -> None:
+    """However old and large."""
+    log = logs.open(retention_segments=None)
+    logs.fill(log, 5)
+    clock.advance(10**12)
+    assert log.retain().removed == ()
+    assert starts(log)[0] == 0
+    log.close()
+    log = logs.open(cleanup_policy="compact", retention_segments=1, retention_ms=1)
+    assert log.retain().removed == (), "retention is for topics that delete"
+
+
+def test_age(logs: Logs, clock: FakeClock) -> None:
+    """retention.ms counts from the newest record of a segment, and a segment goes as a whole."""
+    log = logs.open(retention_ms=1000)
+    logs.fill(log)
+    clock.advance(600)
+    logs.fill(log)
+    clock.advance(400)
+    assert log.retain().removed == (), "exactly as old is not older"
+    clock.advance(1)
+    report = log.retain()
+    assert [segment.base_offset for segment, _ in report.removed] == [0]
+    assert "retention.ms" in report.removed[0][1]
+    assert (report.log_start_offset, starts(log)) == (2, [2, 4])
+    assert (report.topic, report.partition, report.busy, report.rolled) == ("t", 0, False, False)
+    assert report.size_bytes == report.removed[0][0].size_bytes > 200
+
+
+def test_an_old_segment_behind_a_young_one_stays(logs: Logs, clock: FakeClock) -> None:
+    """Only the front of the log goes: no hole is made."""
+    log = logs.open(retention_ms=1000)
+    logs.fill(log)
+    logs.fill(log, timestamp=NOW_MS - 10**6)
+    assert log.retain().removed == ()
+    clock.advance(1001)
+    assert len(log.retain().removed) == 2
+
+
+def test_timestamps_in_the_far_future_do_not_keep_a_segment_for_ever(logs: Logs, clock: FakeClock) -> None:
+    """Its file was not written to later than its age allows."""
+    log = logs.open(retention_ms=1000)
+    logs.fill(log, timestamp=NOW_MS * 1000)
+    logs.fill(log)
+    assert log.retain().removed == ()
+    clock.advance(1001)
+    assert len(log.retain().removed) == 2
+
+
+def test_size(logs: Logs) -> None:
+    """retention.bytes: the oldest go while what would be left is still as large."""
+    log = logs.open()
+    logs.fill(log, 5)
+    size = log.segments()[0].size_bytes
+    log.close()
+    log = logs.open(retention_bytes=3 * size)
+    report = log.retain()
+    assert [segment.base_offset for segment, _ in report.removed] == [0, 2]
+    assert all("retention.bytes" in why for _, why in report.removed)
+    assert log.retain().removed == ()
+    assert starts(log) == [4, 6, 8, 10]
+
+
+def test_count(logs: Logs) -> None:
+    """retention.segments counts the sealed ones; the active one comes on top."""
+    log = logs.open(retention_segments=2)
+    logs.fill(log, 5)
+    logs.fill(log, sealed=False)
+    report = log.retain()
+    assert [segment.base_offset for segment, _ in report.removed] == [0, 2, 4]
+    assert all("retention.segments" in why for _, why in report.removed)
+    assert starts(log) == [6, 8, 10]
+    assert len(values(log)) == 6
+
+
+def test_time_since_a_segment_was_sealed(logs: Logs, clock: FakeClock) -> None:
+    """retention.closed.ms counts from the last write of the file, whatever timestamps records have."""
+    log = logs.open(retention_closed_ms=1000)
+    logs.fill(log, timestamp=NOW_MS + 10**9)
+    clock.advance(500)
+    logs.fill(log, timestamp=0)
+    logs.fill(log, sealed=False, timestamp=0)
+    clock.advance(500)
+    assert log.retain().removed == ()
+    clock.advance(1)
+    report = log.retain()
+    assert [segment.base_offset for segment, _ in report.removed] == [0]
+    assert "retention.closed.ms" in report.removed[0][1]
+    clock.advance(10**8)
+    assert [segment.base_offset for segment, _ in log.retain().removed] == [2]
+    assert starts(log) == [4], "the active segment is not closed"
+
+
+def test_a_quiet_active_segment_is_sealed_and_goes(logs: Logs, clock: FakeClock) -> None:
+    """segment.ms rolls it though nobody appends; retention.ms then takes it like any other."""
+    log = logs.open(segment_ms=1000, retention_ms=5000)
+    logs.fill(log, sealed=False)
+    clock.advance(999)
+    assert not log.retain().rolled
+    clock.advance(1)
+    report = log.retain()
+    assert (report.rolled, report.removed) == (True, ())
+    assert starts(log) == [0, 2]
+    assert not log.retain().rolled, "an empty one is left as it is"
+    for file in log_files(logs.folder):
+        logs.touch(file)
+    clock.advance(5001)
+    assert len(log.retain().removed) == 1
+    assert (log.log_start_offset, log.log_end_offset, values(log)) == (2, 2, [])
+    assert log.append([b"on"]) == 2
+
+
+def test_an_active_segment_that_is_too_old_goes_at_once(logs: Logs, clock: FakeClock) -> None:
+    """retention.ms is shorter than segment.ms: it is sealed for it."""
+    log = logs.open(retention_ms=1000)
+    logs.fill(log, 2)
+    logs.fill(log, sealed=False)
+    clock.advance(1001)
+    report = log.retain()
+    assert report.rolled
+    assert [segment.base_offset for segment, _ in report.removed] == [0, 2, 4]
+    assert (log.log_start_offset, log.log_end_offset, starts(log)) == (6, 6, [6])
+    assert log.append([b"on"]) == 6
+    assert log.retain().removed == ()
+
+
+def test_files_are_put_aside_for_a_while(logs: Logs, clock: FakeClock) -> None:
+    """file.delete.delay.ms: their names end with .deleted until then; the indexes go at once."""
+    log = logs.open(retention_segments=1, file_delete_delay_ms=1000)
+    logs.fill(log, 3)
+    log.segments()
+    report = log.retain()
+    put_aside = sorted(logs.folder.glob("*.deleted"))
+    assert [path.name[:20] for path in put_aside] == [f"{base:020d}" for base in (0, 2)]
+    assert [path.stat().st_size for path in put_aside] == [segment.size_bytes for segment, _ in report.removed]
+    assert not (logs.folder / f"{0:020d}.index").exists()
+    clock.advance(999)
+    log.retain()
+    assert sorted(logs.folder.glob("*.deleted")) == put_aside
+    clock.advance(1)
+    log.retain()
+    assert not list(logs.folder.glob("*.deleted"))
+
+
+def test_files_of_another_process_are_swept(logs: Logs, clock: FakeClock) -> None:
+    """Whoever put them aside may be dead."""
+    log = logs.open(retention_segments=1, file_delete_delay_ms=1000)
+    logs.fill(log, 3)
+    log.retain()
+    log.abandon()
+    clock.advance(1000)
+    logs.open(retention_segments=1, file_delete_delay_ms=1000).retain()
+    assert not list(logs.folder.glob("*.deleted"))
+
+
+def test_without_a_delay_files_go_at_once(logs: Logs) -> None:
+    """file.delete.delay.ms of 0."""
+    log = logs.open(retention_segments=1)
+    logs.fill(log, 3)
+    log.retain()
+    assert not list(logs.folder.glob("*.deleted"))
+    assert len(log_files(logs.folder)) == 2
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1000])
+def test_a_reader_in_the_middle_of_what_goes_goes_on(logs: Logs, delay_ms: int) -> None:
+    """It finishes the segment that it is in, and is then told where the log starts."""
+    log = logs.open(retention_segments=1, file_delete_delay_ms=delay_ms, index_interval_bytes=1)
+    other = logs.open(retention_segments=1)
+    for number in range(4):
+        log.append([b"%d" % number])
+    log.roll()
+    logs.fill(log, 3)
+    readers = [log.read(0), other.read(1)]
+    first = [next(batches) for batches in readers]
+    log.retain()
+    for start, (batch, batches) in enumerate(zip(first, readers, strict=True)):
+        found = [*batch.values]
+        with pytest.raises(OffsetOutOfRange) as told:
+            found.extend(value for more in batches for value in more.values)
+        assert found == [b"%d" % number for number in range(start, 4)]
+        assert told.value.log_start_offset == log.log_start_offset == 8
+
+
+def test_a_position_before_the_log_start(logs: Logs) -> None:
+    """Is told so, in this process and in another; the start itself is in order."""
+    log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
+    logs.fill(log, 3)
+    contents(other)
+    log.retain()
+    for each in (log, other):
+        with pytest.raises(OffsetOutOfRange):
+            each.read(3)
+        assert [one.offset for one in contents(each, 4)] == [4, 5]
+
+
+def test_a_dry_run_changes_nothing(logs: Logs, clock: FakeClock) -> None:
+    """No file, no state; and the real one then does what it said."""
+    log = logs.open(retention_segments=1, segment_ms=1000)
+    logs.fill(log, 3)
+    logs.fill(log, sealed=False)
+    clock.advance(1000)
+    log.segments()
+    before = tree_bytes(logs.folder)
+    foreseen = log.retain(dry_run=True)
+    assert tree_bytes(logs.folder) == before
+    assert (foreseen.rolled, foreseen.log_start_offset, len(foreseen.removed)) == (True, 0, 2)
+    report = log.retain()
+    assert report.rolled
+    assert report.removed[: len(foreseen.removed)] == foreseen.removed
+
+
+def test_one_process_at_a_time(logs: Logs) -> None:
+    """While another one holds the lease, the report says that, and nothing goes."""
+    log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
+    logs.fill(log, 3)
+    with Lease(other.handle).hold() as held:
+        assert held
+        report = log.retain()
+    assert (report.busy, report.removed, report.log_start_offset) == (True, (), 0)
+    assert len(log.retain().removed) == 2
+
+
+def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
+    """At each call: the log is whole, and starts where it was said to start, or where it had started."""
+    config = TopicConfig.from_mapping(
+        {"fsync": "never", "retention_segments": 1, "retention_ms": FOREVER, "segment_records": 2}
+    )
+    disk = SimulatedDisk()
+    disk.make_folders("/t/0")
+    disk.find("/t/0").sync()
+
+    def opened(disk: SimulatedDisk) -> Partition:
+        return Partition("/t/0", "t", 0, lambda: config, fs=disk.process(), clock=FakeClock())
+
+    log = opened(disk)
+    for number in range(9):
+        log.append([b"%d" % number], ack="durable")
+    points = []
+    disk.on_effect = lambda: points.append((disk.point(), 0))
+    assert log.retain().log_start_offset == 6
+    disk.on_effect = None
+    points.append((disk.point(), 6))
+    states = 0
+    for point, said in points:
+        for survivor in point.crashes(random.Random(1), 40):
+            states += 1
+            log = opened(survivor)
+            start = log.log_start_offset
+            assert start in (said, 6)
+            assert [one.offset for one in contents(log)] == list(range(start, 9))
+            process = survivor.process()
+            again = log.retain().log_start_offset
+            assert again >= 6, "one segment more, perhaps: a recovery begins a new one behind the lost range"
+            assert min(name for name in process.listdir("/t/0") if name.endswith(".log")) >= f"{again:020d}"
+    assert states > 50
+
+
+@pytest.mark.parametrize("start", [6, 10, 11, 15])
+@pytest.mark.parametrize("synced", [0, 4, 9])
+def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:
+    """Never synced and then trimmed away, its bytes may be anything: nothing reads them, and they are no damage.
+
+    Behind it the log may have lost the very segment that told where it ends.
+    """
+    config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 5, "retention_ms": FOREVER,
+                                       "compression_type": "none", "file_delete_delay_ms": 0})  # fmt: skip
+    disk = SimulatedDisk()
+    disk.make_folders("/t/0")
+    disk.find("/t/0").sync()
+
+    def opened(disk: SimulatedDisk, **options: Any) -> Partition:
+        return Partition("/t/0", "t", 0, lambda: config, fs=disk.process(), clock=FakeClock(), **options)
+
+    def check(disk: SimulatedDisk, what: str) -> None:
+        found = inspect_partition(disk.process(), "/t/0", "t", 0, config, Tally())
+        assert not [str(one) for one in found.findings if one.severity == "damage"], what
+
+    log = opened(disk)
+    for number in range(15):
+        log.append([b"%d" % number + b"." * 400], timestamps=[1000 + number])
+        if number == synced - 1:
+            log.flush()
+    log.trim(start)
+    states = 0
+    for survivor in disk.point().crashes(random.Random(1), 60):
+        states += 1
+        check(survivor, f"state {states}, before it is opened")
+        looking = opened(survivor, read_only=True)
+        found = [one.offset for one in contents(looking)]
+        assert looking.offset_for_timestamp(1000) in (*found[:1], None)
+        log = opened(survivor)
+        assert log.log_start_offset == start
+        assert [one.offset for one in contents(log)] == found
+        assert found == list(range(start, max(start, found[-1] + 1 if found else 0)))
+        assert log.offset_for_timestamp(1000) == (found[0] if found else None)
+        bases = [segment.base_offset for segment in log.segments()]
+        assert all(following > start for following in bases[1:]), "nothing that ends below the start is kept"
+        check(survivor, f"state {states}, opened again")
+        log.append([b"after"], timestamps=[1], ack="durable")
+        assert [one.offset for one in contents(log)][:-1] == found
+        scrubber = Scrubber(survivor.process(), lambda: [ScrubTarget("t", 0, "/t/0")], bytes_per_s=1 << 20)
+        scrubber.tick(0)
+        scrubber.tick(1000)
+        assert not scrubber.report().findings
+    assert states > 20
