@@ -47,9 +47,10 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 	    tests/cli/test_loading.py tests/damage/test_batches_in_values.py tests/log/test_lost_descriptors.py \
 	    $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-test  ## ruff: mistakes and layout
+lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: which way imports go
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(VENV)/bin/lint-imports --config setup.cfg --no-logo
 
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog

@@ -52,6 +52,10 @@ class InvalidRecord(SegmentlogError, TypeError):
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
 
 
+class OtherInput(SegmentlogError):
+    """What a named producer is to send is not the input that it has sent from."""
+
+
 class UnknownTopic(SegmentlogError, LookupError):
     """No such topic (or no such partition of it), or it was deleted or renamed while in use."""
 

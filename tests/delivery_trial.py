@@ -123,11 +123,11 @@ class Trial:
             try:
                 self._operate(user)
             except Died:
-                user.store._closed = True  # nothing is left to be closed when this process ends
+                user.store._topics.is_closed = True  # nothing is left to be closed when this process ends
                 users[at] = User(f"{number}.{at}.{step + 1}", self.disk, self.clock, NAMES[self.rng.randrange(3)])
         self.disk.on_effect = None
         for user in users:
-            user.store._closed = True
+            user.store._topics.is_closed = True
 
     def _say(self, kind: str, user: User, *rest: Any) -> None:
         self.events.append([kind, user.label, *rest])
@@ -241,7 +241,7 @@ class Trial:
         except Exception as error:
             raise Broken(f"{type(error).__name__}: {error}\n  {where}") from error
         finally:
-            store._closed = True
+            store._topics.is_closed = True
             self.current = self.disk
         if wrong:
             raise Broken("\n  ".join([*wrong[:8], where]))

@@ -304,7 +304,7 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
 def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     """Each kind of work, on what the child has inherited."""
     store, log = scene.store, scene.log
-    if store._closed:  # it was forked when the parent was closing it
+    if store._topics.is_closed:  # it was forked when the parent was closing it
         store = segmentlog.open(scene.path, background=False)
         log = store.topic("t").partition(0)
     tell("append")
@@ -322,7 +322,7 @@ def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     assert next(log.read(offset)).values[0] == b"of a child"
     log.offset_for_timestamp(1)
     assert log.durable_offset > offset
-    if not scene.reader._closed and not scene.store._closed:
+    if not scene.reader._closed and not scene.store._topics.is_closed:
         tell("consume")
         scene.reader.seek("t", 0, "latest")
         later = threading.Timer(0.01, log.append, args=([b"of a child, later"],))

@@ -119,7 +119,7 @@ WORK: dict[str, Callable[[LogStore], object]] = {
     "transact": _transact,
     "consume as a group": _consume,
     "reset a group": lambda store: store.groups.reset("other", {("t", 0): 5}),
-    "open": lambda store: LogStore(store.path, background=False, fs=store._fs).close(),
+    "open": lambda store: LogStore(store.path, background=False, fs=store._topics.fs).close(),
 }
 
 

@@ -53,7 +53,7 @@ def test_a_local_error_in_the_background_is_told_once_and_tried_again(
     clock = FakeClock()
     with _three(tmp_path, clock) as store:
         logs = [store.topic(name).partition(0) for name in "abc"]
-        fs: Any = store._fs
+        fs: Any = store._topics.fs
         clock.advance(100)
         for _ in range(3):
             fs.fail("open", number)
@@ -92,14 +92,14 @@ def test_a_topic_that_cannot_be_read_does_not_keep_others_from_retention(tmp_pat
             log = store.create_topic(name, config={"segment.records": 1, "retention.segments": 1}).partition(0)
             for _ in range(4):
                 log.append([b"x"])
-        real = store.read_topic_file
+        real = store._topics.read_topic_file
 
         def refuse(name: str) -> Any:
             if name == "a":
                 raise PermissionError(errno.EACCES, "Permission denied", name)
             return real(name)
 
-        with mock.patch.object(store, "read_topic_file", refuse), pytest.raises(PermissionError):
+        with mock.patch.object(store._topics, "read_topic_file", refuse), pytest.raises(PermissionError):
             store.retention_tick()
         assert store.topic("b").partition(0).log_start_offset == 2
 

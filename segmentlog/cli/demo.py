@@ -59,8 +59,8 @@ _PLOT = "segmentlog-demo-delays.png"
 
 def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
     from segmentlog.cli import cli
-    from segmentlog.demo import demo as steps
-    from segmentlog.demo.demo import DemoFailed
+    from segmentlog.demo import steps
+    from segmentlog.demo.flights import DemoFailed
 
     folder = Path(keep) if keep else Path(tempfile.mkdtemp(prefix="segmentlog-demo-")) / "store"
     beside = Path(f"{folder}-spark")
@@ -93,7 +93,7 @@ and consumer B reads from the start.
 
 
 def _durability() -> None:
-    from segmentlog.demo.demo import DemoFailed
+    from segmentlog.demo.flights import DemoFailed
     from segmentlog.testing.scenario import play_segmentlog
 
     click.echo(_THE_SCENARIO)

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,7 +93,8 @@ def produce(
         source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes)
         with store.producer(ack=ack, name=name) as producer, Progress("bytes", size or None) as progress:
             limit = limit_now() if several else None
-            sender = _sender(store, producer, topic, partition, pairs, print_offsets, as_json, limit, skip)
+            tell = _teller(as_json) if print_offsets or as_json else None
+            sender = _sender(store, producer, topic, partition, pairs, tell, limit, skip)
             try:
                 for raw, count_bytes in source.lists(skip):
                     sender.first = sender.number
@@ -132,7 +133,19 @@ def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) ->
         return Sender(producer, topic, *arguments)
     from segmentlog.exchange.resuming import Resumption
 
-    return NamedSender(Resumption(store, producer, topic), producer, topic, *arguments)
+    return NamedSender(Resumption(store.topic(topic), producer, store.transactions), producer, topic, *arguments)
+
+
+def _teller(as_json: bool) -> Callable[[int, int, int], None]:
+    """What prints where records went."""
+
+    def tell(partition: int, base_offset: int, count: int) -> None:
+        if as_json:
+            click.echo(f'{{"partition":{partition},"base_offset":{base_offset},"count":{count}}}')
+        else:
+            click.echo(f"{partition} {base_offset} {count}")
+
+    return tell
 
 
 def _pair(header: str) -> tuple[str, bytes]:

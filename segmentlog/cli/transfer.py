@@ -111,7 +111,7 @@ def import_(
         failure: Exception | None = None
         with store.producer() as producer, Progress("records", None) as progress:
             limit_bytes = store.topic(topic).config.max_message_bytes if partitions > 1 else None
-            sender = Sender(producer, topic, None, (), False, False, limit_bytes, skip)
+            sender = Sender(producer, topic, None, (), None, limit_bytes, skip)
             try:
                 for part in rows:
                     sender.first = sender.number

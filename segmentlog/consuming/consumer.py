@@ -14,24 +14,23 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from segmentlog.arguments import as_bool, as_int, as_partition, as_text, as_topic_partition
 from segmentlog.consuming.cursor import Cursor, offset_of_last
 from segmentlog.errors import ConsumerBusy, CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.names import check_topic_name
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.groups.admin import Groups
 from segmentlog.groups.folder import is_pattern
 from segmentlog.groups.positions import CommittedOffset, Encoded
-from segmentlog.groups.session import GroupSession, finish_transactions
+from segmentlog.groups.session import GroupSession
 from segmentlog.groups.session import Rebalanced as Rebalanced
+from segmentlog.log.partition import Isolation, Partition
 from segmentlog.records import Record, TopicPartition
 from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
-
-if TYPE_CHECKING:
-    from segmentlog.log.partition import Isolation, Partition
-    from segmentlog.store import LogStore
+from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
 
@@ -86,9 +85,11 @@ class Consumer:
 
     def __init__(
         self,
-        store: LogStore,
+        all_topics: Topics,
         topics: Sequence[str | tuple[str, int]],
         *,
+        groups: Groups | None,
+        finish_transactions: Callable[[], object],
         start: Start = "earliest",
         follow: bool = False,
         isolation: Isolation = "read_uncommitted",
@@ -128,7 +129,8 @@ class Consumer:
             "error",
         ):
             raise InvalidConfig("auto_offset_reset", auto_offset_reset, "'earliest', 'latest' or 'error'")
-        self._store = store
+        self._all_topics = all_topics
+        self._finish_dead = finish_transactions
         self._reset: OffsetReset = auto_offset_reset or "error"
         self._without_position: OffsetReset | None = auto_offset_reset
         self._topics = list(topics)
@@ -161,17 +163,17 @@ class Consumer:
                 raise InvalidConfig("auto_commit", auto_commit, "False without a group, which would keep the positions")
             self._assign(start)
             return
-        store.check_writable("join a group")
-        member = store.groups.member(
+        assert groups is not None
+        all_topics.check_writable("join a group")
+        member = groups.member(
             group, self._subscription(group), strategy=assignment_strategy, client_id=client_id,
             max_poll_interval_ms=max_poll_interval_ms,
         )  # fmt: skip
         self._session = GroupSession(
-            store, group, member, _Reader(self), auto_commit=auto_commit,
+            all_topics, groups.positions, finish_transactions, group, member, _Reader(self), auto_commit=auto_commit,
             auto_commit_interval_ms=auto_commit_interval_ms,
             on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
         )  # fmt: skip
-        store.members.add(self)
 
     def _subscription(self, group: str) -> list[str]:
         names = []
@@ -179,7 +181,7 @@ class Consumer:
             if not isinstance(wanted, str):
                 raise InvalidConfig("topics", wanted, f"a topic or a pattern: group {group!r} assigns the partitions")
             if not is_pattern(wanted):
-                self._store.topic(wanted)
+                self._all_topics.topic(wanted)
             names.append(wanted)
         return names
 
@@ -198,7 +200,7 @@ class Consumer:
             if tp in self._cursors:
                 continue
             try:
-                log = self._store.topic(tp.topic).partition(tp.partition)
+                log = self._all_topics.topic(tp.topic).partition(tp.partition)
             except UnknownTopic:
                 if is_named:
                     raise
@@ -216,12 +218,12 @@ class Consumer:
                 topic, partition = wanted
                 yield TopicPartition(check_topic_name(topic, internal=True), partition), True
             elif is_pattern(wanted):
-                for name in fnmatch.filter(self._store.topics(), wanted):
+                for name in fnmatch.filter(self._all_topics.names(), wanted):
                     with contextlib.suppress(UnknownTopic):
-                        for partition in range(self._store.topic(name).partition_count):
+                        for partition in range(self._all_topics.topic(name).partition_count):
                             yield TopicPartition(name, partition), False
             else:
-                for partition in range(self._store.topic(wanted).partition_count):
+                for partition in range(self._all_topics.topic(wanted).partition_count):
                     yield TopicPartition(wanted, partition), True
 
     def _resolve(self, log: Partition, start: Start) -> int:
@@ -326,7 +328,7 @@ class Consumer:
 
     def _begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, is_new: bool) -> None:
         """Read a partition that the group has given to this member."""
-        log = self._store.open_partition(tp.topic, tp.partition, topic_id)
+        log = self._all_topics.open_partition(tp.topic, tp.partition, topic_id)
         if committed is not None:
             position = committed.offset
         elif self._without_position == "error":
@@ -552,7 +554,7 @@ class Consumer:
     def _wait_watching(self) -> bool:
         if self._watch is None:
             self._watch = Watch()
-            self._watch.add(self._store.path, folder=True)
+            self._watch.add(self._all_topics.path, folder=True)
             for cursor in self._cursors.values():
                 self._watch.add(cursor.log.handle.lock_path)
         session = self._session
@@ -574,7 +576,8 @@ class Consumer:
                 return True
             for cursor in list(self._cursors.values()):
                 if self._is_there(cursor) and cursor.log.is_stale:  # opened read-only before anybody wrote to it
-                    cursor.log = self._store.open_partition(cursor.tp.topic, cursor.tp.partition, cursor.log.topic_id)
+                    tp = cursor.tp
+                    cursor.log = self._all_topics.open_partition(tp.topic, tp.partition, cursor.log.topic_id)
             if session is None:
                 self._assign("earliest")
             self._finish_transactions()
@@ -589,7 +592,7 @@ class Consumer:
         """Where nobody waits for a decision, a dead producer's transaction would hold this reader back for ever."""
         if self._isolation == "read_committed" and time.monotonic() >= self._finish_due_s:
             self._finish_due_s = time.monotonic() + _FINISH_S
-            finish_transactions(self._store)
+            self._finish_dead()
 
     def _is_ended(self) -> bool:
         """Whether another thread said so."""
@@ -653,7 +656,6 @@ class Consumer:
             self._closed = True  # a forked child: everything else is the parent's
             self._ended = True
         if not self._ended:
-            self._store.members.discard(self)
             self._closed = True
             self.wakeup()
             with self._waiting:  # not while another thread still sleeps on it

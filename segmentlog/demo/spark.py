@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 import segmentlog
-from segmentlog.demo.demo import Flights, Say, check
+from segmentlog.demo.flights import Flights, Say, check
 from segmentlog.spark.java import JavaNotFound, find_java
 from segmentlog.spark.session import SparkNotInstalled, session
 

@@ -11,17 +11,17 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import click
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import OtherInput, SegmentlogError
 from segmentlog.policy.partitioner import partitions_for_keys
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
-    from segmentlog.store import LogStore
+    from segmentlog.topics.topics import Topic
+    from segmentlog.transactions.transactions import Transactions
 
 BLOCK_RECORDS: Final = 1024
 """So many records without a key go to one partition before it is the next one's turn."""
@@ -43,10 +43,10 @@ class Share(NamedTuple):
 class Resumption:
     """Follows an input from its beginning, next to what the partitions have of it."""
 
-    def __init__(self, store: LogStore, producer: Producer, topic: str) -> None:
-        self._store = store
+    def __init__(self, topic: Topic, producer: Producer, transactions: Transactions) -> None:
+        self._topic = topic
         self._producer = producer
-        self._topic = store.topic(topic)
+        self._transactions = transactions
         self._count: int | None = None
         self._number = 0
         """Of the next record of the input."""
@@ -95,7 +95,7 @@ class Resumption:
             if self._met.get(number, 0) < (sent := self._sent_to(number))
         ]
         if short:
-            raise click.ClickException(
+            raise OtherInput(
                 f"the input has fewer records than producer {self._producer.name!r} has sent already:"
                 f" {', '.join(short[:4])}{', ...' if len(short) > 4 else ''}; it was cut, or is another one,"
                 " which needs a --producer NAME of its own"
@@ -125,7 +125,7 @@ class Resumption:
             now = self._topic.partition_count
             self._count = self._producer.note_resume(self._topic.name, now)
             if self._count > now:
-                raise click.ClickException(
+                raise OtherInput(
                     f"producer {self._producer.name!r} began with {self._count} partitions of {self._topic.name}, which"
                     f" has {now} now, so it is another topic: take another --producer NAME"
                 )
@@ -144,7 +144,7 @@ class Resumption:
 
     def _last_record(self, number: int) -> _Record | None:
         """The last record that an earlier run appended; None when nobody can tell any more."""
-        state = self._store.transactions.states().get(self._producer.name or "")
+        state = self._transactions.states().get(self._producer.name or "")
         log = self._topic.partition(number)
         entry = log.producer(state.producer_id) if state is not None else None
         if entry is None or not entry.runs:
@@ -159,7 +159,7 @@ class Resumption:
     def _check_same(self, number: int, row: int, record: _Record) -> None:
         if self._unchecked.pop(number) != record:
             tp = TopicPartition(self._topic.name, number)
-            raise click.ClickException(
+            raise OtherInput(
                 f"record {self._number + row + 1} of the input is not the one that producer {self._producer.name!r} has"
                 f" sent to {tp} in its place: the input is another one, which needs a --producer NAME of its own, or"
                 " was changed"

@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
-from segmentlog.errors import InvalidRecord, ProducerFenced, RecordTooLarge
+from segmentlog.errors import InvalidRecord, OtherInput, ProducerFenced, RecordTooLarge
 
 if TYPE_CHECKING:
     from segmentlog.exchange.resuming import Resumption, Rows
-    from segmentlog.producing.delivery import Deliveries
     from segmentlog.producing.producer import Producer
 
 _Item = TypeVar("_Item")
@@ -72,18 +69,19 @@ class Sender:
         topic: str,
         partition: int | None,
         pairs: tuple[tuple[str, bytes], ...],
-        print_offsets: bool,
-        as_json: bool,
+        tell: Callable[[int, int, int], None] | None,
         limit_bytes: int | None,
         skipped: int = 0,
     ) -> None:
-        """``limit_bytes``: of one record, where the records of a list may go to several partitions."""
+        """``tell`` is called with partition, base offset and count of what was appended.
+
+        ``limit_bytes``: of one record, where the records of a list may go to several partitions.
+        """
         self._producer = producer
         self._topic = topic
         self._partition = partition
         self._pairs = list(pairs)
-        self._print_offsets = print_offsets or as_json
-        self._as_json = as_json
+        self._tell = tell
         self._limit_bytes = limit_bytes
         self._started = time.perf_counter()
         self.records = self.bytes = 0
@@ -159,15 +157,9 @@ class Sender:
             self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
         )
         self.records += len(lists.values)
-        if self._print_offsets:
-            self._tell(deliveries)
-
-    def _tell(self, deliveries: Deliveries) -> None:
-        for partition, base_offset, count in deliveries.places():
-            if self._as_json:
-                click.echo(f'{{"partition":{partition},"base_offset":{base_offset},"count":{count}}}')
-            else:
-                click.echo(f"{partition} {base_offset} {count}")
+        if self._tell is not None:
+            for place in deliveries.places():
+                self._tell(*place)
 
     def finish(self) -> None:
         """The input is at its end."""
@@ -221,6 +213,6 @@ class NamedSender(Sender):
         return super().summary() + there
 
     def how_to_go_on(self, error: Exception) -> str:
-        if isinstance(error, ProducerFenced | click.ClickException):
+        if isinstance(error, ProducerFenced | OtherInput):
             return ""
         return "run it again with the same input: it goes on where it stopped"

@@ -16,12 +16,12 @@ from segmentlog.groups.folder import GroupFolder
 from segmentlog.groups.member import Member
 from segmentlog.groups.positions import CommittedOffset, GroupOffsets, encode
 from segmentlog.records import TopicPartition
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.fs import read_file
 from segmentlog.storage.locks import held
+from segmentlog.topics.topics import Topics
 
 if TYPE_CHECKING:
-    from segmentlog.clock import Clock
-    from segmentlog.store import LogStore
+    pass
 
 _EXPIRE_EVERY_MS = 60_000
 
@@ -71,11 +71,11 @@ class GroupDescription(msgspec.Struct, frozen=True):
 class Groups:
     """The consumer groups of a store. Thread-safe; get it from `LogStore.groups`."""
 
-    def __init__(self, store: LogStore, fs: FileSystem, clock: Clock, offsets: GroupOffsets) -> None:
-        self._store = store
-        self._fs = fs
-        self._clock = clock
-        self._offsets = offsets
+    def __init__(self, topics: Topics, offsets: GroupOffsets) -> None:
+        self._topics = topics
+        self._fs = topics.fs
+        self._clock = topics.clock
+        self.positions = offsets
         self._expired_ms: int | None = None
 
     def member(
@@ -89,13 +89,13 @@ class Groups:
         )  # fmt: skip
 
     def _folder(self, group: str) -> GroupFolder:
-        return GroupFolder(self._store, self._fs, group)
+        return GroupFolder(self._topics, self.positions, group)
 
     # ------------------------------------------------------------ asking
 
     def names(self) -> list[str]:
         """Names of the groups that have committed positions or members, sorted."""
-        found = set(self._offsets.groups())
+        found = set(self.positions.groups())
         for path in self._folders():
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 group = read_file(self._fs, f"{path}/lock").decode()
@@ -104,7 +104,7 @@ class Groups:
         return sorted(found)
 
     def _folders(self) -> list[str]:
-        path = f"{self._store.path}/{GROUPS_FOLDER}"
+        path = f"{self._topics.path}/{GROUPS_FOLDER}"
         try:
             return [f"{path}/{name}" for name in self._fs.listdir(path)]
         except FileNotFoundError:
@@ -135,7 +135,7 @@ class Groups:
             state = "Rebalancing"
         else:
             state = "Stable"
-        committed, pending = self._offsets.committed(group), self._offsets.pending(group)
+        committed, pending = self.positions.committed(group), self.positions.pending(group)
         return GroupDescription(
             group, state, assignment.generation if assignment else 0, assignment.strategy if assignment else "",
             members,
@@ -148,7 +148,7 @@ class Groups:
     def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
         """Which live member has which partition, by what the topics are called now."""
         owners = {where: owner.member for where, owner in folder.owners().items() if owner.member in live}
-        names = self._store.topic_names({where.topic_id for where in owners})
+        names = self._topics.topic_names({where.topic_id for where in owners})
         return {
             TopicPartition(names[where.topic_id], where.partition): member
             for where, member in owners.items()
@@ -160,7 +160,7 @@ class Groups:
     ) -> PartitionDescription:
         end: int | None = None
         with contextlib.suppress(UnknownTopic):
-            end = self._store.topic(tp.topic).partition(tp.partition).log_end_offset
+            end = self._topics.topic(tp.topic).partition(tp.partition).log_end_offset
         lag = max(end - committed.offset, 0) if committed is not None and end is not None else None
         return PartitionDescription(tp.topic, tp.partition, committed, end, lag, member, pending)
 
@@ -174,31 +174,31 @@ class Groups:
         Raises `GroupNotEmpty`, `UnknownTopic` for a partition that there is not, `InvalidConfig` for what
         is no offset.
         """
-        self._store.check_writable("change consumer groups")
+        self._topics.check_writable("change consumer groups")
         group_folder_name(group)  # raises for what is no name
         group = str(group)
         named = as_positions("positions", positions)
         metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
-        topic_ids = {tp: self._store.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
+        topic_ids = {tp: self._topics.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
         keys, values = encode(group, named, topic_ids.__getitem__, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):
-            end_offset = self._offsets.append(keys, values) if keys else 0
+            end_offset = self.positions.append(keys, values) if keys else 0
         if end_offset and sync:
-            self._offsets.sync(end_offset)
+            self.positions.sync(end_offset)
 
     def delete(self, group: str) -> None:
         """Forget a group without live members: its positions and its folder. Raises `GroupNotEmpty`.
 
         A group that there is not is refused with `InvalidConfig`.
         """
-        self._store.check_writable("change consumer groups")
+        self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
-        if not os.path.isdir(folder.path) and not self._offsets.positions(group):
+        if not os.path.isdir(folder.path) and not self.positions.positions(group):
             raise InvalidConfig("group", group, "the name of a group that has positions or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)
         if end_offset:
-            self._offsets.sync(end_offset)
+            self.positions.sync(end_offset)
 
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
         """Delete the groups without members that neither committed nor had a member for ``retention_ms``.
@@ -206,11 +206,11 @@ class Groups:
         By the wall clock, but not by a jump of it: `Clock.steady_ms`. An error in one group does not keep it from
         the others; the first is raised at the end.
         """
-        self._store.check_writable("change consumer groups")
+        self._topics.check_writable("change consumer groups")
         now_ms = self._clock.steady_ms() if now_ms is None else now_ms
         gone = []
         first: Exception | None = None
-        for group in self._offsets.all_groups():
+        for group in self.positions.all_groups():
             try:
                 if self._expire_one(group, now_ms - retention_ms):
                     gone.append(group)
@@ -234,23 +234,23 @@ class Groups:
         if self._expired_ms is not None and 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
             return False
         self._expired_ms = now_ms
-        if self._offsets.exists:
+        if self.positions.exists:
             self.expire(now_ms, retention_ms)
         return True
 
     def _used_ms(self, folder: GroupFolder) -> int:
         """When the group committed, or a member came or went, the last time."""
-        used_ms = max((one.committed_ms for one in self._offsets.positions(folder.group).values()), default=0)
+        used_ms = max((one.committed_ms for one in self.positions.positions(folder.group).values()), default=0)
         version = folder.assignment_version()
         return used_ms if version is None else max(used_ms, version[1] // 1_000_000)
 
     def _delete_locked(self, folder: GroupFolder) -> int:
-        positions = self._offsets.positions(folder.group)
+        positions = self.positions.positions(folder.group)
         end_offset = 0
         if positions:
-            end_offset = self._offsets.append(*self._offsets.encode_deletion(folder.group, positions))
+            end_offset = self.positions.append(*self.positions.encode_deletion(folder.group, positions))
         # Renamed first: whoever waits for its lock finds that the group has another folder now.
-        gone = f"{self._store.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
+        gone = f"{self._topics.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
         self._fs.rename(folder.path, gone)
         with contextlib.suppress(FileNotFoundError):  # somebody sweeps it away at the same time
             self._fs.remove_tree(gone)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import fnmatch
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
+from segmentlog.groups.positions import GroupOffsets
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
-from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_all
-from segmentlog.storage.locks import held
-
-if TYPE_CHECKING:
-    from segmentlog.store import LogStore
+from segmentlog.storage.fs import read_file, replace_file, write_all
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
+from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
 
@@ -88,11 +86,12 @@ Version = tuple[int, int, int]
 class GroupFolder:
     """A group's files. Thread-safe: every lock is on a descriptor of its own."""
 
-    def __init__(self, store: LogStore, fs: FileSystem, group: str) -> None:
-        self.store = store
-        self.fs = fs
+    def __init__(self, topics: Topics, positions: GroupOffsets, group: str) -> None:
+        self.topics = topics
+        self.fs = topics.fs
+        self._positions = positions
         self.group = group
-        self.path = f"{store.path}/{GROUPS_FOLDER}/{group_folder_name(group)}"
+        self.path = f"{topics.path}/{GROUPS_FOLDER}/{group_folder_name(group)}"
         self.members_path = f"{self.path}/members"
         self.partitions_path = f"{self.path}/partitions"
         self.assignment_path = f"{self.path}/assignment"
@@ -105,7 +104,7 @@ class GroupFolder:
         """Hold the group's lock; makes the folder if it is not there."""
         while True:
             with held_open(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
-                self.fs.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                self.fs.flock(fd, EXCLUSIVE if exclusive else SHARED)
                 if self._is_made(fd):  # else it is of a group that was deleted meanwhile
                     yield
                     return
@@ -115,7 +114,7 @@ class GroupFolder:
             try:
                 return hold_open(fs, path, flags)
             except FileNotFoundError:
-                for folder in (f"{self.store.path}/{GROUPS_FOLDER}", self.path):
+                for folder in (f"{self.topics.path}/{GROUPS_FOLDER}", self.path):
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
 
@@ -158,7 +157,7 @@ class GroupFolder:
             with held_open(self.fs, path, os.O_RDONLY) as fd:
                 try:
                     # Shared: two who look at the same time must not take each other for the member.
-                    self.fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    self.fs.flock(fd, SHARED | AT_ONCE)
                     return None
                 except BlockingIOError:
                     text = self.fs.pread(fd, 1 << 20, 0)
@@ -258,17 +257,17 @@ class GroupFolder:
 
     def _last_generation(self) -> int:
         """The highest that any trace is left of, for a group whose assignment is lost."""
-        committed = self.store.group_offsets.positions(self.group).values()
+        committed = self._positions.positions(self.group).values()
         return max([0, *(one.generation for one in committed), *(one.generation for one in self.owners().values())])
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
         """The topics that names and patterns mean now, with their partition counts."""
         found: dict[str, int] = {}
         for name in wanted:
-            names = fnmatch.filter(self.store.topics(), name) if is_pattern(name) else [name]
+            names = fnmatch.filter(self.topics.names(), name) if is_pattern(name) else [name]
             for topic in names:
                 with contextlib.suppress(UnknownTopic):  # deleted meanwhile
-                    found[topic] = self.store.read_topic_file(topic).partitions
+                    found[topic] = self.topics.read_topic_file(topic).partitions
         return found
 
 

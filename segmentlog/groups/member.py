@@ -24,7 +24,6 @@ taken from it would let it commit later what it must not.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import uuid
@@ -46,7 +45,7 @@ from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import write_all
-from segmentlog.storage.locks import held, keep
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, UNLOCK, held, keep
 
 _CHECK_MS: Final = 250
 """How often a member looks whether the others live. With many members, each looks less often."""
@@ -122,7 +121,7 @@ class Member:
             path = f"{folder.members_path}/{self.id}"
             try:
                 keep(self, "_fd", hold_open, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-                fs.flock(self._fd, fcntl.LOCK_EX)
+                fs.flock(self._fd, EXCLUSIVE)
                 write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
                 folder.rebalance(now_ms)
             except BaseException:
@@ -280,7 +279,7 @@ class Member:
                 return []
             for tp in missing:
                 try:
-                    topic_id = self.folder.store.topic(tp.topic).id
+                    topic_id = self.folder.topics.topic(tp.topic).id
                 except UnknownTopic:  # deleted or renamed: the next assignment is without it
                     continue
                 path = self.folder.partition_path(PartitionId(topic_id, tp.partition))
@@ -288,7 +287,7 @@ class Member:
                 fds: list[int] = []
                 try:
                     fds.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
-                    self._fs.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._fs.flock(fds[0], EXCLUSIVE | AT_ONCE)
                     self._fs.ftruncate(fds[0], 0)
                     write_all(self._fs, fds[0], [owner], 0)
                     self.topic_ids[tp] = topic_id
@@ -326,7 +325,7 @@ class Member:
             # Kept: nobody deletes a group with members, and an evicted one finds its partitions' files gone.
             keep(self, "_lock_fd", hold_open, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
         try:
-            self._fs.flock(self._lock_fd, fcntl.LOCK_SH)
+            self._fs.flock(self._lock_fd, SHARED)
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
                 where = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
@@ -336,4 +335,4 @@ class Member:
             yield
         finally:
             if self._lock_fd >= 0:  # else it was evicted within
-                self._fs.flock(self._lock_fd, fcntl.LOCK_UN)
+                self._fs.flock(self._lock_fd, UNLOCK)

@@ -27,10 +27,10 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import forks
 from segmentlog.topics.tidy import Tidy
+from segmentlog.topics.topics import Topics
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-    from segmentlog.store import LogStore
 
 _T = TypeVar("_T")
 
@@ -125,8 +125,8 @@ class _Entry(msgspec.Struct, frozen=True):
 class GroupOffsets:
     """All groups' committed positions, as one open store sees them. Thread-safe."""
 
-    def __init__(self, store: LogStore) -> None:
-        self._store = store
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
         self._log: Partition | None = None
         self._tidy = Tidy()
         self._mutex = forks.lock(self, "_mutex")
@@ -171,7 +171,7 @@ class GroupOffsets:
             return {entry.where for entries in self._pending.values() for entry in entries if entry.group == group}
 
     def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
-        names = self._store.topic_names({where.topic_id for where in found})
+        names = self._topics.topic_names({where.topic_id for where in found})
         return {
             TopicPartition(names[where.topic_id], where.partition): one
             for where, one in found.items()
@@ -231,7 +231,7 @@ class GroupOffsets:
 
     def make_log(self) -> Partition:
         """The topic's only partition; it is made if it is not there."""
-        return self._open() or self._store.internal_topic(OFFSETS_TOPIC, config=_SETTINGS).partition(0)
+        return self._open() or self._topics.internal_topic(OFFSETS_TOPIC, config=_SETTINGS).partition(0)
 
     # ------------------------------------------------------------ following the log
 
@@ -239,7 +239,7 @@ class GroupOffsets:
         log = self._log
         if log is None or log.is_stale:
             try:
-                log = self._log = self._store.topic(OFFSETS_TOPIC).partition(0)
+                log = self._log = self._topics.topic(OFFSETS_TOPIC).partition(0)
             except UnknownTopic:
                 log = self._log = None
         return log
@@ -275,7 +275,7 @@ class GroupOffsets:
     def _take(self, batch: RecordBatch) -> None:
         entries = []
         for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
-            about = decode_key(key, self._store.store_id)
+            about = decode_key(key, self._topics.store_id)
             if about is not None:
                 if key != encode_key(*about):
                     self._note_name(about, key, value)

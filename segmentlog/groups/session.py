@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from segmentlog.arguments import as_positions
 from segmentlog.errors import ConsumerFenced, UnknownTopic
@@ -15,9 +15,7 @@ from segmentlog.groups.positions import CommittedOffset, Encoded, GroupOffsets, 
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import forks
 from segmentlog.storage.locks import held
-
-if TYPE_CHECKING:
-    from segmentlog.store import LogStore
+from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
 
@@ -63,7 +61,9 @@ class GroupSession:
 
     def __init__(
         self,
-        store: LogStore,
+        topics: Topics,
+        positions: GroupOffsets,
+        finish_transactions: Callable[[], object],
         group: str,
         member: Member,
         reader: PartitionReader,
@@ -76,8 +76,9 @@ class GroupSession:
     ) -> None:
         self.group = group
         self.member = member
-        self._store = store
-        self._offsets: GroupOffsets = store.group_offsets
+        self._topics = topics
+        self._offsets = positions
+        self._finish_transactions = finish_transactions
         self._reader = reader
         self._auto_commit = auto_commit
         self._interval_s = auto_commit_interval_ms / 1000
@@ -181,7 +182,7 @@ class GroupSession:
         held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._held}
         pending = self._offsets.undecided(self.group)
         if not pending.isdisjoint(held.values()):
-            finish_transactions(self._store)
+            self._finish_transactions()
             pending = self._offsets.undecided(self.group)
         positions = self._offsets.positions(self.group)
         begun = []
@@ -279,7 +280,7 @@ class GroupSession:
     def _topic_id_of(self, tp: TopicPartition) -> str:
         """Of the topic that this member reads under that name, which may be another one's by now."""
         topic_id = self.member.topic_ids.get(tp)
-        return self._store.topic(tp.topic).id if topic_id is None else topic_id
+        return self._topics.topic(tp.topic).id if topic_id is None else topic_id
 
     def named(self, positions: Mapping[Any, int] | None) -> dict[TopicPartition, tuple[int, int]]:
         """Positions with their epochs. Raises `UnknownTopic` for a partition that there is not."""
@@ -288,7 +289,7 @@ class GroupSession:
         found: dict[TopicPartition, tuple[int, int]] = {}
         for tp, offset in as_positions("positions", positions).items():
             if tp not in self.member.owned:
-                self._store.topic(tp.topic).partition(tp.partition)
+                self._topics.topic(tp.topic).partition(tp.partition)
             found[tp] = (offset, self._reader.epoch_at(tp, offset))
         return found
 
@@ -340,10 +341,3 @@ class GroupSession:
                     self.member.leave()
                 finally:
                     self._let_go(owned)
-
-
-def finish_transactions(store: LogStore) -> None:
-    """Have the transactions of dead producers decided, where the store can."""
-    finish = getattr(store, "finish_transactions", None)
-    if finish is not None:
-        finish()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import sys
@@ -22,7 +21,7 @@ from segmentlog.storage import forks
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
-from segmentlog.storage.locks import held, if_free
+from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
 from segmentlog.storage.segment import ActiveSegment, list_segments
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 from segmentlog.storage.state import REWRITING as REWRITING
@@ -239,11 +238,11 @@ class Handle:
         with self.append_mutex:
             self.ensure_open()
             try:
-                self.fs.flock(self.lock_fd, fcntl.LOCK_EX)
+                self.fs.flock(self.lock_fd, EXCLUSIVE)
                 self.check_in_place()
                 yield
             finally:
-                self.fs.flock(self.lock_fd, fcntl.LOCK_UN)
+                self.fs.flock(self.lock_fd, UNLOCK)
 
     @held
     def sync_locked(self) -> Iterator[None]:
@@ -251,10 +250,10 @@ class Handle:
         with self.sync_mutex:
             self.ensure_open()
             try:
-                self.fs.flock(self.state_fd, fcntl.LOCK_EX)
+                self.fs.flock(self.state_fd, EXCLUSIVE)
                 yield
             finally:
-                self.fs.flock(self.state_fd, fcntl.LOCK_UN)
+                self.fs.flock(self.state_fd, UNLOCK)
 
     # ------------------------------------------------------------ what everybody checks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from segmentlog.format.names import CLEANER_FILE
 from segmentlog.log.handle import Handle
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import read_file, write_all
-from segmentlog.storage.locks import held
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, held
 
 _ASK_EVERY_S = 0.05
 
@@ -60,7 +59,7 @@ class Lease:
         ends = time.monotonic() + wait_s
         while True:
             try:
-                self._handle.fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._handle.fs.flock(fd, EXCLUSIVE | AT_ONCE)
                 return True
             except BlockingIOError:
                 if time.monotonic() >= ends:

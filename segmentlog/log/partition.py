@@ -26,18 +26,18 @@ from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.encoding import Columns, check_columns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.append.syncer import Syncer
-from segmentlog.log.catalog import Catalogs
 from segmentlog.log.compaction.cleaner import Cleaner
 from segmentlog.log.compaction.compaction_pass import Pace
-from segmentlog.log.compaction.swap import finish_swaps
 from segmentlog.log.files import retire_segment
 from segmentlog.log.handle import REWRITING, Handle
 from segmentlog.log.lease import CleanerNote, Lease
 from segmentlog.log.producers import ProducerStamp, ProducerStates
+from segmentlog.log.read.catalog import Catalogs
 from segmentlog.log.read.reader import Reader, SkipListener
 from segmentlog.log.recovery.opening import find_live_page, open_partition, settle
 from segmentlog.log.recovery.recovery import recover, with_lost_range
 from segmentlog.log.retainer import Retainer
+from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.flush import append_must_sync, background_sync_due
 from segmentlog.records import (
     CompactionReport,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.catalog import Catalogs
 from segmentlog.log.files import sweep_deleted
 from segmentlog.log.handle import Handle
 from segmentlog.log.lease import Lease
+from segmentlog.log.read.catalog import Catalogs
 from segmentlog.policy.retention import Expired, active_is_due, expired_segments, is_bounded
 from segmentlog.records import RetentionReport
 

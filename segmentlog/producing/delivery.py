@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -17,10 +17,22 @@ from segmentlog.storage import forks
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-    from segmentlog.producing.producer import Producer
 
 Options = tuple[Headers | None, int | None, int | None]
 """Headers, timestamp and partition of one record, as far as it brings its own."""
+
+
+class Sends(Protocol):
+    """The producer, as its chunks know it."""
+
+    def send_if_nobody_else_does(self, chunk: Chunk) -> None:
+        """Somebody waits for this chunk."""
+
+    def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
+        """Wait for a chunk to be sent; False when it was not in time."""
+
+    def tell_waiting(self) -> None:
+        """A chunk was sent, or failed."""
 
 
 class Chunk:
@@ -39,7 +51,7 @@ class Chunk:
         "timestamps", "topic", "values",
     )  # fmt: skip
 
-    def __init__(self, producer: Producer, topic: str, room: int) -> None:
+    def __init__(self, producer: Sends, topic: str, room: int) -> None:
         self.producer = producer
         self.topic = topic
         self.begun_ms = time.time_ns() // 1_000_000

@@ -10,9 +10,9 @@ import contextlib
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +35,16 @@ from segmentlog.policy.partitioner import HashPartitioner, Partitioner
 from segmentlog.producing.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.storage import forks
 from segmentlog.storage.locks import News
+from segmentlog.topics.topics import Topics
 from segmentlog.topics.workers import Worker
 from segmentlog.transactions.identity import Identity
+from segmentlog.transactions.transactions import Transactions
 
 if TYPE_CHECKING:
     import threading
 
-    from segmentlog.consuming.consumer import Consumer
     from segmentlog.log.partition import Ack, Partition
-    from segmentlog.store import LogStore, Topic
+    from segmentlog.topics.topics import Topic
 
 NOTE_MAX_BYTES = 4096
 
@@ -53,6 +54,15 @@ _RECORD_OVERHEAD = 24
 _LOOK_AGAIN_S = 1.0
 _SPREAD_CHUNK_MAX_BYTES = 8 << 20
 """A chunk for a thousand partitions is no larger: what may wait in memory, twice of it while one is being sent."""
+
+
+class CommitsPositions(Protocol):
+    """A member of a group, as a transaction needs it; `Consumer` is one."""
+
+    def committing(
+        self, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+    ) -> contextlib.AbstractContextManager[tuple[list[bytes | None], list[bytes | None]]]:
+        """Keys and values to append within the context, while nobody else can take the partitions."""
 
 
 class Producer:
@@ -77,8 +87,11 @@ class Producer:
 
     def __init__(
         self,
-        store: LogStore,
+        topics: Topics,
+        transactions: Transactions,
+        make_positions: Callable[[], Partition],
         *,
+        on_dropped: Callable[[Producer], None],
         linger_ms: float = 5,
         batch_size: int = 256 * 1024,
         partitioner: Partitioner | None = None,
@@ -99,8 +112,10 @@ class Producer:
             raise InvalidConfig("partitioner", partitioner, "an object with a method `partitions`, or None")
         if name is not None and not enable_idempotence:
             raise InvalidConfig("enable_idempotence", enable_idempotence, "True for a producer with a name")
-        self._store = store
-        self._identity = Identity(store, name, transaction_timeout_ms) if enable_idempotence else None
+        self._all_topics = topics
+        self._make_positions = make_positions
+        self._on_dropped = on_dropped
+        self._identity = Identity(topics, transactions, name, transaction_timeout_ms) if enable_idempotence else None
         self._linger_ns = int(linger_ms * 1e6)
         self._batch_size = batch_size
         self._partitioner = partitioner or HashPartitioner()
@@ -113,7 +128,6 @@ class Producer:
         self._made_in = forks.generation()
         self._forget_sent()
         forks.on_fork(self, "_forget_sent")
-        store.producers.add(self)
         self._lingerer = Worker("linger", self.linger_tick) if background and linger_ms else None
 
     def _forget_sent(self) -> None:
@@ -259,7 +273,7 @@ class Producer:
         with self._mutex:
             self._check_topic(topic)
         self.flush()
-        log = self._store.open_partition(topic, partition)
+        log = self._all_topics.open_partition(topic, partition)
         with self._senders[topic]:
             if self._identity is None:
                 return log.append_batches(batches, self._ack)
@@ -303,7 +317,7 @@ class Producer:
             topic = check_topic_name(topic)
         if topic not in self._full:
             check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
-            self._topics[topic] = self._store.topic(topic)  # raises for one that does not exist
+            self._topics[topic] = self._all_topics.topic(topic)  # raises for one that does not exist
             self._senders[topic] = forks.lock_of_a_moment()  # they are dropped with the dict
             self._full[topic] = deque()  # last: an interrupt leaves no topic that is known by half
 
@@ -351,7 +365,7 @@ class Producer:
             try:
                 count = topic.partition_count  # it may have grown
             except UnknownTopic:  # or been deleted and made anew: records are sent to names
-                topic = self._topics[chunk.topic] = self._store.topic(chunk.topic)
+                topic = self._topics[chunk.topic] = self._all_topics.topic(chunk.topic)
                 count = topic.partition_count
             partitions = self._partitions_of(chunk, count)
         total = len(partitions)
@@ -499,7 +513,7 @@ class Producer:
         Records are numbered from 0 on, a partition each, whatever instance of a name appended
         them: one more than this is how many there are. Records of aborted transactions count.
         """
-        log = self._store.topic(topic).partition(partition)
+        log = self._all_topics.topic(topic).partition(partition)
         return -1 if self._identity is None else self._identity.last_number(log)
 
     def note_resume(self, topic: str, partitions: int) -> int:
@@ -570,7 +584,7 @@ class Producer:
         identity.abort()
 
     def commit_positions(
-        self, consumer: Consumer, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+        self, consumer: CommitsPositions, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
     ) -> None:
         """Commit a group member's positions with the transaction: consume, transform and produce, exactly once.
 
@@ -581,7 +595,7 @@ class Producer:
         identity.check_open()
         with consumer.committing(positions, metadata=metadata) as (keys, values):
             if keys:
-                log = self._store.group_offsets.make_log()
+                log = self._make_positions()
                 with identity.sending(OFFSETS_TOPIC, [0]):
                     identity.append(log, Columns(values, keys, None, None), None, None)
 
@@ -602,7 +616,7 @@ class Producer:
             return
         unsent_count = self.unsent_count
         if unsent_count:
-            self._store.left_behind.append(self)
+            self._on_dropped(self)
             text = f"a producer was dropped before {unsent_count} of its records were appended: flush or close it"
             warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 

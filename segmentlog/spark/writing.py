@@ -123,7 +123,7 @@ def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterato
     task = context.partitionId() if context else 0
     fs = FileSystem()
     with open_store(options.path) as store:
-        stager = Stager(store, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
+        stager = Stager(store.topic, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
         try:
             for batch in rows:
                 for topic, records, size_bytes, partitions in records_of(batch, options.topic):

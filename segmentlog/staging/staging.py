@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,11 +31,11 @@ from segmentlog.records import TopicPartition
 from segmentlog.staging.records import ListRecords, Partitions, StagedRecords
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
-from segmentlog.storage.locks import held
+from segmentlog.storage.locks import EXCLUSIVE, held
 
 if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
-    from segmentlog.store import LogStore, Topic
+    from segmentlog.topics.topics import Topic
 
 STAGED_SUFFIX: Final = ".batches"
 ABANDONED_AFTER_S: Final = 7 * 24 * 3600
@@ -164,7 +163,7 @@ class StagingFolder:
     @held
     def _locked(self) -> Iterator[None]:
         with held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
-            self._fs.flock(fd, fcntl.LOCK_EX)
+            self._fs.flock(fd, EXCLUSIVE)
             yield
 
 
@@ -246,7 +245,7 @@ class _Pending:
 class Stager:
     """Spreads records over partitions as a producer does, and stages them as finished batches. For one thread.
 
-    store        is only read: for topics, how many partitions they have, and their settings
+    topic_of     `LogStore.topic`: how many partitions a topic has, and its settings
     path         of the file to write
     task         number of the task: batches are published in the order of tasks
     allow_null_values  take null values for topics that are not compacted, too
@@ -254,7 +253,7 @@ class Stager:
 
     def __init__(
         self,
-        store: LogStore,
+        topic_of: Callable[[str], Topic],
         fs: FileSystem,
         path: str,
         task: int,
@@ -262,7 +261,7 @@ class Stager:
         partitioner: Partitioner | None = None,
         allow_null_values: bool = False,
     ) -> None:
-        self._store = store
+        self._topic_of = topic_of
         self._file = StagedFile(fs, path, task)
         self._task = task
         self._partitioner = partitioner or HashPartitioner()
@@ -303,7 +302,7 @@ class Stager:
         topic = self._topics.get(name)
         if topic is None:
             check_topic_name(name)
-            topic = self._topics[name] = self._store.topic(name)
+            topic = self._topics[name] = self._topic_of(name)
         return topic
 
     def _partitions_of(

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +112,31 @@ class FileSystem:
 
     def stat(self, path: str) -> os.stat_result:
         return os.stat(path)
+
+    def lstat(self, path: str) -> os.stat_result:
+        return os.lstat(path)
+
+    def exists(self, path: str, *, follow: bool = True) -> bool:
+        """Whether there is such a file or folder; a link to nothing is one unless it is followed.
+
+        Raises OSError when nobody can tell: that is not the same as no.
+        """
+        try:
+            self.stat(path) if follow else self.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is such a folder. Raises OSError when nobody can tell."""
+        try:
+            return stat.S_ISDIR(self.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def make_folders(self, path: str) -> None:
+        """Make a folder and those that it lies in, as far as they are not there."""
+        os.makedirs(path, exist_ok=True)
 
     def remove_tree(self, path: str) -> None:
         import shutil  # slow to load, seldom needed

@@ -27,6 +27,7 @@ not be lost, `News` in place of `threading.Condition`; and what is made of them,
 from __future__ import annotations
 
 import _thread
+import fcntl
 import io
 import threading
 import time
@@ -35,10 +36,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from functools import wraps
 from itertools import starmap
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+EXCLUSIVE: Final = fcntl.LOCK_EX
+SHARED: Final = fcntl.LOCK_SH
+AT_ONCE: Final = fcntl.LOCK_NB
+"""With one of the two: BlockingIOError instead of waiting."""
+UNLOCK: Final = fcntl.LOCK_UN
 
 LOOK_EVERY_S = 0.2
 """Whoever waits to be told looks for himself so often: who should have told him may have been interrupted."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 
 from segmentlog.storage import forks, locks
 from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import EXCLUSIVE
 
 
 class ProcessLock:
@@ -37,7 +37,7 @@ class ProcessLock:
             try:
                 while True:
                     fds.append(hold_open(fs, self._path, os.O_RDWR | os.O_CREAT))
-                    fs.flock(fds[0], fcntl.LOCK_EX)
+                    fs.flock(fds[0], EXCLUSIVE)
                     if self._is_current(fds[0]):
                         break
                     let_go(fs, fds.pop())  # somebody removed the file: others lock another one by now

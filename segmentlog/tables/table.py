@@ -34,10 +34,10 @@ from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 from segmentlog.tables.key_table import KeyTable
 from segmentlog.tables.source import Rewritten, Source
+from segmentlog.topics.topics import Topics
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation
-    from segmentlog.store import LogStore
 
 _KEPT_BATCHES: Final = 16
 _WAIT_S: Final = 1.0
@@ -66,7 +66,7 @@ class Table(Mapping[bytes, bytes]):
 
     def __init__(
         self,
-        store: LogStore,
+        topics: Topics,
         topic_name: str,
         follow: bool = False,
         isolation: Isolation = "read_uncommitted",
@@ -76,8 +76,8 @@ class Table(Mapping[bytes, bytes]):
         small_run: int = _SMALL,
     ) -> None:
         follow, durable_only = as_bool("follow", follow), as_bool("durable_only", durable_only)
-        self._store = store
-        self._topic = store.topic(topic_name)
+        self._topics = topics
+        self._topic = topics.topic(topic_name)
         self._follow = follow
         self._isolation: Isolation = isolation
         self._durable_only = durable_only
@@ -157,7 +157,7 @@ class Table(Mapping[bytes, bytes]):
 
     def _check_usable(self) -> None:
         """Raise `StoreClosed`, or `UnknownTopic` when the topic was deleted or renamed meanwhile."""
-        if self._store.open_partition(self._topic.name, 0, self._topic.id) is not self._sources[0].log:
+        if self._topics.open_partition(self._topic.name, 0, self._topic.id) is not self._sources[0].log:
             raise UnknownTopic(self._topic.name, "it was deleted or renamed while in use")
 
     def _prepare_access(self) -> None:
@@ -304,7 +304,7 @@ class Table(Mapping[bytes, bytes]):
             wanted = f"an offset for each partition of topic {self._topic.name!r}, 0 to {count - 1}"
             raise InvalidConfig("offsets", offsets, wanted)
         return Table(
-            self._store,
+            self._topics,
             self._topic.name,
             isolation=self._isolation,
             durable_only=self._durable_only,

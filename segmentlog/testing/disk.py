@@ -24,79 +24,24 @@ behave no worse is checked through `CrashFS`.
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from segmentlog.testing.node import Effect, Node, do_effect
-from segmentlog.testing.process import SimulatedProcess, path_parts
+from segmentlog.testing.node import Disk, Effect, Node, do_effect
+from segmentlog.testing.process import SimulatedProcess
 
 SECTOR = 512
 PAGE = 4096
 
 
-class SimulatedDisk:
-    """Disk and page cache of one machine. Not thread-safe: processes take turns."""
-
-    def __init__(self, boot: int = 1, mount: int = 1) -> None:
-        self.boot = boot
-        self.mount = mount
-        self.tells_mounts = self.keeps_marks = True
-        """What the kernel has to say of its memory: `FileSystem.mount_id`, `FileSystem.is_marked`."""
-        self.pages: list[Node] = []
-        """Files that are mapped to be stored to."""
-        self.page_versions: dict[int, list[bytes]] = {}
-        """By file number: each content that `note_pages` ever met in it, over crashes too."""
-        self.next_number = 2
-        self.root = Node(1, is_folder=True)
-        self.effects = 0
-        """Counts the calls that changed anything, syncs included."""
-        self.on_effect: Callable[[], None] | None = None
-        """Called after each of them: the boundary at which a crash may come."""
-        self._processes = 0
+class SimulatedDisk(Disk):
+    """Disk and page cache of one machine, to start processes on and to cut the power of. Not thread-safe."""
 
     def process(self) -> SimulatedProcess:
         """The file system as a new process of this machine sees it."""
-        self._processes += 1
-        return SimulatedProcess(self, self._processes)
-
-    def make_folders(self, path: str) -> None:
-        """Make a folder and those above it, all durable."""
-        node = self.root
-        for name in path_parts(path):
-            if name not in node.names:
-                node.names[name] = self.new_node(is_folder=True)
-            node.sync()
-            node = node.names[name]
-
-    def new_node(self, *, is_folder: bool) -> Node:
-        self.next_number += 1
-        return Node(self.next_number, is_folder=is_folder)
-
-    def note_pages(self) -> None:
-        """Remember what mapped files hold now: any of it may be on the disk when that comes back."""
-        for node in self.pages:
-            versions = self.page_versions.setdefault(node.number, [])
-            content = node.content()
-            if not versions or versions[-1] != content:
-                versions.append(content)
-
-    def changed(self) -> None:
-        self.effects += 1
-        self.note_pages()
-        if self.on_effect is not None:
-            self.on_effect()
-
-    def find(self, path: str) -> Node:
-        node = self.root
-        for name in path_parts(path):
-            try:
-                node = node.names[name]
-            except KeyError:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
-        return node
+        self.processes += 1
+        return SimulatedProcess(self, self.processes)
 
     def point(self) -> CrashPoint:
         """This moment, to crash in later."""

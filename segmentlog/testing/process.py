@@ -8,23 +8,16 @@ import functools
 import os
 import stat
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from segmentlog.storage.fs import Buffer, FileSystem
 from segmentlog.testing.faults import Died, is_done_by_death
-from segmentlog.testing.node import Effect, Node, do_effect
-
-if TYPE_CHECKING:
-    from segmentlog.testing.disk import SimulatedDisk
+from segmentlog.testing.node import Disk, Effect, Node, do_effect, path_parts
 
 _DEVICE = 77
 
 
 @functools.lru_cache(maxsize=1000)
-def path_parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
-
-
 class SimulatedProcess(FileSystem):
     """The seam as one process of a simulated machine calls it. Errors are those of the system calls.
 
@@ -33,7 +26,7 @@ class SimulatedProcess(FileSystem):
     or by the process's death before it (``"die"``).
     """
 
-    def __init__(self, disk: SimulatedDisk, number: int) -> None:
+    def __init__(self, disk: Disk, number: int) -> None:
         self.disk = disk
         self.number = number
         self.calls = 0

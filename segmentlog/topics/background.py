@@ -55,13 +55,13 @@ class PartitionName(NamedTuple):
 class Partitions(Protocol):
     """What background work needs of the store."""
 
-    def opened(self) -> list[Partition]:
+    def opened_partitions(self) -> list[Partition]:
         """Those that this process has opened."""
 
-    def names(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
+    def all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
         """All there are, with their configuration."""
 
-    def open(self, name: PartitionName) -> Partition:
+    def open_partition(self, name: str, number: int) -> Partition:
         """Open one. Raises `UnknownTopic` when it is gone."""
 
 
@@ -189,7 +189,7 @@ class Background:
     def _flush(self, now_ms: int | None) -> tuple[float, Exception | None]:
         first: Exception | None = None
         pause_s = _FLUSH_TICK_MAX_S
-        opened = self._partitions.opened()
+        opened = self._partitions.opened_partitions()
         for partition in opened:
             policy = partition.config.fsync
             if policy.kind == "ms":
@@ -248,7 +248,7 @@ class Background:
             first = self._retain(self._rolled.pop(), now_ms) or first
         if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
             # Due, or the clock went back: then it would not be for long.
-            self._round, self._round_pause_s = self._partitions.names(), _RETENTION_TICK_MAX_S
+            self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
         ends_s = time.monotonic() + _SLICE_S
         while self._round is not None and time.monotonic() < ends_s:
             name = config = None
@@ -269,7 +269,7 @@ class Background:
     def _retain(self, name: PartitionName, now_ms: int) -> Exception | None:
         try:
             with contextlib.suppress(StoreClosed, UnknownTopic):
-                self._partitions.open(name).retain(now_ms=now_ms)
+                self._partitions.open_partition(*name).retain(now_ms=now_ms)
             self._went_well("retained", name)
         except Exception as error:
             self._went_wrong("retained", name, error)
@@ -288,7 +288,7 @@ class Background:
         due: list[tuple[float, PartitionName]] = []
         listing: OSError | None = None
         try:
-            for name, config in self._partitions.names():
+            for name, config in self._partitions.all_partitions():
                 if config.compacts and not self._is_left_out(name):
                     with contextlib.suppress(StoreClosed, UnknownTopic):
                         ratio = self._dirty_ratio(name, now_ms)
@@ -311,13 +311,13 @@ class Background:
         if known.retry_ms is not None:
             return self._clock.monotonic_ms() < known.retry_ms
         with contextlib.suppress(SegmentlogError, OSError):
-            return self._partitions.open(name).generation == known.generation
+            return self._partitions.open_partition(*name).generation == known.generation
         return True
 
     def _dirty_ratio(self, name: PartitionName, now_ms: int) -> float | None:
         """How dirty a partition is that is due; None for one that is not."""
         try:
-            partition = self._partitions.open(name)
+            partition = self._partitions.open_partition(*name)
             return partition.dirty_ratio() if partition.compaction_due(now_ms=now_ms) else None
         except Exception as error:
             if isinstance(error, StoreClosed | UnknownTopic):
@@ -328,7 +328,7 @@ class Background:
     def _compact(self, name: PartitionName, now_ms: int) -> None:
         try:
             with contextlib.suppress(StoreClosed, UnknownTopic, Stopped):
-                self._partitions.open(name).compact(
+                self._partitions.open_partition(*name).compact(
                     now_ms=now_ms, buffer_bytes=self.cleaner_buffer_bytes, pace=self._pace
                 )
             self._uncleanable.pop(name, None)
@@ -351,7 +351,7 @@ class Background:
         retry_ms = None if isinstance(error, CorruptBatch) else self._clock.monotonic_ms() + int(pause_s * 1000)
         generation = -1
         with contextlib.suppress(SegmentlogError, OSError):
-            partition = self._partitions.open(name)
+            partition = self._partitions.open_partition(*name)
             generation = partition.generation
             partition.note_uncleanable(str(error))
         if known is None or known.why != str(error):
@@ -382,7 +382,7 @@ class Background:
         there: set[PartitionName] | None = None
         if self._troubles:
             with contextlib.suppress(OSError):
-                there = {name for name, _ in self._partitions.names()}
+                there = {name for name, _ in self._partitions.all_partitions()}
         for (what, (topic, number)), why in list(self._troubles.items()):
             if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
                 self._troubles.pop((what, PartitionName(topic, number)), None)  # deleted since

@@ -26,10 +26,11 @@ from segmentlog.records import PartitionId
 from segmentlog.storage import forks
 from segmentlog.storage.fs import is_failure
 from segmentlog.storage.locks import held
+from segmentlog.topics.topics import Topics
+from segmentlog.transactions.transactions import Transactions
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
-    from segmentlog.store import LogStore
     from segmentlog.transactions.registration import Registration
 
 
@@ -52,9 +53,10 @@ class _Transaction:
 class Identity:
     """The idempotent part of a producer. `append` is for one thread a partition at a time."""
 
-    def __init__(self, store: LogStore, name: str | None, timeout_ms: int) -> None:
+    def __init__(self, topics: Topics, transactions: Transactions, name: str | None, timeout_ms: int) -> None:
         self.name = name
-        self._store = store
+        self._topics = topics
+        self._transactions = transactions
         self._timeout_ms = timeout_ms
         self._registration: Registration | None = None
         self._sequences: dict[Partition, int] = {}
@@ -63,7 +65,7 @@ class Identity:
         self._has_transactions = name is not None
         self._is_foreign = False
         if name is not None:
-            self._registration = store.transactions.register(name, timeout_ms)
+            self._registration = transactions.register(name, timeout_ms)
             self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
         else:
             self._draw_id()
@@ -99,7 +101,7 @@ class Identity:
         self._check_process()
         with self._mutex:
             if self._transaction is not None:
-                self._take_part([self._store.open_partition(topic, number) for number in partitions])
+                self._take_part([self._topics.open_partition(topic, number) for number in partitions])
             yield
 
     def _take_part(self, logs: Iterable[Partition]) -> None:
@@ -110,7 +112,7 @@ class Identity:
         fresh = {where: log for where, log in named.items() if where not in transaction.logs}
         if fresh:
             assert self._registration is not None
-            self._store.transactions.add_partitions(self._registration, fresh)
+            self._transactions.add_partitions(self._registration, fresh)
             transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
@@ -174,7 +176,7 @@ class Identity:
         """See `Producer.note_resume`."""
         if self._registration is None:
             return partitions
-        return self._store.transactions.note_resume(self._registration, topic, partitions)
+        return self._transactions.note_resume(self._registration, topic, partitions)
 
     # ------------------------------------------------------------ transactions
 
@@ -193,7 +195,7 @@ class Identity:
         self._check_process()
         if self._transaction is not None:
             raise SegmentlogError(f"producer {self.label} has a transaction open: commit or abort it first")
-        transactions = self._store.transactions
+        transactions = self._transactions
         if self._registration is None:
             self._registration = transactions.register_anonymous(self.producer_id, self._timeout_ms)
             self.epoch = self._registration.epoch
@@ -224,7 +226,7 @@ class Identity:
             raise transaction.failure
         for where, end_offset in list(transaction.ends.items()):
             base_offset = transaction.bases[where]
-            self._store.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
+            self._topics.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
 
     @property
     def last_note(self) -> str | None:
@@ -246,7 +248,7 @@ class Identity:
             self._transaction = None
             if transaction.logs or note is not None:
                 registration.unsure = True  # until it returns: the next one must not go on with what this one wrote
-                self._store.transactions.commit(registration, transaction.ends, note)
+                self._transactions.commit(registration, transaction.ends, note)
 
     def abort(self) -> None:
         """Decide against it."""
@@ -255,7 +257,7 @@ class Identity:
             if transaction is not None and transaction.logs and self._registration is not None:
                 self._registration.unsure = True
                 with contextlib.suppress(ProducerFenced):  # whoever fenced it has aborted it
-                    self._store.transactions.abort(self._registration)
+                    self._transactions.abort(self._registration)
 
     def drop(self) -> None:
         """Forget it: somebody else has decided."""
@@ -266,5 +268,5 @@ class Identity:
         """Let others have the name."""
         registration, self._registration = self._registration, None
         if registration is not None:
-            self._store.transactions.release(registration)
+            self._transactions.release(registration)
         self._registration = None

@@ -22,10 +22,10 @@ from segmentlog.format.producers import ProducerEntry
 from segmentlog.records import PartitionId
 from segmentlog.storage import forks
 from segmentlog.topics.tidy import Tidy
+from segmentlog.topics.topics import Topics
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
-    from segmentlog.store import LogStore
 
 logger = logging.getLogger("segmentlog")
 
@@ -100,8 +100,8 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
 class TransactionLog:
     """A view of the topic that reads what was appended since it last looked. Thread-safe."""
 
-    def __init__(self, store: LogStore) -> None:
-        self._store = store
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._tidy = Tidy()
         self._forget()
@@ -158,7 +158,7 @@ class TransactionLog:
         """A state in which topics go by their names."""
 
         def id_of(name: str) -> str:
-            return topic_id_of_name(self._store.store_id, name)
+            return topic_id_of_name(self._topics.store_id, name)
 
         return replace(
             state,
@@ -173,9 +173,9 @@ class TransactionLog:
             self._old_records.clear()
             try:
                 if create:
-                    self._log = self._store.internal_topic(TRANSACTIONS_TOPIC, 1, _SETTINGS).partition(0)
+                    self._log = self._topics.internal_topic(TRANSACTIONS_TOPIC, 1, _SETTINGS).partition(0)
                 else:
-                    self._log = self._store.topic(TRANSACTIONS_TOPIC).partition(0)
+                    self._log = self._topics.topic(TRANSACTIONS_TOPIC).partition(0)
             except UnknownTopic:
                 self._log = None
         return self._log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import struct
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage import forks
 from segmentlog.storage.forks import let_go
 from segmentlog.storage.fs import FileSystem, write_all
-from segmentlog.storage.locks import held
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK, held
 from segmentlog.transactions.journal import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -60,7 +59,7 @@ class Registration:
             yield self._fence_fd
         finally:
             if self._fence_fd >= 0:
-                self._fs.flock(self._fence_fd, fcntl.LOCK_UN)
+                self._fs.flock(self._fence_fd, UNLOCK)
 
     def close(self) -> None:
         """Let go of the lease. Idempotent."""
@@ -89,7 +88,7 @@ def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) 
     ends = time.monotonic() + (_DECISION_WAIT_S if wait_s is None else wait_s)
     while True:
         try:
-            fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fs.flock(fd, EXCLUSIVE | AT_ONCE)
             return
         except BlockingIOError:
             if time.monotonic() >= ends:

@@ -17,7 +17,6 @@ under the partition's lock, so nothing of the older one comes after that.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -41,15 +40,13 @@ from segmentlog.format.producers import NAMED_ID_END, ProducerEntry
 from segmentlog.records import PartitionId
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open, let_go
-from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import held
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
+from segmentlog.topics.topics import Topics
 from segmentlog.transactions.journal import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.transactions.registration import Registration, fenced_epoch, lock_fence, write_fence
 
 if TYPE_CHECKING:
-    from segmentlog.clock import Clock
     from segmentlog.log.partition import Ack, Partition
-    from segmentlog.store import LogStore
 
 logger = logging.getLogger("segmentlog")
 
@@ -65,12 +62,12 @@ _IDLE_PAUSE_S: Final = 1.0
 class Transactions:
     """Coordinates the transactions of one store, with whatever processes have it open. Thread-safe."""
 
-    def __init__(self, store: LogStore, fs: FileSystem, clock: Clock) -> None:
-        self._store = store
-        self._fs = fs
-        self._clock = clock
-        self._folder = f"{store.path}/{PRODUCERS_FOLDER}"
-        self._log = TransactionLog(store)
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._fs = topics.fs
+        self._clock = topics.clock
+        self._folder = f"{topics.path}/{PRODUCERS_FOLDER}"
+        self._log = TransactionLog(topics)
         self._finishing = False
         self.troubles: dict[str, str] = {}
         """What kept `finish` from ending transactions, by the name of the producer."""
@@ -150,7 +147,7 @@ class Transactions:
             path = self._lease_path(name, state)
             try:
                 files.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
-                self._fs.flock(files[0], fcntl.LOCK_EX)
+                self._fs.flock(files[0], EXCLUSIVE)
                 write_fence(self._fs, fd, state.producer_id, epoch)
                 self._write(name, state, "durable")
                 files.extend(starmap(hold_open, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
@@ -172,12 +169,12 @@ class Transactions:
         try:
             with held_open(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
                 # Shared: two who look at the same time must not take each other for the instance.
-                self._fs.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._fs.flock(fd, SHARED | AT_ONCE)
         except FileNotFoundError:
             return False
         except (PermissionError, BlockingIOError):
             return True  # locked; or nobody can tell, and what lives is not to be aborted
-        if not self._store.read_only:
+        if not self._topics.read_only:
             with contextlib.suppress(OSError):
                 self._fs.unlink(path)
         return False
@@ -186,7 +183,7 @@ class Transactions:
         """The instance is closed. One without a name leaves nothing behind."""
         name = registration.name
         registration.close()
-        if name.startswith(ANONYMOUS) and not self._store.read_only:
+        if name.startswith(ANONYMOUS) and not self._topics.read_only:
             self._forget(name)
         self._log.tidy()
 
@@ -202,7 +199,7 @@ class Transactions:
 
     def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
         """How many partitions the topic had when the name first sent to it in order; noted if that is now."""
-        topic_id = self._store.topic(topic).id
+        topic_id = self._topics.topic(topic).id
         with registration.deciding():
             state = registration.state
             if topic_id not in state.resume:
@@ -289,7 +286,7 @@ class Transactions:
         failure: Exception | None = None
         for where in state.partitions:
             try:
-                marker = self._store.on_partition(where, lambda log: self._tell(log, state))
+                marker = self._topics.on_partition(where, lambda log: self._tell(log, state))
                 if marker is not None:
                     unsettled[where] = marker
             except UnknownTopic:
@@ -331,7 +328,7 @@ class Transactions:
         for one in unsettled:
             with contextlib.suppress(UnknownTopic):
                 where = PartitionId(one.topic_id, one.partition)
-                if not self._store.on_partition(where, partial(_is_settled, producer_id=producer_id, marker=one)):
+                if not self._topics.on_partition(where, partial(_is_settled, producer_id=producer_id, marker=one)):
                     left.append(one)
         return tuple(left)
 
@@ -344,7 +341,7 @@ class Transactions:
                 log.flush()
 
             with contextlib.suppress(UnknownTopic):
-                self._store.on_partition(PartitionId(one.topic_id, one.partition), settle)
+                self._topics.on_partition(PartitionId(one.topic_id, one.partition), settle)
 
     def finish(self, now_ms: int | None = None) -> float:
         """Finish what others left: decided transactions, those of dead instances and those that took too long.
@@ -353,7 +350,7 @@ class Transactions:
         until it should be asked again. What keeps one from being finished does not keep it from the others:
         `troubles` tells.
         """
-        if self._store.read_only or self._finishing:
+        if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
         self._finishing = True  # opening a partition asks for this, too
         try:
@@ -391,7 +388,7 @@ class Transactions:
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
         """Open transactions in the partitions that this process has open."""
         found = []
-        for log in self._store.opened_partitions():
+        for log in self._topics.opened_partitions():
             with contextlib.suppress(SegmentlogError, OSError):
                 found += [(log, entry) for entry in log.open_transactions()]
         return found
@@ -448,7 +445,7 @@ class Transactions:
 
         One that is decided already is finished as it was decided, and is no longer an open one.
         """
-        self._store.check_writable("abort a transaction")
+        self._topics.check_writable("abort a transaction")
         state = self.states().get(name)
         if state is None or not state.is_open:
             return False

@@ -127,11 +127,11 @@ def test_a_stopped_holder_of_the_lock_blocks_only_until_it_dies(tmp_path: Path) 
         "store = segmentlog.open(sys.argv[1], background=False)\n"
         "partition = store.topic('t').partition(0)\n"
         "partition.append([b'whole'])\n"
-        "write = store._fs.pwritev\n"
+        "write = store._topics.fs.pwritev\n"
         "def torn(fd, buffers, position):\n"
         "    write(fd, [b''.join(buffers)[:70]], position)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "store._fs.pwritev = torn\n"
+        "store._topics.fs.pwritev = torn\n"
         "partition.append([b'torn' * 100])\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)

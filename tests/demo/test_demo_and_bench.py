@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import segmentlog
-from segmentlog.demo import demo
+from segmentlog.demo import flights as demo_flights
 from segmentlog.demo import spark as demo_spark
+from segmentlog.demo import steps as demo
 from segmentlog.log.partition import Partition
 from segmentlog.records import CompactionReport
 from segmentlog.spark.java import Java, JavaNotFound
@@ -32,19 +33,19 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
 
 def test_a_check_of_the_demonstration_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that comes back changed fails the demo."""
-    flights = demo.load_flights(limit=100)
-    changed = demo.Flights([b"{}", *flights.values[1:]], flights.keys, flights.timestamps)
+    flights = demo_flights.load_flights(limit=100)
+    changed = demo_flights.Flights([b"{}", *flights.values[1:]], flights.keys, flights.timestamps)
     monkeypatch.setattr(demo, "load_flights", lambda limit: flights)
     write = demo._write
     monkeypatch.setattr(demo, "_write", lambda store, _, say: write(store, changed, say))
-    with pytest.raises(demo.DemoFailed, match="this does not hold"):
+    with pytest.raises(demo_flights.DemoFailed, match="this does not hold"):
         demo.run(tmp_path / "store", lambda _: None)
 
 
 @pytest.mark.long
 def test_the_demonstration_of_compaction_on_the_whole_year(tmp_path: Path) -> None:
     """All flights: of each plane the last, and the last three, stay; the counts are those of plain Python."""
-    flights = demo.load_flights()
+    flights = demo_flights.load_flights()
     said: list[str] = []
     demo._compact(tmp_path / "store", flights, said.append)
     with_tail = [key for key in flights.keys if key is not None]
@@ -65,9 +66,9 @@ def test_the_demonstration_of_compaction_on_the_whole_year(tmp_path: Path) -> No
 
 def test_a_wrong_compaction_fails_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that keeps nothing more than it should, or less, is found."""
-    flights = demo.load_flights(limit=500)
+    flights = demo_flights.load_flights(limit=500)
     monkeypatch.setattr(Partition, "compact", lambda self: CompactionReport(self.topic, self.number))
-    with pytest.raises(demo.DemoFailed, match="the last 1 of each key"):
+    with pytest.raises(demo_flights.DemoFailed, match="the last 1 of each key"):
         demo._compact(tmp_path / "store", flights, lambda _: None)
 
 
@@ -117,7 +118,7 @@ def test_without_spark_its_steps_are_left_out(
     monkeypatch.setattr(demo_spark.importlib.util, "find_spec", find_spec)
     monkeypatch.setattr(demo_spark, "find_java", find_java)
     said: list[str] = []
-    demo_spark.run_on_spark(tmp_path / "store", demo.Flights([], [], []), tmp_path / "delays.png", said.append)
+    demo_spark.run_on_spark(tmp_path / "store", demo_flights.Flights([], [], []), tmp_path / "delays.png", said.append)
     assert len(said) == 1
     assert said[0].startswith("Steps 10 to 12 are left out. " + sentence)
     assert list(tmp_path.iterdir()) == []
@@ -125,14 +126,14 @@ def test_without_spark_its_steps_are_left_out(
 
 def test_the_plot_shows_every_flight(tmp_path: Path) -> None:
     """The picture is made of the hours that plain Python finds; one that a flight is missing from fails."""
-    flights = demo.load_flights(limit=2_000)
+    flights = demo_flights.load_flights(limit=2_000)
     hours, said = demo_spark.hours_of(flights), list[str]()
     assert sum(hour.flights for hour in hours.values()) == 2_000
     path = tmp_path / "delays.png"
     demo_spark._plot(hours, 2_000, path, said.append)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert said[-1] == f"   drawn: {path}"
-    with pytest.raises(demo.DemoFailed, match="every flight is in the plot"):
+    with pytest.raises(demo_flights.DemoFailed, match="every flight is in the plot"):
         demo_spark._plot(hours, 2_001, path, said.append)
 
 
@@ -165,7 +166,7 @@ def test_bench_measures_every_policy_and_leaves_nothing(tmp_path: Path) -> None:
 def test_the_limits_bench_runs(row: str) -> None:
     """A row of the limits bench runs at a small size and tells both sides; how fast is not asserted."""
     command = [sys.executable, "-m", "bench.limits", "--rounds", "1", "--scale", "0.05", "--only", row, "--json"]
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from segmentlog.cli import cli
 from segmentlog.cli import demo as command
-from segmentlog.demo.demo import DemoFailed
+from segmentlog.demo.flights import DemoFailed
 from segmentlog.testing import scenario
 
 

@@ -41,7 +41,7 @@ def make(path: Path, batches: int = 8, **options: Any) -> LogStore:
 
 def scrub_round(store: LogStore) -> None:
     """One whole pass, from wherever it stands to the end of the next one."""
-    clock = store._clock
+    clock = store._topics.clock
     assert isinstance(clock, FakeClock)
     rounds = store.scrub_report().rounds
     clock.advance(ROUND_MS)
@@ -89,7 +89,7 @@ def test_a_small_store_is_not_read_over_and_over(tmp_path: Path) -> None:
         scrub_round(store)
         before = store.scrub_report()
         assert store.scrub_tick() == pytest.approx(599, abs=1)
-        store._clock.advance(500_000)  # type: ignore[attr-defined]
+        store._topics.clock.advance(500_000)  # type: ignore[attr-defined]
         assert store.scrub_tick() == pytest.approx(99, abs=1)
         assert store.scrub_report() == before
 
@@ -98,7 +98,7 @@ def test_a_small_store_is_not_read_over_and_over(tmp_path: Path) -> None:
 def test_the_budget_is_kept(tmp_path: Path, bytes_per_s: int) -> None:
     """Never more than the rate times the time, and half a second's worth for a pause; and it gets on."""
     with make(tmp_path / "store", scrub_bytes_per_s=bytes_per_s) as store:
-        clock = store._clock
+        clock = store._topics.clock
         assert isinstance(clock, FakeClock)
         began_ms = clock.up_ms
         store.scrub_tick()
@@ -189,11 +189,11 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
 def test_segments_that_go_away_meanwhile(tmp_path: Path) -> None:
     """Deleted, replaced or cut while they are being read, they are no damage; neither are topics that are deleted."""
     store = make(tmp_path / "store", 12, scrub_bytes_per_s=200)
-    clock = store._clock
+    clock = store._topics.clock
     assert isinstance(clock, FakeClock)
     paths = sealed(store)
     store.scrub_tick()
-    scrubber = store._background._scrubber
+    scrubber = store._topics.background._scrubber
     assert scrubber is not None
     while scrubber._current is None:
         clock.advance(500)
@@ -255,13 +255,13 @@ def test_goes_on_after_an_error(tmp_path: Path) -> None:
     assert report.rounds == 1
     for method in ("pread", "open", "fstat", "listdir", "stat"):
         rounds = store.scrub_report().rounds
-        store._clock.advance(2 * ROUND_MS)  # type: ignore[attr-defined]
+        store._topics.clock.advance(2 * ROUND_MS)  # type: ignore[attr-defined]
         fs.fail(method, errno.EMFILE, call=1 if method != "listdir" else 2)
         with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
             store.scrub_tick()
         fs.heal()
         for _ in range(3):
-            store._clock.advance(1000)  # type: ignore[attr-defined]
+            store._topics.clock.advance(1000)  # type: ignore[attr-defined]
             store.scrub_tick()
         assert store.scrub_report().rounds > rounds, method
     open_fds = len(os.listdir("/proc/self/fd"))
@@ -296,7 +296,7 @@ def test_a_thread_does_it(tmp_path: Path) -> None:
 def test_a_fork_in_the_middle_of_a_tick(tmp_path: Path) -> None:
     """The child has no thread that would ever let go of the lock: it reads its report and closes all the same."""
     store = make(tmp_path / "store")
-    scrubber = store._background._scrubber
+    scrubber = store._topics.background._scrubber
     assert scrubber is not None
     with scrubber._mutex:
         child = os.fork()

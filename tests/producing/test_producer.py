@@ -382,7 +382,7 @@ def test_a_store_takes_its_producers_along(store: LogStore) -> None:
 def test_the_store_s_own_topics_are_not_written_to(tmp_path):
     """A producer is refused; whoever wants to look may."""
     with segmentlog.open(tmp_path / "store", background=False) as store, store.producer() as producer:
-        store.internal_topic("__consumer_offsets")
+        store._topics.internal_topic("__consumer_offsets")
         with pytest.raises(segmentlog.InvalidTopicName, match="internal"):
             producer.send("__consumer_offsets", b"x", key=b"k")
         assert list(store.consumer("__consumer_offsets")) == []

@@ -9,20 +9,21 @@ import pytest
 from pyspark.sql import SparkSession
 
 import segmentlog
-from segmentlog.demo import demo
+from segmentlog.demo import flights as demo_flights
 from segmentlog.demo import spark as demo_spark
+from segmentlog.demo import steps as demo
 
 COUNT = 3_000
 
 
 @pytest.fixture(scope="module")
-def flights() -> demo.Flights:
+def flights() -> demo_flights.Flights:
     """The first ones of the year."""
-    return demo.load_flights(COUNT)
+    return demo_flights.load_flights(COUNT)
 
 
 @pytest.fixture
-def folder(flights: demo.Flights, tmp_path: Path) -> Path:
+def folder(flights: demo_flights.Flights, tmp_path: Path) -> Path:
     """A store with them, and with records among them that are no flights, as the steps before leave it."""
     path = tmp_path / "store"
     with segmentlog.open(path) as store:
@@ -33,7 +34,7 @@ def folder(flights: demo.Flights, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: demo.Flights) -> None:
+def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: demo_flights.Flights) -> None:
     """Windows, table and plot are made and checked; what is no flight does not count; the session goes on."""
     plot, said = folder.parent / "delays.png", list[str]()
     demo_spark.run_on_spark(folder, flights, plot, said.append)
@@ -55,7 +56,7 @@ def test_the_steps_on_spark_hold(spark: SparkSession, folder: Path, flights: dem
 
 
 def test_a_wrong_aggregate_fails_the_steps(
-    spark: SparkSession, folder: Path, flights: demo.Flights, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, folder: Path, flights: demo_flights.Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mean that is off by its last bit is found."""
     wanted = demo_spark.hours_of(flights)
@@ -63,5 +64,5 @@ def test_a_wrong_aggregate_fails_the_steps(
     assert one.delay_mean is not None
     one.delay_mean *= 1 + 2**-52
     monkeypatch.setattr(demo_spark, "hours_of", lambda _: wanted)
-    with pytest.raises(demo.DemoFailed, match="every window has the numbers"):
+    with pytest.raises(demo_flights.DemoFailed, match="every window has the numbers"):
         demo_spark.run_on_spark(folder, flights, folder.parent / "delays.png", lambda _: None)

@@ -77,7 +77,7 @@ def folder_of(store: segmentlog.LogStore, job: str = "job") -> StagingFolder:
 
 def stager_of(store: segmentlog.LogStore, task: int = 0, fs: FileSystem | None = None, **options: Any) -> Stager:
     """A task of the only run."""
-    return Stager(store, fs or FileSystem(), folder_of(store).file_for(1, task), task, **options)
+    return Stager(store.topic, fs or FileSystem(), folder_of(store).file_for(1, task), task, **options)
 
 
 def staged(store: segmentlog.LogStore, pairs: Sequence[Pair], task: int = 0) -> Staged:

@@ -379,16 +379,23 @@ _ALLOWED = {
     ("storage/watch.py", "inotify_init1"): "within `forks.opening`, and closed by its owner's `on_fork`",
     ("storage/fs.py", "fcntl.flock"): "the seam itself",
     ("spark/pipelines/folders.py", "fcntl.flock"): "of what `held` has opened",
-    ("partition/group.py", "_thread.allocate_lock"): "what a queued thread sleeps on: a child has no such thread",
+    (
+        "log/append/group_commit.py",
+        "_thread.allocate_lock",
+    ): "what a queued thread sleeps on: a child has no such thread",
     ("storage/locks.py", "_thread.allocate_lock"): "the same",
-    ("workers.py", "queue.SimpleQueue"): "has no lock that a finalizer could meet; made anew by its owner's `on_fork`",
+    (
+        "topics/workers.py",
+        "queue.SimpleQueue",
+    ): "has no lock that a finalizer could meet; made anew by its owner's `on_fork`",
     ("cli/spark.py", "threading.Event"): "a program's main thread waits for its own canceller, and nobody forks",
     ("spark/pipelines/verify.py", "threading.Event"): "of one call, between it and its progress thread",
     ("spark/pipelines/queries.py", "threading.Condition"): "of one query's listener; its process talks to a JVM",
 }
 _OPENED_ELSEWHERE = {
     "storage/fs.py", "storage/forks.py", "storage/state.py", "testing",
-    "partition/appender.py", "partition/syncer.py", "partition/loader.py", "partition/repair.py",  # `Handle`'s files
+    # `Handle`'s files
+    "log/append/appender.py", "log/append/syncer.py", "log/recovery/opening.py", "log/recovery/repair.py",
 }  # fmt: skip
 """Files that lock a descriptor that they were given: who opened it did so through the list."""
 

@@ -170,7 +170,7 @@ def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFile
 
     fs.before(call, open_it)
     faulty.delete_topic("t")
-    for log in (*opened, *store._partitions.values()):
+    for log in (*opened, *store._topics._partitions.values()):
         for append in (lambda log=log: log.append([b"3"], ack="durable"), lambda log=log: log.append([b"3"])):
             with pytest.raises(UnknownTopic):
                 append()
@@ -585,12 +585,13 @@ def test_the_lock_is_free_after_a_death(store: LogStore) -> None:
 
     def hold() -> None:
         opened = segmentlog.open(store.path, background=False)
-        with opened._administration.locked():
+        with opened._topics.administration.locked():
             theirs.send(None)
             time.sleep(60)
 
     process = multiprocessing.get_context("fork").Process(target=hold)
     process.start()
+    theirs.close()
     ours.recv()
     outcome: list[object] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,11 @@ def in_child(work: Any) -> None:
     if not pid:
         try:
             work()
-        finally:
             os.kill(os.getpid(), signal.SIGKILL)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), "it raised something, see stderr"
 
 
 # ---------------------------------------------------------------- idempotent producers
@@ -420,21 +423,22 @@ def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
         producer.send_many("a", [b"1"], partition=0)
         producer.send_many("b", [b"2"])
         coordinator: Any = store.transactions
-        real_open, real_write = store.open_partition, coordinator._write
-        opened: list[str] = []
+        topics: Any = coordinator._topics
+        real_tell, real_write = topics.on_partition, coordinator._write
+        told: list[PartitionId] = []
 
-        def open_partition(topic: str, number: int) -> Any:
-            opened.append(topic)
-            if step == "after the decision" or (step == "after one marker" and topic == "b"):
+        def on_partition(where: PartitionId, do: Any) -> Any:
+            told.append(where)
+            if step == "after the decision" or (step == "after one marker" and len(told) == 2):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real_open(topic, number)
+            return real_tell(where, do)
 
         def write(name: str, state: Any, ack: Any = "written") -> None:
             if state.status == "CompleteCommit":
                 os.kill(os.getpid(), signal.SIGKILL)
             real_write(name, state, ack)
             if state.status == "PrepareCommit":
-                coordinator._store = type("Store", (), {"open_partition": staticmethod(open_partition)})
+                topics.on_partition = on_partition
 
         coordinator._write = write
         producer.commit_transaction()

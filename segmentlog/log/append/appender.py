@@ -7,7 +7,6 @@ done before, fsync after.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from segmentlog.log.recovery.opening import settle
 from segmentlog.policy.roll import should_roll
 from segmentlog.storage.fs import NO_ROOM, Buffer, DiskFailed
 from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.locks import held
+from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held
 from segmentlog.storage.segment import ActiveSegment, MappedSegment, segment_stem
 from segmentlog.storage.state import (
     CONFIG_WORD,
@@ -85,7 +84,7 @@ class Appender:
             handle.used = True
             flock, fd = handle.fs.flock, handle.lock_fd
             try:
-                flock(fd, fcntl.LOCK_EX)  # inside: an interrupt may come before it has returned
+                flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
                 log = self._look()
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
@@ -97,7 +96,7 @@ class Appender:
                 handle.raise_local(error, "nothing was appended")
                 raise
             finally:
-                flock(fd, fcntl.LOCK_UN)
+                flock(fd, UNLOCK)
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool, now_ms: int) -> int | None:
         """Write the marker that decides the producer's open transaction; its offset, or None when none is open.

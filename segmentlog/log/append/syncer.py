@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 
@@ -14,7 +13,7 @@ from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened, sync_data
-from segmentlog.storage.locks import keep
+from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import FAILED_WORD, WAITING_WORD, LogState, SyncState
 
@@ -57,7 +56,7 @@ class Syncer:
                 handle.ensure_open()
             flock, fd = handle.fs.flock, handle.state_fd
             try:
-                flock(fd, fcntl.LOCK_EX)  # inside: an interrupt may come before it has returned
+                flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
                 sync = page.sync.read()
                 if sync.durable_offset >= upto_offset:
                     return sync.durable_offset
@@ -66,7 +65,7 @@ class Syncer:
                 handle.raise_local(error, "what was appended stays, but is not known to be on the disk")
                 raise
             finally:
-                flock(fd, fcntl.LOCK_UN)
+                flock(fd, UNLOCK)
 
     def sync_records(self, base_offset: int, end_offset: int) -> int:
         """`sync` of records that were appended as ``[base_offset, end_offset)``, if they are still there.

@@ -31,8 +31,8 @@ from segmentlog.format.splice import Flags
 from segmentlog.log.compaction.decided import Decided, stripped
 from segmentlog.log.compaction.segment_copy import SegmentCopy
 from segmentlog.log.compaction.survivors import Survivors, tombstones_among
-from segmentlog.log.compaction.swap import swap_in
 from segmentlog.log.handle import Handle
+from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
 from segmentlog.storage.index import SegmentIndex

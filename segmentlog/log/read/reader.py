@@ -16,10 +16,10 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.log.aborted import AbortedTransactions, is_aborted
 from segmentlog.log.around import around_segment
-from segmentlog.log.compaction.swap import finish_swaps
 from segmentlog.log.handle import REWRITING, Handle
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.recovery.recovery import is_lost
+from segmentlog.log.swap import finish_swaps
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, DiskFailed, opened
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK
 from segmentlog.storage.segment import list_segments
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
@@ -41,9 +41,9 @@ def open_partition(handle: Handle) -> RecoveryReport:
                 return cut_torn_tail(handle, page)
             return _live_report(page)
         finally:
-            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)  # harmless where it is not locked
+            handle.fs.flock(handle.lock_fd, UNLOCK)  # harmless where it is not locked
     try:
-        handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX)
+        handle.fs.flock(handle.lock_fd, EXCLUSIVE)
         if _is_sound(handle, page):  # somebody else recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
@@ -53,7 +53,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
         # What the page is doubted for matters where that costs something.
         return replace(report, why=f"{report.why}; {doubt}") if doubt and report.lost is not None else report
     finally:
-        handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
+        handle.fs.flock(handle.lock_fd, UNLOCK)
 
 
 def _refuse_damage(handle: Handle) -> None:
@@ -87,7 +87,7 @@ def _is_sound(handle: Handle, page: StatePage) -> bool:
 
 def _lock_now(handle: Handle) -> bool:
     try:
-        handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle.fs.flock(handle.lock_fd, EXCLUSIVE | AT_ONCE)
     except BlockingIOError:
         return False  # an append is in progress after all
     return True

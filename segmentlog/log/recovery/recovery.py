@@ -22,10 +22,10 @@ from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX, SNAPSHOT_SUFFIX, segment_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
-from segmentlog.log.compaction.swap import finish_swaps
 from segmentlog.log.files import quarantine_tail, remove_segment, truncate_file
 from segmentlog.log.handle import REWRITING, Handle
 from segmentlog.log.producers import stable_offset_of
+from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.recovery import RecoveryVerdict, decide
 from segmentlog.policy.retention import deleted_segments
 from segmentlog.records import EpochStart, LostRange, RecoveryReport

@@ -21,7 +21,6 @@ can be used, or repaired once more.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +62,7 @@ from segmentlog.policy.recovery import UNKNOWN_CEILING_GAP
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.locks import held
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK, held
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
 
@@ -172,7 +171,7 @@ def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
         try:
             while True:
                 try:
-                    handle.fs.flock(handle.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    handle.fs.flock(handle.lock_fd, EXCLUSIVE | AT_ONCE)
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
@@ -180,7 +179,7 @@ def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
                     time.sleep(_LOCK_POLL_S)
             yield
         finally:
-            handle.fs.flock(handle.lock_fd, fcntl.LOCK_UN)
+            handle.fs.flock(handle.lock_fd, UNLOCK)
 
 
 # ---------------------------------------------------------------- before a recovery

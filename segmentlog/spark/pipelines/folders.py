@@ -15,6 +15,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.storage.foreign import is_plain_file, open_plain
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 
 _PART_BYTES: Final = 1 << 20
 
@@ -48,7 +49,7 @@ def locked(path: str, who: str) -> Iterator[None]:
     while True:
         with held_open(FileSystem(), path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, EXCLUSIVE | AT_ONCE)
             except BlockingIOError:
                 raise SegmentlogError(f"{who} is at work there ({path} is locked); wait until it is done") from None
             try:

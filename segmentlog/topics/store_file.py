@@ -1,0 +1,62 @@
+"""The store's own file: what makes a folder a store."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from segmentlog.errors import StoreVersionError
+from segmentlog.format.names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE
+from segmentlog.storage import forks
+from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.locks import EXCLUSIVE
+
+
+def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dict[str, Any]:
+    """What the store in the folder ``path`` says of itself; with ``create`` one is made where there is none.
+
+    Raises `StoreVersionError`: no store, a damaged one, or one of another version.
+    """
+    store_file = f"{path}/{STORE_FILE}"
+    try:
+        text = read_file(fs, store_file)
+    except NotADirectoryError:
+        raise StoreVersionError(path, "it is not a folder; a store is one") from None
+    except FileNotFoundError:
+        if not create:
+            why = f"there is no store here (no {STORE_FILE}); check the path, or create one"
+            raise StoreVersionError(path, why) from None
+        text = _create(fs, path, store_file, now_ms)
+    return _parse(store_file, text)
+
+
+def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
+    if fs.is_folder(path) and any(name != "lost+found" for name in fs.listdir(path)):
+        why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
+        raise StoreVersionError(path, why)
+    try:
+        fs.make_folders(path)
+    except OSError as error:
+        raise StoreVersionError(path, f"the folder cannot be made: {error.strerror}") from error
+    with forks.held_open(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
+        fs.flock(folder_fd, EXCLUSIVE)  # of two processes that make it, one does
+        if not fs.exists(store_file):
+            document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}
+            replace_file(fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
+            fs.sync_folder(os.path.dirname(path))
+    return read_file(fs, store_file)
+
+
+def _parse(path: str, text: bytes) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(text)
+        version = document["format"]
+        document["store_id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise StoreVersionError(path, "damaged: it should be JSON with 'format' and 'store_id'") from None
+    if version not in READABLE_FORMATS:
+        known = " and ".join(map(str, READABLE_FORMATS))
+        why = f"the store has format {version!r}, and this version of segmentlog reads format {known}"
+        raise StoreVersionError(path, f"{why}; use the version that wrote it")
+    return document
