@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 
 import msgspec
 
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.log.handle import Handle
+from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import read_file, write_all
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, held
-
-_ASK_EVERY_S = 0.05
+from segmentlog.storage.locks import held
 
 
 class CleanerNote(msgspec.Struct, frozen=True):
@@ -45,8 +43,7 @@ class Lease:
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
         """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
         with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
-            locked = self._lock(fd, wait_s)
-            if not locked:
+            if not lock_within(self._handle.fs, fd, wait_s):
                 yield False
                 return
             try:
@@ -54,17 +51,6 @@ class Lease:
                 yield True
             finally:
                 self._fd = -1
-
-    def _lock(self, fd: int, wait_s: float) -> bool:
-        ends = time.monotonic() + wait_s
-        while True:
-            try:
-                self._handle.fs.flock(fd, EXCLUSIVE | AT_ONCE)
-                return True
-            except BlockingIOError:
-                if time.monotonic() >= ends:
-                    return False
-                time.sleep(_ASK_EVERY_S)
 
     def _forget(self) -> None:
         """In a forked child: the lease is the parent's, and the descriptor is closed."""

@@ -41,8 +41,8 @@ from segmentlog.format.names import (
     STORE_FILE,
     new_topic_id,
 )
+from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
-from segmentlog.storage.process_lock import ProcessLock
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.topics.folders import TopicFile, TopicFolders, check_partition_count
 

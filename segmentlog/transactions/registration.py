@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import time
 from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage import forks
+from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.forks import let_go
 from segmentlog.storage.fs import FileSystem, write_all
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK, held
+from segmentlog.storage.locks import UNLOCK, held
 from segmentlog.transactions.journal import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -85,16 +85,9 @@ class Registration:
 
 def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:
     """Lock it. Raises `ProducerBusy` when that takes longer than ``wait_s``, or half a minute."""
-    ends = time.monotonic() + (_DECISION_WAIT_S if wait_s is None else wait_s)
-    while True:
-        try:
-            fs.flock(fd, EXCLUSIVE | AT_ONCE)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= ends:
-                why = "another process is deciding a transaction of it, and does not come to an end"
-                raise ProducerBusy(name, f"{why}; continue or kill it") from None
-            time.sleep(0.0005)
+    if not lock_within(fs, fd, _DECISION_WAIT_S if wait_s is None else wait_s):
+        why = "another process is deciding a transaction of it, and does not come to an end"
+        raise ProducerBusy(name, f"{why}; continue or kill it")
 
 
 def write_fence(fs: FileSystem, fd: int, producer_id: int, epoch: int) -> None:

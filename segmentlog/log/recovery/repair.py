@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -60,13 +59,12 @@ from segmentlog.log.producers import ProducerStates
 from segmentlog.log.recovery.recovery import recover
 from segmentlog.policy.recovery import UNKNOWN_CEILING_GAP
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
+from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK, held
+from segmentlog.storage.locks import UNLOCK, held
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
-
-_LOCK_POLL_S = 0.002
 
 
 class RepairReport(msgspec.Struct):
@@ -166,17 +164,10 @@ def _inspect(handle: Handle) -> PartitionFound:
 @held
 def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
     """Hold the append lock; appenders hold it for microseconds, so a short wait tells the busy from the stuck."""
-    deadline = time.monotonic() + timeout_s
     with handle.append_mutex:
         try:
-            while True:
-                try:
-                    handle.fs.flock(handle.lock_fd, EXCLUSIVE | AT_ONCE)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise PartitionBusy(handle.log_name, "repair it") from None
-                    time.sleep(_LOCK_POLL_S)
+            if not lock_within(handle.fs, handle.lock_fd, timeout_s):
+                raise PartitionBusy(handle.log_name, "repair it")
             yield
         finally:
             handle.fs.flock(handle.lock_fd, UNLOCK)

@@ -1,18 +1,46 @@
-"""A lock that one thread of one process holds at a time, whoever it is; the kernel frees it when the process dies."""
+"""Locks on files, which processes keep each other out with; the kernel frees those of one that dies."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from typing import Final
 
 from segmentlog.storage import forks, locks
 from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import EXCLUSIVE
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+
+_SHORTEST_S: Final = 0.0005
+_LONGEST_S: Final = 0.05
+
+
+def lock_within(fs: FileSystem, fd: int, wait_s: float) -> bool:
+    """Lock a file that is open, exclusively; False when somebody else still has it after ``wait_s``.
+
+    flock knows no time-out: so it is asked again, ever more seldom. An interrupt may come right after the lock was
+    taken, so the caller unlocks, or closes the file, whatever happens.
+    """
+    ends_s = time.monotonic() + wait_s
+    pause_s = _SHORTEST_S
+    while True:
+        try:
+            fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            return True
+        except BlockingIOError:
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_S)
 
 
 class ProcessLock:
-    """A lock on the file at ``path``, which is made if it is not there. Reentrant, thread-safe."""
+    """One thread of one process holds it at a time: a lock on the file at ``path``, which is made if it is not there.
+
+    Reentrant, thread-safe.
+    """
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
