@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-import lz4.block
+import cramjam
 import msgspec
 
 from bench.machine import Latency
@@ -111,7 +111,7 @@ def compression_ratio(record_bytes: int, batch_records: int) -> float:
     """Bytes before LZ4 over bytes after it, for one batch."""
     pool = make_values(record_bytes)
     raw = b"".join((pool * -(-batch_records // len(pool)))[:batch_records])
-    return len(raw) / len(lz4.block.compress(raw, store_size=False))
+    return len(raw) / len(cramjam.lz4.compress_block(raw, store_size=False))
 
 
 # ---------------------------------------------------------------- which cells

@@ -15,7 +15,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import lz4.block
+import cramjam
 
 import segmentlog
 from bench.measure import Row, Side, open_store
@@ -155,7 +155,7 @@ def _point_reads(folder: Path, scale: float) -> tuple[Side, Side]:
     for values, keys in zip(work.values[:200], work.keys[:200], strict=True):
         scratch = bytearray()
         encode_columns(scratch, values, keys, None, None)
-        blocks.append((lz4.block.compress(scratch, store_size=False), len(scratch)))
+        blocks.append((cramjam.lz4.compress_block(scratch, store_size=False), len(scratch)))
 
     def ours() -> float:
         times = []
@@ -171,7 +171,7 @@ def _point_reads(folder: Path, scale: float) -> tuple[Side, Side]:
         times = []
         for block, size in blocks:
             started = time.perf_counter()
-            lz4.block.decompress(block, uncompressed_size=size)
+            cramjam.lz4.decompress_block(block, output_len=size)
             times.append(time.perf_counter() - started)
         return statistics.median(times) * 1e6
 

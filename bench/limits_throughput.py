@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import lz4.block
+import cramjam
 
 import segmentlog
 from bench.measure import Row, Side, open_store
@@ -67,7 +67,7 @@ def _append(compression: str) -> Callable[[Path, float], tuple[Side, Side]]:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             started = time.perf_counter()
             if compression == "lz4":
-                compress = lz4.block.compress
+                compress = cramjam.lz4.compress_block
                 for chunk in chunks * cycles:
                     os.write(fd, compress(chunk, store_size=False))
             else:
@@ -113,7 +113,7 @@ def _send(folder: Path, scale: float) -> tuple[Side, Side]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         started = time.perf_counter()
         for chunk in chunks * cycles:
-            os.write(fd, lz4.block.compress(chunk, store_size=False))
+            os.write(fd, cramjam.lz4.compress_block(chunk, store_size=False))
         rate = _rate(work.record_count * cycles, started)
         os.close(fd)
         path.unlink()
@@ -132,12 +132,12 @@ def _filled(folder: Path, work: Workload) -> segmentlog.Partition:
 
 def _decompression(work: Workload) -> Side:
     """Decompressing the blocks that a reader of the whole log decompresses."""
-    blocks = [(lz4.block.compress(chunk, store_size=False), len(chunk)) for chunk in _raw_chunks(work)]
+    blocks = [(cramjam.lz4.compress_block(chunk, store_size=False), len(chunk)) for chunk in _raw_chunks(work)]
 
     def limit() -> float:
         started = time.perf_counter()
         for block, size in blocks:
-            lz4.block.decompress(block, uncompressed_size=size)
+            cramjam.lz4.decompress_block(block, output_len=size)
         return _rate(work.record_count, started)
 
     return limit

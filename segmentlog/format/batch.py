@@ -36,9 +36,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import lz4.block
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -481,39 +480,3 @@ def decompress(header: BatchHeader, payload: memoryview) -> memoryview:
     if len(raw) != header.raw_size:
         raise ValueError(f"{len(raw)} bytes decompressed where the header says {header.raw_size}")
     return memoryview(raw)
-
-
-def decompress_front(header: BatchHeader, payload: memoryview, size: int) -> memoryview | None:
-    """The first ``size`` bytes of the columns at least, without decompressing the rest; None when that cannot be.
-
-    For who looks at keys only: a tenth of the time, where values are long. LZ4's own function
-    for it, which the Python package contains but does not offer.
-    """
-    if header.codec == CODEC_NONE:
-        return payload
-    if header.codec != CODEC_LZ4 or _lz4_partial is None:
-        return None
-    front = np.empty(size + _LZ4_MARGIN, np.uint8)
-    source = np.frombuffer(payload, np.uint8)
-    found = _lz4_partial(source.ctypes.data, front.ctypes.data, len(source), size, len(front))
-    return memoryview(front)[:size] if found >= size else None  # type: ignore[arg-type]
-
-
-_LZ4_MARGIN: Final = 64
-# It copies in steps, and may write a little beyond what was asked for.
-
-
-def _find_lz4_partial() -> Any:
-    """``LZ4_decompress_safe_partial``, of liblz4 since 1.8.3; None where the package hides it."""
-    import ctypes
-
-    try:
-        function = ctypes.CDLL(lz4.block._block.__file__).LZ4_decompress_safe_partial
-    except (AttributeError, OSError):
-        return None
-    function.restype = ctypes.c_int
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)
-    return function
-
-
-_lz4_partial = _find_lz4_partial()

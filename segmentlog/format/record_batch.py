@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader, decompress, decompress_front
+from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader, decompress
 from segmentlog.format.columns import (
     Int64Array,
     MalformedColumn,
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NIL = 0xC0
-_FRONT_PART = 2
-# Columns that reach no further than to this part of a batch are decompressed alone.
 
 
 class RecordBatch:
@@ -43,7 +41,7 @@ class RecordBatch:
     """
 
     __slots__ = (
-        "_columns", "_front", "_headers", "_keys", "_offsets", "_path", "_payload", "_position", "_start", "_stop",
+        "_columns", "_headers", "_keys", "_offsets", "_path", "_payload", "_position", "_start", "_stop",
         "_timestamps", "_values", "header", "partition", "topic",
     )  # fmt: skip
 
@@ -65,7 +63,6 @@ class RecordBatch:
         self._position = position
         self._start, self._stop = 0, header.record_count
         self._columns: memoryview | None = None
-        self._front: memoryview | None = None
         self._values: list[bytes | None] | None = None
         self._keys: list[bytes | None] | None = None
         self._headers: list[Headers] | None = None
@@ -154,7 +151,7 @@ class RecordBatch:
         """16 bytes for each key, see `segmentlog.format.keys`, without decompressing the values."""
         header = self.header
         start = header.offset_deltas_size + header.timestamps_size
-        column = self._front_column(start, header.keys_size) if header.keys_size else memoryview(b"")
+        column = self._column(start, header.keys_size) if header.keys_size else memoryview(b"")
         try:
             found = key_identities(column, header.record_count, seed)
         except MalformedColumn as error:
@@ -167,7 +164,7 @@ class RecordBatch:
     def _all_offsets(self) -> Int64Array:
         """Those of the whole batch, whatever part of it this is."""
         size = self.header.offset_deltas_size
-        column = self._front_column(0, size) if size else memoryview(b"")
+        column = self._column(0, size) if size else memoryview(b"")
         try:
             return decode_offsets(column, self.header.record_count, self.header.base_offset)
         except MalformedColumn as error:
@@ -181,7 +178,7 @@ class RecordBatch:
             size = header.timestamps_size
             if header.attributes & LOG_APPEND_TIME:  # one timestamp for all, whatever the column says
                 size = 0
-            column = self._front_column(header.offset_deltas_size, size) if size else memoryview(b"")
+            column = self._column(header.offset_deltas_size, size) if size else memoryview(b"")
             base_timestamp = header.base_timestamp if size else self._common_timestamp
             try:
                 timestamps = decode_timestamps(column, header.record_count, base_timestamp)
@@ -298,18 +295,6 @@ class RecordBatch:
         except MalformedColumn as error:
             raise self._corrupt(error) from None
         return array if len(array) == len(self) else array.slice(self._start, len(self))
-
-    def _front_column(self, start: int, size: int) -> memoryview:
-        """A column that lies in front of the values, decompressed without them where that pays."""
-        header, end = self.header, start + size
-        if self._columns is not None or end * _FRONT_PART > header.raw_size:
-            return self._column(start, size)
-        if self._front is None or len(self._front) < end:
-            before_values = header.raw_size - header.values_size - header.headers_size
-            self._front = decompress_front(header, self._payload, min(before_values, header.raw_size // _FRONT_PART))
-        if self._front is None:
-            return self._column(start, size)
-        return self._front[start:end]
 
     def _column(self, start: int, size: int) -> memoryview:
         if self._columns is None:

@@ -180,8 +180,9 @@ class Scrubber:
     def _end_round(self) -> None:
         self._is_in_round = False
         for key in [key for key in self._findings if key[0] not in self._seen_paths]:
-            if not os.path.exists(key[0]):
-                del self._findings[key]
+            with contextlib.suppress(OSError):  # nobody can tell: then it is still known
+                if not self._fs.exists(key[0]):
+                    del self._findings[key]
         self._seen_paths.clear()
         rounds, segments, size_bytes = self._counts
         self._counts = (rounds + 1, segments, size_bytes)

@@ -10,12 +10,11 @@ word for word: whatever goes wrong elsewhere costs time only.
 from __future__ import annotations
 
 import heapq
-import os
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
 
-import lz4.block
+import cramjam
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +64,7 @@ def list_segment_jobs(fs: FileSystem, path: str, topic: str) -> list[SegmentJob]
     jobs = []
     for number in list_partitions(fs, f"{path}/{topic}")[0]:
         folder = f"{path}/{topic}/{number}"
-        if not os.path.isdir(folder):
+        if not fs.is_folder(folder):
             continue
         log = StateReader(fs, folder).read().log
         for base in list_segments(fs, folder):
@@ -174,12 +173,11 @@ def _pack_table(columns: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]
     """Differences, and all first bytes of them, then all second ones, ...: most are zero, and LZ4 leaves them out."""
     differences = np.diff(np.asarray(columns, np.int64), axis=1, prepend=0)
     by_byte = np.ascontiguousarray(differences).view(np.uint8).reshape(-1, 8).T.tobytes()
-    packed: bytes = lz4.block.compress(by_byte)
-    return packed
+    return bytes(cramjam.lz4.compress_block(by_byte))
 
 
 def _unpack_table(data: bytes, rows: int) -> npt.NDArray[np.int64]:
-    by_byte = np.frombuffer(lz4.block.decompress(data), np.uint8).reshape(8, -1)
+    by_byte = np.frombuffer(memoryview(cramjam.lz4.decompress_block(data)), np.uint8).reshape(8, -1)
     differences = np.ascontiguousarray(by_byte.T).view(np.int64).reshape(rows, -1)
     sums: npt.NDArray[np.int64] = np.cumsum(differences, axis=1)
     return sums

@@ -8,7 +8,6 @@ works on a store that does not open, and beside processes that append to one tha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from segmentlog.config import TopicConfig
@@ -52,7 +51,7 @@ def list_topics(fs: FileSystem, path: str) -> list[str]:
 
 
 def _is_topic(fs: FileSystem, folder: str) -> bool:
-    if not os.path.isdir(folder):
+    if not fs.is_folder(folder):
         return False
     return any(name == TOPIC_FILE or name.isdecimal() for name in fs.listdir(folder))
 
@@ -71,7 +70,7 @@ def list_partitions(fs: FileSystem, folder: str) -> tuple[list[int], TopicConfig
 
 
 def _holds_a_log(fs: FileSystem, folder: str) -> bool:
-    return os.path.isdir(folder) and bool(list_segments(fs, folder))
+    return fs.is_folder(folder) and bool(list_segments(fs, folder))
 
 
 def inspect_store(
@@ -130,7 +129,7 @@ def inspect_partitions(
     numbers, config, _ = list_partitions(fs, f"{path}/{topic}")
     for number in numbers:
         folder = f"{path}/{topic}/{number}"
-        if os.path.isdir(folder):
+        if fs.is_folder(folder):
             yield inspect_partition(fs, folder, topic, number, config, tally, inspect)
         else:
             found = PartitionFound(folder, topic, number)
@@ -143,7 +142,7 @@ def size_of(fs: FileSystem, path: str, topics: list[str]) -> int:
     total = 0
     for topic in topics:
         for number in list_partitions(fs, f"{path}/{topic}")[0]:
-            if os.path.isdir(f"{path}/{topic}/{number}"):
+            if fs.is_folder(f"{path}/{topic}/{number}"):
                 total += sum(log_sizes(fs, f"{path}/{topic}/{number}"))
     return total
 

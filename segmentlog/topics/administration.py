@@ -95,7 +95,7 @@ class Administration:
         check_partition_count(partitions)
         folder = f"{self._path}/{name}"
         with self._changing():
-            if os.path.lexists(folder):
+            if self._fs.exists(folder, follow=False):
                 raise TopicExists(name)
             # Made aside and renamed: nobody ever sees half a topic.
             making = f"{self._path}/{MAKING_PREFIX}{os.urandom(16).hex()}"
@@ -154,7 +154,7 @@ class Administration:
         with self._changing():
             file = self.adopt(name)
             folder = f"{self._path}/{new_name}"
-            if os.path.lexists(folder):
+            if self._fs.exists(folder, follow=False):
                 raise TopicExists(new_name)
             with self._noted(file.topic_id):
                 self._fs.rename(f"{self._path}/{name}", folder)
@@ -174,7 +174,7 @@ class Administration:
 
     def remove(self, gone: str) -> None:
         """Remove what is left of a deleted topic. Several may be at it at the same time."""
-        while os.path.lexists(gone):
+        while self._fs.exists(gone, follow=False):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove_tree(gone)
 

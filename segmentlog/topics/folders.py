@@ -9,7 +9,6 @@ that was made when they had none (format 1) has the one that `topic_id_of_name` 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -65,8 +64,11 @@ class TopicFolders:
         for name in self._fs.listdir(self._path):
             if HIDDEN in name or (name in INTERNAL_TOPICS and not internal):
                 continue
-            if os.path.exists(f"{self._path}/{name}/{TOPIC_FILE}"):
-                names.append(name)
+            try:
+                if self._fs.exists(f"{self._path}/{name}/{TOPIC_FILE}"):
+                    names.append(name)
+            except PermissionError:  # somebody else's folder: no topic of ours
+                continue
         return sorted(names)
 
     def read(self, name: str) -> TopicFile:

@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-import lz4.block
+import cramjam
 import msgspec
 import pytest
 from batches import Columns, batch_bytes, columns, forge, unpack_header
@@ -396,7 +396,7 @@ def test_memory_is_bounded_by_what_lies_there(size: int) -> None:
     """LZ4 makes 255 bytes of one at best, and a null of one byte takes eight in a list: never more than that."""
     count = size * 200
     values = b"\xdd" + count.to_bytes(4, "big") + b"\xc0" * count
-    payload = lz4.block.compress(values, store_size=False)
+    payload = bytes(cramjam.lz4.compress_block(values, store_size=False))
     data = forge(
         batch_bytes([b"x"]), payload=payload, attributes=CODEC_LZ4, payload_size=len(payload), raw_size=len(values),
         values_size=len(values), record_count=count, last_offset_delta=count - 1,
