@@ -126,3 +126,15 @@ def format_duration_ms(duration_ms: int) -> str:
         if amount:
             text += f"{amount}{unit}"
     return text or "0ms"
+
+
+def format_time(timestamp_ms: int) -> str:
+    """A timestamp in local time, to the millisecond; `-` for none."""
+    if timestamp_ms < 0:
+        return "-"
+    from datetime import datetime  # slow to load, and few need it
+
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):  # a timestamp in microseconds, taken for milliseconds
+        return f"{timestamp_ms} ms"

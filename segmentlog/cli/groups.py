@@ -20,8 +20,9 @@ from segmentlog.cli.options import (
     json_option,
     resolve,
 )
-from segmentlog.cli.tables import show_json, show_table, when
+from segmentlog.cli.tables import show_json, show_table
 from segmentlog.errors import GroupNotEmpty
+from segmentlog.quantities import format_time
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _member_row(member: MemberDescription) -> tuple[object, ...]:
 
 def _partition_row(one: PartitionDescription) -> tuple[object, ...]:
     committed = one.committed
-    at, metadata = (when(committed.committed_ms), committed.metadata) if committed is not None else (None, "")
+    at, metadata = (format_time(committed.committed_ms), committed.metadata) if committed is not None else (None, "")
     pending = "in an open transaction" if one.pending else at
     end = "gone" if one.log_end_offset is None else one.log_end_offset
     position = None if committed is None else committed.offset

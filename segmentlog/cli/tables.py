@@ -54,15 +54,3 @@ def show_json(document: Any) -> None:
     import msgspec
 
     click.echo(msgspec.json.encode(document).decode())
-
-
-def when(timestamp_ms: int) -> str:
-    """A timestamp in local time, to the millisecond; `-` for none."""
-    if timestamp_ms < 0:
-        return "-"
-    from datetime import datetime
-
-    try:
-        return datetime.fromtimestamp(timestamp_ms / 1000).isoformat(" ", "milliseconds")
-    except (ValueError, OverflowError, OSError):  # a timestamp in microseconds, taken for milliseconds
-        return f"{timestamp_ms} ms"

@@ -17,7 +17,8 @@ from segmentlog.cli.options import (
     json_option,
     matching_topics,
 )
-from segmentlog.cli.tables import show_json, show_table, when
+from segmentlog.cli.tables import show_json, show_table
+from segmentlog.quantities import format_time
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -259,7 +260,7 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
                     segment.base_offset,
                     segment.end_offset,
                     segment.size_bytes,
-                    when(segment.max_timestamp),
+                    format_time(segment.max_timestamp),
                     "active" if segment.active else "sealed",
                 )
                 for number, segment in segments
@@ -289,7 +290,7 @@ def _show_transactions(partitions: list[dict[str, Any]]) -> None:
 def _show_producers(partitions: list[dict[str, Any]]) -> None:
     rows = [
         (one["partition"], known["producer_id"], known["name"], known["epoch"], known["last_sequence"],
-         known["last_offset"], when(known["appended_ms"]))
+         known["last_offset"], format_time(known["appended_ms"]))
         for one in partitions
         for known in one["producers"]
     ]  # fmt: skip
@@ -311,7 +312,7 @@ def _show_compaction(partitions: list[dict[str, Any]]) -> None:
         saved: list[object] = [None, None, None]
         if last is not None:
             saved = [
-                when(last["at_ms"]),
+                format_time(last["at_ms"]),
                 last["records_before"] - last["records_after"],
                 last["bytes_before"] - last["bytes_after"],
             ]

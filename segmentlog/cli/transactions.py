@@ -8,7 +8,8 @@ import click
 
 from segmentlog.cli.common import open_store, say
 from segmentlog.cli.options import json_option
-from segmentlog.cli.tables import show_json, show_table, when
+from segmentlog.cli.tables import show_json, show_table
+from segmentlog.quantities import format_time
 
 
 @click.group()
@@ -49,7 +50,7 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
                 )
             timeout = f"{state.timeout_ms / 1000:g} s"
             alive = "alive" if is_alive else "gone"
-            rows.append((name, str(state.producer_id), state.epoch, state.status, when(since_ms), timeout, alive,
+            rows.append((name, str(state.producer_id), state.epoch, state.status, format_time(since_ms), timeout, alive,
                          ", ".join(partitions)))  # fmt: skip
     if rows and not as_json:
         show_table(("producer", "id", "epoch", "status", "since", "timeout", "process", "partitions"), rows)

@@ -21,10 +21,10 @@ from batches import batch_bytes, unpack_header
 from damage.rotten import is_inside
 from logs import FakeClock, NoSyncFileSystem, contents, delete_indexes, log_files
 
-from segmentlog.cli.dump import _segment_lines
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import CONTROL, HEADER_SIZE
 from segmentlog.format.control import encode_marker
+from segmentlog.inspection.dump import segment_lines
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
@@ -244,7 +244,7 @@ def check_reads(log: Log, hits: list[Placed]) -> None:
 def check_dump(log: Log) -> None:
     """`dump` shows no record that was not appended."""
     for path in log_files(log.folder):
-        for document, _ in _segment_lines(str(path), path.read_bytes(), 0, records=True):
+        for document, _ in segment_lines(str(path), path.read_bytes(), 0, records=True, tell=lambda _: None):
             if document["type"] == "record" and document["offset"] in log.truth:
                 value = document["value"]
                 assert not (isinstance(value, str) and value.startswith(FORGED.decode())), document
