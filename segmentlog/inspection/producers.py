@@ -24,6 +24,7 @@ from segmentlog.format.producers import (
 from segmentlog.inspection.findings import Severity
 from segmentlog.inspection.found import BadCache, OpenTransaction, PartitionFound
 from segmentlog.inspection.segment import SegmentFound, Tracked
+from segmentlog.policy.lost_ranges import containing
 from segmentlog.storage.fs import FileSystem, read_file
 from segmentlog.storage.segment import segment_stem
 
@@ -216,7 +217,7 @@ class ProducersLook:
     def _is_gone(self, segment: SegmentFound, offset: int) -> bool:
         """Whether what was at this offset is damaged now, or was cut out."""
         checkpoint = self._found.checkpoint.checkpoint
-        if checkpoint is not None and any(one.base_offset <= offset < one.end_offset for one in checkpoint.lost_ranges):
+        if checkpoint is not None and containing(checkpoint.lost_ranges, offset) is not None:
             return True
         return any(
             not one.blank and one.expected_offset <= offset

@@ -378,7 +378,6 @@ _ALLOWED = {
     ("storage/watch.py", "os.pipe2"): "within `forks.opening`, and closed by its owner's `on_fork`",
     ("storage/watch.py", "inotify_init1"): "within `forks.opening`, and closed by its owner's `on_fork`",
     ("storage/fs.py", "fcntl.flock"): "the seam itself",
-    ("spark/pipelines/folders.py", "fcntl.flock"): "of what `held` has opened",
     (
         "log/append/group_commit.py",
         "_thread.allocate_lock",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -45,11 +44,12 @@ def locked(path: str, who: str) -> Iterator[None]:
 
     Raises `SegmentlogError` at once when another process holds it: ``who`` is at work there.
     """
+    fs = FileSystem()
     is_plain_file(path)
     while True:
-        with held_open(FileSystem(), path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
+        with held_open(fs, path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
             try:
-                fcntl.flock(fd, EXCLUSIVE | AT_ONCE)
+                fs.flock(fd, EXCLUSIVE | AT_ONCE)
             except BlockingIOError:
                 raise SegmentlogError(f"{who} is at work there ({path} is locked); wait until it is done") from None
             try:

@@ -1,0 +1,67 @@
+"""The arithmetic of lost ranges: which offsets hold no record, and never will.
+
+Those of a partition ascend. They may touch, but never overlap: of a new one only that is added which no other covers,
+or it absorbs those that it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from segmentlog.records import LostRange
+
+Ranges = Sequence[LostRange]
+
+
+def overlapping(ranges: Ranges, base_offset: int, end_offset: int) -> LostRange | None:
+    """The first that has an offset in common with ``[base_offset, end_offset)``."""
+    for lost in ranges:
+        if lost.base_offset < end_offset and base_offset < lost.end_offset:
+            return lost
+    return None
+
+
+def containing(ranges: Ranges, offset: int) -> LostRange | None:
+    """The one that an offset lies in."""
+    return overlapping(ranges, offset, offset + 1)
+
+
+def behind(ranges: Ranges, offset: int) -> int:
+    """Where history goes on when there is no record from ``offset`` on: behind the ranges that begin or lie there."""
+    for lost in ranges:
+        if lost.base_offset <= offset < lost.end_offset:
+            offset = lost.end_offset
+    return offset
+
+
+def explain(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
+    """Whether lost ranges, one or several that touch, are why ``[base_offset, end_offset)`` holds no record."""
+    return behind(ranges, base_offset) >= end_offset
+
+
+def absorbing(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
+    """The ranges with one more at their end, which takes in those that it covers."""
+    apart = [one for one in ranges if one.base_offset < lost.base_offset or one.end_offset > lost.end_offset]
+    return (*apart, lost)
+
+
+def filled_up(known: Iterable[LostRange], new: Iterable[LostRange]) -> tuple[LostRange, ...]:
+    """All ranges, ascending; of a new one only what no other covers."""
+    ranges = sorted(known, key=_by_offset)
+    for lost in sorted(new, key=_by_offset):
+        base_offset = lost.base_offset
+        for there in list(ranges):
+            if base_offset < min(there.base_offset, lost.end_offset):
+                end_offset = min(there.base_offset, lost.end_offset)
+                ranges.append(msgspec.structs.replace(lost, base_offset=base_offset, end_offset=end_offset))
+            base_offset = max(base_offset, there.end_offset)
+        if base_offset < lost.end_offset:
+            ranges.append(msgspec.structs.replace(lost, base_offset=base_offset))
+        ranges.sort(key=_by_offset)
+    return tuple(ranges)
+
+
+def _by_offset(lost: LostRange) -> tuple[int, int]:
+    return lost.base_offset, lost.end_offset
