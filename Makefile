@@ -29,7 +29,7 @@ MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORK
 
 test: $(VENV)/.installed-test  ## all tests; the quick ones alone must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(PY) -m pytest -n $(MORE_WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
 	    -m "not long and not spark"
 	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "long or spark"
 else

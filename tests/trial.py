@@ -80,6 +80,7 @@ class Trial:
             # An inspection looks twice, in case somebody is at work; here nobody is.
             mock.patch("segmentlog.inspection.log._PAUSE_S", 0),
             mock.patch("segmentlog.inspection.partition._PAUSE_S", 0),
+            mock.patch("segmentlog.inspection.files._READ_PAUSE_S", 0),
         ):
             for number in range(rounds):
                 self._live(operations)

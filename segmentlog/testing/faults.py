@@ -21,7 +21,7 @@ from segmentlog.storage.fs import Buffer, FileSystem
 
 METHODS = (
     "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "link", "unlink",
-    "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "set_modified",
+    "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "lstat", "remove_tree", "fallocate", "set_modified",
     "advise_unneeded", "sync_folder", "map_file", "boot_id",
 )  # fmt: skip
 

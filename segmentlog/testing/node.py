@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,17 +25,16 @@ class Node:
     """A file or a folder, as the page cache shows it, with what the disk knows of it."""
 
     __slots__ = (
-        "buffer", "durable", "durable_names", "is_folder", "lock", "mapped", "marked", "names", "number", "pending",
-        "pending_names", "size",
+        "buffer", "durable", "durable_names", "has_place", "is_folder", "lock", "mapped", "marked", "names", "number",
+        "pending", "pending_names", "size",
     )  # fmt: skip
 
     def __init__(self, number: int, *, is_folder: bool) -> None:
         self.number = number
         self.is_folder = is_folder
-        # A fixed capacity: what is mapped cannot be moved.
-        self.buffer = bytearray(0 if is_folder else _CAPACITY)
+        self.buffer = bytearray()
         self.size = 0
-        self.mapped = False
+        self.has_place = self.mapped = False
         """Whether stores through a map may change it unseen."""
         self.marked = False
         """`FileSystem.mark`: known for as long as the kernel has the file in memory."""
@@ -51,9 +51,17 @@ class Node:
             if self.mapped:
                 raise OSError(errno.EFBIG, "a simulated file that is mapped cannot grow beyond its capacity")
             self.buffer = self.buffer.ljust(2 * size, b"\0")
+            self.has_place = False
         if size < self.size:
             self.buffer[size : self.size] = bytes(self.size - size)
         self.size = size
+
+    def fix_place(self) -> None:
+        """Have a capacity from now on that will do: what is mapped cannot be moved."""
+        if not self.has_place:
+            if len(self.buffer) < _CAPACITY:
+                self.buffer = self.buffer.ljust(_CAPACITY, b"\0")
+            self.has_place = True
 
     def sync(self) -> None:
         self.durable = bytes(memoryview(self.buffer)[: self.size])
@@ -87,6 +95,7 @@ def do_effect(node: Node, effect: Effect) -> None:
         node.buffer[effect.position : end] = effect.data
 
 
+@functools.lru_cache(maxsize=1000)
 def path_parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ from segmentlog.testing.node import Disk, Effect, Node, do_effect, path_parts
 _DEVICE = 77
 
 
-@functools.lru_cache(maxsize=1000)
 class SimulatedProcess(FileSystem):
     """The seam as one process of a simulated machine calls it. Errors are those of the system calls.
 
@@ -36,34 +34,29 @@ class SimulatedProcess(FileSystem):
         self._fds: dict[int, Node] = {}
         self._next_fd = 1000 * number
         self._dead = self._full = False
-        for name in _CALLS:
-            setattr(self, name, self._counted(name, getattr(self, f"_{name}")))
 
-    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self._dead:
-                if is_done_by_death(name, args):
-                    return None
+    def _fail_if_asked(self, name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any] | None:
+        """What a call ends in that is not to be made as it is: (its result,). None for all others."""
+        if self._dead:
+            if is_done_by_death(name, args):
+                return (None,)
+            raise Died
+        if name == "pwritev" and self._full:
+            self._full = False
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.fail_at is not None and self.calls == self.fail_at[0]:
+            how = self.fail_at[1]
+            self.failed = name
+            if how == "die":
+                self.die()
                 raise Died
-            if name == "pwritev" and self._full:
-                self._full = False
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if self.fail_at is not None and self.calls == self.fail_at[0]:
-                how = self.fail_at[1]
-                self.failed = name
-                if how == "die":
-                    self.die()
-                    raise Died
-                if isinstance(how, int):
-                    raise OSError(how, os.strerror(how))
-                if name == "pwritev":
-                    self._full = how == "full"
-                    data = b"".join(args[1])
-                    return call(args[0], [data[: len(data) // 2]], args[2])
-            return call(*args, **options)
-
-        return counted
+            if isinstance(how, int):
+                raise OSError(how, os.strerror(how))
+            if name == "pwritev":
+                self._full = how == "full"
+                data = b"".join(args[1])
+                return (call(self, args[0], [data[: len(data) // 2]], args[2]),)
+        return None
 
     def die(self) -> None:
         """The kernel closes its descriptors, and so frees its locks."""
@@ -165,6 +158,7 @@ class SimulatedProcess(FileSystem):
 
     def _map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         node = self._node(fd)
+        node.fix_place()
         if writable and not node.mapped:
             node.mapped = True
             self.disk.pages.append(node)
@@ -217,6 +211,9 @@ class SimulatedProcess(FileSystem):
         folder.change_names({name: self.disk.new_node(is_folder=True)})
         self.disk.changed()
 
+    def _lstat(self, path: str) -> os.stat_result:
+        return self._stat(path)
+
     def _listdir(self, path: str) -> list[str]:
         return list(self.disk.find(path).names)
 
@@ -245,8 +242,27 @@ class SimulatedProcess(FileSystem):
 
 _CALLS = (
     "open", "close", "pread", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "replace", "link", "unlink",
-    "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "remove_tree", "fallocate", "map_file", "set_modified",
+    "rmdir", "flock", "mkdir", "listdir", "fstat", "stat", "lstat", "remove_tree", "fallocate", "map_file",
+    "set_modified",
 )  # fmt: skip
+
+
+def _counted(name: str) -> Callable[..., Any]:
+    call = getattr(SimulatedProcess, f"_{name}")
+
+    def counted(self: SimulatedProcess, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self._dead or self._full or self.fail_at is not None:
+            found = self._fail_if_asked(name, call, args)
+            if found is not None:
+                return found[0]
+        return call(self, *args, **options)
+
+    return counted
+
+
+for _name in _CALLS:
+    setattr(SimulatedProcess, _name, _counted(_name))
 
 
 _LATER_S = 4_000_000_000
