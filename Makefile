@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
 WORKERS ?= auto
 
-.PHONY: help run test test-crash lint types bench bench-full bench-compare clean
+.PHONY: help run test test-crash lint types docs bench bench-full bench-compare clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: whic
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
 
+# Anew each time: what is wrong with a page that did not change is not said again.
+docs: $(VENV)/.installed-docs  ## README, docs/ and the API as a site: build/docs/index.html
+	$(PY) -m sphinx --quiet --fresh-env --fail-on-warning --doctree-dir build/doctrees --conf-dir docs . build/docs
+
 bench: $(VENV)/.installed-bench  ## fsync trade-offs, limits, scaling: some ten minutes, and a report below bench/results
 	$(PY) -m bench
 
@@ -78,6 +82,9 @@ $(VENV)/.installed-demo: setup.cfg pyproject.toml | $(PY)
 
 $(VENV)/.installed-test: setup.cfg pyproject.toml | $(PY)
 	$(call install,test demo bench)
+
+$(VENV)/.installed-docs: setup.cfg pyproject.toml | $(PY)
+	$(call install,docs)
 
 $(VENV)/.installed-bench: setup.cfg pyproject.toml | $(PY)
 	$(call install,bench)

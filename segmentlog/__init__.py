@@ -173,7 +173,7 @@ def open(
 
     read_only   change nothing, not even what a recovery would mend
     background  start threads for fsync policies, lingering, retention and compaction; without, appends
-                do what fsync policies want, and `LogStore.retain` and `LogStore.compact` the rest
+                do what fsync policies want, and `Partition.retain` and `Partition.compact` the rest
 
     recovery    "tail" cuts a torn tail off, and damage elsewhere raises when it is read; "strict"
                 reads all of a partition when it is opened and raises for any damage, a torn tail

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import segmentlog
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -32,3 +34,12 @@ def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, name, "exec"), names)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """What the package exports, each once; `make docs` puts its docstring there."""
+    named = re.findall(
+        r"^\.\. auto\w+:: (?:segmentlog\.[\w.]+\.)?(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+    )
+    assert len(named) == len(set(named))
+    assert set(segmentlog.__all__) <= set(named)

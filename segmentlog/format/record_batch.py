@@ -36,7 +36,7 @@ class RecordBatch:
     ``values``, ``keys`` and ``headers`` are lists of ``len(batch)`` items, ``offsets`` and
     ``timestamps`` int64 arrays of that length. Each is decoded on first use and kept. The
     payload's checksum was verified when the batch was read; a column that still does not
-    decode raises `CorruptBatch`. Iterating yields `Record`s. Not thread-safe; the batch may
+    decode raises `CorruptBatch`. Iterating is over `records`. Not thread-safe; the batch may
     be kept for as long as one likes (it holds its segment's memory map, not its file).
     """
 

@@ -1,0 +1,116 @@
+"""The wheel is whole: installed where there is no clone it does everything, the demonstration included."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import segmentlog
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("segmentlog", "pyspark_segmentlog")
+
+Run = Callable[..., str]
+
+_IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    for one in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+        if not one.name.endswith(".__main__"):
+            importlib.import_module(one.name)
+print(*(one.__file__ for name, one in sys.modules.items() if name.partition(".")[0] in sys.argv[1:]), sep="\\n")
+"""
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheel")]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel that was made of it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # Building writes beside the sources, and takes what an earlier one has left there: so it is done in a copy.
+    without = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "bench")
+    shutil.copytree(ROOT, folder / "source", ignore=without)
+    # Without isolation: setuptools is here already, and there need be no network.
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "source"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def run(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Calls a program of an environment that holds the wheel, in an empty folder."""
+    home = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    (wheel,) = dist.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
+    (site_packages,) = home.glob("lib/python*/site-packages")
+    # What it needs is borrowed from here. Such folders come last, and .pth files in them count for nothing:
+    # a segmentlog that is installed there, or is editable, is not seen.
+    borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site_packages / "borrowed.pth").write_text("\n".join(borrowed))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SEGMENTLOG", "PYTHON", "PYSPARK", "SPARK"))
+    }
+    folder = tmp_path_factory.mktemp("empty")
+
+    def run(program: str, *arguments: str, text: str = "") -> str:
+        done = subprocess.run(
+            [home / "bin" / program, *arguments],
+            cwd=folder, env=environment, input=text, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{program} {arguments}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    return run
+
+
+def test_wheel_and_source_distribution_hold_every_file_of_the_packages(dist: Path) -> None:
+    """Modules, py.typed, settings of Spark's logging; in the wheel nothing else."""
+    there = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {"segmentlog/py.typed", "segmentlog/spark/log4j2.properties", "pyspark_segmentlog/__init__.py"} <= there
+    with zipfile.ZipFile(*dist.glob("*.whl")) as wheel:
+        assert {name for name in wheel.namelist() if ".dist-info/" not in name} == there
+    with tarfile.open(*dist.glob("*.tar.gz")) as source:
+        assert {name.partition("/")[2] for name in source.getnames()} >= there | {"README.md", "LICENSE", "setup.cfg"}
+
+
+def test_every_module_is_imported_from_the_wheel(run: Run) -> None:
+    """All that the clone has, and none of them from there."""
+    files = {Path(line) for line in run("python", "-c", _IMPORT_EVERYTHING, *PACKAGES).splitlines()}
+    home = Path(run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    wanted = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {path.relative_to(home) for path in files} == {path for path in wanted if path.name != "__main__.py"}
+
+
+def test_the_command_line_works(run: Run) -> None:
+    """The version; a topic is made, appended to, and read."""
+    assert run("segmentlog", "--version").split()[-1] == segmentlog.__version__
+    run("segmentlog", "create", "words")
+    run("segmentlog", "produce", "words", text="one\ntwo\n")
+    assert [line.split()[-1] for line in run("segmentlog", "consume", "words").splitlines()] == ["one", "two"]
+
+
+def test_the_demonstration_runs(run: Run) -> None:
+    """With flights, Spark and plot."""
+    said = run("segmentlog", "demo", "--limit", "3000")
+    assert "Everything held" in said
+    assert "windows, each written once" in said
+    assert "segmentlog-demo-delays.png" in said
