@@ -100,7 +100,7 @@ def _durability() -> None:
     with _no_warnings():
         outcomes = play_segmentlog()
     show_outcomes(outcomes, "segmentlog")
-    broken = [one for one in outcomes if one.conflicts or not one.agree or not one.told_each_loss]
+    broken = [outcome for outcome in outcomes if outcome.conflicts or not outcome.agree or not outcome.told_each_loss]
     if broken:
         raise DemoFailed(f"this does not hold: {broken[0].log}: {broken[0].verdict()}")
     click.echo("")
@@ -143,7 +143,8 @@ def show_outcomes(outcomes: Sequence[Outcome], title: str) -> None:
     from segmentlog.cli.tables import show_table
 
     rows = [
-        (one.log.partition(", ")[2], one.story_of_a(), one.story_of_b(), one.verdict()) for one in outcomes
+        (outcome.log.partition(", ")[2], outcome.story_of_a(), outcome.story_of_b(), outcome.verdict())
+        for outcome in outcomes
     ]  # without the name of the engine, which is the title
     show_table(("log", "consumer A, before and after", "consumer B, after", "they"), rows, title)
 

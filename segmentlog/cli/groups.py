@@ -45,8 +45,8 @@ def list_groups(ctx: click.Context, as_json: bool) -> None:
     with open_store(ctx, read_only=True) as store:
         for name in store.groups.names():
             group = store.groups.describe(name)
-            topics = sorted({one.topic for one in group.partitions})
-            lags = [one.lag for one in group.partitions if one.lag is not None]
+            topics = sorted({partition.topic for partition in group.partitions})
+            lags = [partition.lag for partition in group.partitions if partition.lag is not None]
             lag = sum(lags) if lags else None
             if as_json:
                 show_json(
@@ -82,7 +82,7 @@ def describe(ctx: click.Context, group: str, as_json: bool) -> None:
         click.echo("")
         show_table(
             ("topic", "partition", "position", "end", "lag", "member", "committed", "metadata"),
-            [_partition_row(one) for one in found.partitions],
+            [_partition_row(partition) for partition in found.partitions],
         )
 
 
@@ -91,13 +91,15 @@ def _member_row(member: MemberDescription) -> tuple[object, ...]:
     return member.id, member.client_id, member.pid, member.host, f"{member.idle_s:.1f} s ago", partitions
 
 
-def _partition_row(one: PartitionDescription) -> tuple[object, ...]:
-    committed = one.committed
+def _partition_row(partition: PartitionDescription) -> tuple[object, ...]:
+    committed = partition.committed
     at, metadata = (format_time(committed.committed_ms), committed.metadata) if committed is not None else (None, "")
-    pending = "in an open transaction" if one.pending else at
-    end = "gone" if one.log_end_offset is None else one.log_end_offset
+    pending = "in an open transaction" if partition.pending else at
+    end = "gone" if partition.log_end_offset is None else partition.log_end_offset
     position = None if committed is None else committed.offset
-    return one.topic, one.partition, position, end, one.lag, one.member or None, pending, metadata
+    return (
+        partition.topic, partition.partition, position, end, partition.lag, partition.member or None, pending, metadata
+    )  # fmt: skip
 
 
 def _document(group: GroupDescription) -> dict[str, Any]:
@@ -121,17 +123,17 @@ def _document(group: GroupDescription) -> dict[str, Any]:
         ],
         "partitions": [
             {
-                "topic": one.topic,
-                "partition": one.partition,
-                "committed_offset": one.committed.offset if one.committed else None,
-                "log_end_offset": one.log_end_offset,
-                "lag": one.lag,
-                "member": one.member or None,
-                "committed_ms": one.committed.committed_ms if one.committed else None,
-                "metadata": one.committed.metadata if one.committed else None,
-                "pending": one.pending,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": partition.committed.offset if partition.committed else None,
+                "log_end_offset": partition.log_end_offset,
+                "lag": partition.lag,
+                "member": partition.member or None,
+                "committed_ms": partition.committed.committed_ms if partition.committed else None,
+                "metadata": partition.committed.metadata if partition.committed else None,
+                "pending": partition.pending,
             }
-            for one in group.partitions
+            for partition in group.partitions
         ],
     }
 
@@ -211,7 +213,7 @@ def reset(
         )
         if found.members:
             raise GroupNotEmpty(group, len(found.members))
-        old = {TopicPartition(one.topic, one.partition): one.committed for one in found.partitions}
+        old = {TopicPartition(entry.topic, entry.partition): entry.committed for entry in found.partitions}
         moves: dict[TopicPartition, int] = {}
         clamped: list[str] = []
         for tp in _chosen(store, found, topics):
@@ -278,13 +280,13 @@ def _chosen(store: LogStore, group: GroupDescription, topics: tuple[Selector, ..
             for owner, number in chosen_partitions(store, selector)
         }
         return sorted(found)
-    for one in group.partitions:
-        if one.log_end_offset is None:
-            say(f"{one.topic}/{one.partition} is gone: its position is left as it is")
+    for partition in group.partitions:
+        if partition.log_end_offset is None:
+            say(f"{partition.topic}/{partition.partition} is gone: its position is left as it is")
     return [
-        TopicPartition(one.topic, one.partition)
-        for one in group.partitions
-        if one.committed is not None and one.log_end_offset is not None
+        TopicPartition(partition.topic, partition.partition)
+        for partition in group.partitions
+        if partition.committed is not None and partition.log_end_offset is not None
     ]
 
 

@@ -133,7 +133,7 @@ class Membership:
         begin = self._out.written_bytes
         printed = _Printed(part, self._pieces, begin, begin + len(text))
         if self._out.is_pipe:
-            self._forget_taken()
+            self._drop_taken()
             self._waiting.append(printed)
         try:
             self._out.write(text)
@@ -145,7 +145,7 @@ class Membership:
         """All records of a batch came through: the consumer's position is the one to commit."""
         self._reached = None
 
-    def _forget_taken(self) -> None:
+    def _drop_taken(self) -> None:
         taken = self._out.taken_bytes
         while self._waiting and self._waiting[0].end <= taken:
             self._waiting.popleft()
@@ -213,17 +213,17 @@ class Membership:
             if self._out.is_abandoned():
                 back = self._not_taken()
                 self.consumer.commit({tp: back[tp] for tp in partitions if tp in back})
-            self._forget(partitions)
+            self._drop_waiting(partitions)
             self._say("hands over", partitions)
 
     def _lost(self, partitions: list[TopicPartition]) -> None:
         self._reached = None
-        self._forget(partitions)
+        self._drop_waiting(partitions)
         self._say("lost", partitions, ": others print again what was printed since the last commit")
 
-    def _forget(self, partitions: list[TopicPartition]) -> None:
+    def _drop_waiting(self, partitions: list[TopicPartition]) -> None:
         """What was printed of these counts as taken: somebody else goes on behind it."""
-        self._waiting = deque(one for one in self._waiting if one.tp not in partitions)
+        self._waiting = deque(printed for printed in self._waiting if printed.tp not in partitions)
 
     def _say(self, what: str, partitions: list[TopicPartition], more: str = "") -> None:
         if self._quiet:

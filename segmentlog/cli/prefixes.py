@@ -27,7 +27,7 @@ def grouping(separator: str | None, length: int | None) -> GroupOf:
 
 def show_groups(topic: str, groups: dict[GroupName, KeyGroup], total: KeyGroup, rows: int, as_json: bool) -> None:
     """The groups that would lose most, and the sum of all."""
-    ordered = sorted(groups.items(), key=lambda one: (-one[1].removed_bytes, -one[1].records, str(one[0])))
+    ordered = sorted(groups.items(), key=lambda item: (-item[1].removed_bytes, -item[1].records, str(item[0])))
     if as_json:
         for name, group in ordered[:rows]:
             show_json({"topic": topic, "prefix": _text(name), "total": False, **_fields(group)})
@@ -45,7 +45,7 @@ def show_groups(topic: str, groups: dict[GroupName, KeyGroup], total: KeyGroup, 
 def _text(name: GroupName) -> str:
     """A prefix as text; what is no UTF-8 is escaped, and what would move a terminal's cursor."""
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _cells(group: KeyGroup) -> tuple[int, ...]:

@@ -209,7 +209,7 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         headers = document.get("headers") or []
         if not isinstance(headers, list):
             raise ValueError(f'headers are a list of {{"name": ..., "value": ...}}: {line[:60]!r}')
-        pairs = [_header(one, line) for one in headers]
+        pairs = [_header(header, line) for header in headers]
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
             raise ValueError(f"partition {partition!r} is not a partition's number")

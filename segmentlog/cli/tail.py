@@ -40,13 +40,13 @@ def tail(
     """
     with open_store(ctx, background=False) as store:
         consumer = consumer_of(store, topics, follow=follow)
-        several = len(consumer.assignment()) > 1 or any(one.may_come for one in topics)
+        several = len(consumer.assignment()) > 1 or any(selector.may_come for selector in topics)
         printer = _Printer(headers=None if quiet or as_json else verbose or several, as_json=as_json)
         with stoppable(consumer.wakeup) as stopped, consumer:
             for tp in consumer.assignment():
                 log = store.topic(tp.topic).partition(tp.partition)
                 end = log.log_end_offset
-                wanted = any(one.fits(*tp) for one in topics)
+                wanted = any(selector.fits(*tp) for selector in topics)
                 from segmentlog.consuming.cursor import offset_of_last
 
                 begin = offset_of_last(log, lines, end) if wanted else end
@@ -60,7 +60,7 @@ def tail(
             if follow and not stopped:
                 end_with_stdout(consumer)
                 for batch in consumer.batches():
-                    if any(one.fits(batch.topic, batch.partition) for one in topics):
+                    if any(selector.fits(batch.topic, batch.partition) for selector in topics):
                         printer.show(batch)
                         printer.flush()
                     if stopped:

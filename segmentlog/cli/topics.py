@@ -96,7 +96,7 @@ def topics(ctx: click.Context, internal: bool, as_json: bool) -> None:
     with open_store(ctx, read_only=True) as store:
         for name in store.topics(internal=internal):
             partitions = store.topic(name).partitions()
-            records = sum(one.log_end_offset - one.log_start_offset for one in partitions)
+            records = sum(partition.log_end_offset - partition.log_start_offset for partition in partitions)
             if as_json:
                 show_json({"topic": name, "partitions": len(partitions), "offsets": records})
             rows.append((name, len(partitions), records))
@@ -188,25 +188,25 @@ def _describe_producers(partition: Partition, names: _ProducerNames) -> dict[str
     known = partition.producers() if partition.handle.page.words[PRODUCERS_WORD] else []
     producers = [
         {
-            "producer_id": one.producer_id,
-            "name": names.of(one.producer_id),
-            "epoch": one.epoch,
-            "last_sequence": one.last_sequence,
-            "last_offset": one.next_offset - 1,
-            "appended_ms": one.appended_ms,
-            "transaction_offset": one.transaction_offset if one.transaction_offset >= 0 else None,
+            "producer_id": producer.producer_id,
+            "name": names.of(producer.producer_id),
+            "epoch": producer.epoch,
+            "last_sequence": producer.last_sequence,
+            "last_offset": producer.next_offset - 1,
+            "appended_ms": producer.appended_ms,
+            "transaction_offset": producer.transaction_offset if producer.transaction_offset >= 0 else None,
         }
-        for one in known
+        for producer in known
     ]
     opened = [
         {
-            "producer_id": one["producer_id"],
-            "name": one["name"],
-            "epoch": one["epoch"],
-            "first_offset": one["transaction_offset"],
+            "producer_id": producer["producer_id"],
+            "name": producer["name"],
+            "epoch": producer["epoch"],
+            "first_offset": producer["transaction_offset"],
         }
-        for one in producers
-        if one["transaction_offset"] is not None
+        for producer in producers
+        if producer["transaction_offset"] is not None
     ]
     return {"producer_count": len(producers), "open_transactions": opened, "producers": producers}
 
@@ -238,18 +238,18 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
     columns = ["partition", "start", "end", "durable", "epoch", "segments", "stored bytes"]
     fields = ["partition", "log_start_offset", "log_end_offset", "durable_offset", "epoch", "segment_count",
               "stored_bytes"]  # fmt: skip
-    if any(one["last_stable_offset"] != one["log_end_offset"] for one in partitions):
+    if any(partition["last_stable_offset"] != partition["log_end_offset"] for partition in partitions):
         columns.insert(3, "stable")
         fields.insert(3, "last_stable_offset")
-    if any(one["producer_count"] for one in partitions):
+    if any(partition["producer_count"] for partition in partitions):
         columns.append("producers")
         fields.append("producer_count")
     if sizes:
         columns.append("raw bytes")
         fields.append("raw_bytes")
     click.echo("")
-    show_table(columns, [[one[field] for field in fields] for one in partitions])
-    segments = [(one["partition"], segment) for one in partitions for segment in one["segments"]]
+    show_table(columns, [[partition[field] for field in fields] for partition in partitions])
+    segments = [(partition["partition"], segment) for partition in partitions for segment in partition["segments"]]
     if segments:
         click.echo("")
         show_table(
@@ -266,11 +266,11 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
                 for number, segment in segments
             ],
         )
-    _show_compaction([one for one in partitions if "cleaned_offset" in one])
-    for one in partitions:
-        for lost in one["lost_ranges"]:
+    _show_compaction([partition for partition in partitions if "cleaned_offset" in partition])
+    for partition in partitions:
+        for lost in partition["lost_ranges"]:
             click.echo(
-                f"partition {one['partition']}: offsets {lost.base_offset} to {lost.end_offset - 1} are lost"
+                f"partition {partition['partition']}: offsets {lost.base_offset} to {lost.end_offset - 1} are lost"
                 f" ({lost.reason}); epoch {lost.epoch} goes on at {lost.end_offset}"
             )
 
@@ -278,9 +278,9 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
 def _show_transactions(partitions: list[dict[str, Any]]) -> None:
     """What is not decided yet, and holds back those who read committed records."""
     rows = [
-        (one["partition"], opened["producer_id"], opened["name"], opened["epoch"], opened["first_offset"])
-        for one in partitions
-        for opened in one["open_transactions"]
+        (partition["partition"], opened["producer_id"], opened["name"], opened["epoch"], opened["first_offset"])
+        for partition in partitions
+        for opened in partition["open_transactions"]
     ]
     if rows:
         click.echo("")
@@ -289,10 +289,10 @@ def _show_transactions(partitions: list[dict[str, Any]]) -> None:
 
 def _show_producers(partitions: list[dict[str, Any]]) -> None:
     rows = [
-        (one["partition"], known["producer_id"], known["name"], known["epoch"], known["last_sequence"],
+        (partition["partition"], known["producer_id"], known["name"], known["epoch"], known["last_sequence"],
          known["last_offset"], format_time(known["appended_ms"]))
-        for one in partitions
-        for known in one["producers"]
+        for partition in partitions
+        for known in partition["producers"]
     ]  # fmt: skip
     click.echo("")
     if rows:
@@ -307,8 +307,8 @@ def _show_compaction(partitions: list[dict[str, Any]]) -> None:
     if not partitions:
         return
     rows = []
-    for one in partitions:
-        last = one["last_compaction"]
+    for partition in partitions:
+        last = partition["last_compaction"]
         saved: list[object] = [None, None, None]
         if last is not None:
             saved = [
@@ -316,12 +316,12 @@ def _show_compaction(partitions: list[dict[str, Any]]) -> None:
                 last["records_before"] - last["records_after"],
                 last["bytes_before"] - last["bytes_after"],
             ]
-        rows.append([one["partition"], one["cleaned_offset"], f"{one['dirty_ratio']:.0%}", *saved])
+        rows.append([partition["partition"], partition["cleaned_offset"], f"{partition['dirty_ratio']:.0%}", *saved])
     click.echo("")
     show_table(("partition", "cleaned up to", "dirty", "last pass", "records saved", "bytes saved"), rows)
-    for one in partitions:
-        if one["uncleanable"]:
-            click.echo(f"partition {one['partition']} uncleanable: {one['uncleanable']}")
+    for partition in partitions:
+        if partition["uncleanable"]:
+            click.echo(f"partition {partition['partition']} uncleanable: {partition['uncleanable']}")
 
 
 @click.command()

@@ -30,11 +30,14 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
     with open_store(ctx, read_only=True) as store:
         coordinator = store.transactions
         states = coordinator.states()
-        names = store.topic_names({one.topic_id for state in states.values() for one in state.partitions})
+        names = store.topic_names({partition.topic_id for state in states.values() for partition in state.partitions})
         for name, state in sorted(states.items()):
             is_alive = coordinator.is_alive(name, state)
             since_ms = state.started_ms if state.is_open else state.updated_ms
-            partitions = [f"{names.get(one.topic_id, one.topic_id)}/{one.partition}" for one in state.partitions]
+            partitions = [
+                f"{names.get(partition.topic_id, partition.topic_id)}/{partition.partition}"
+                for partition in state.partitions
+            ]
             if as_json:
                 show_json(
                     {

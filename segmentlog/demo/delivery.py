@@ -97,7 +97,9 @@ def deliver(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
     done = dies.kill_at_work()
     lives.wait()
     with segmentlog.open(folder) as store:
-        while any(one.lag != 0 for one in store.groups.describe(GROUP).partitions if one.log_end_offset):
+        while any(
+            partition.lag != 0 for partition in store.groups.describe(GROUP).partitions if partition.log_end_offset
+        ):
             _Worker(folder).wait()
         decode = msgspec.json.Decoder(_Flight).decode
         wanted, found = Counter[str](), Counter[str]()

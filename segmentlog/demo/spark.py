@@ -246,7 +246,7 @@ def _plot(hours: Hours, count: int, path: Path, say: Say) -> None:
         day.delay_sum += hour.delay_sum or 0
     check(sum(day.flights for day in days.values()) == count, "every flight is in the plot")
     _draw(dict(sorted(days.items())), path)
-    worst = max(days, key=lambda one: days[one].mean)
+    worst = max(days, key=lambda calendar_day: days[calendar_day].mean)
     say(f"   worst day: {worst:%d %B}, {days[worst].mean:.0f} minutes late on average")
     say(f"   drawn: {path}")
 
@@ -260,30 +260,30 @@ def _draw(days: dict[date, _Day], path: Path) -> None:
 
     dates: Any = importlib.import_module("matplotlib.dates")  # not typed
     figure = Figure(figsize=(11, 6), dpi=130, layout="constrained")
-    late, many = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    late, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     x = [dates.date2num(day) for day in days]
     means = [day.mean for day in days.values()]
     late.bar(x, means, width=1.0, color=_PALE, label="mean of the day")
     late.plot(x, [_week(days, day) for day in days], color=_INK, linewidth=2, label="mean of seven days")
     late.axhline(0, color="black", linewidth=0.8)
-    for day in sorted(days, key=lambda one: -days[one].mean)[:3]:
+    for day in sorted(days, key=lambda calendar_day: -days[calendar_day].mean)[:3]:
         late.annotate(f"{day:%-d %b}: {days[day].mean:.0f} min", (dates.date2num(day), days[day].mean),
                       xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9, color=_INK)  # fmt: skip
     late.set_ylim(min(0, *means) - 2, 1.12 * max(1, *means))
     late.set_ylabel("mean departure delay (minutes)")
     late.legend(loc="upper right", frameon=False)
     departed = [day.departed for day in days.values()]
-    many.bar(x, departed, width=1.0, color=_PALE, label="departed")
+    counts.bar(x, departed, width=1.0, color=_PALE, label="departed")
     cancelled = [day.flights - day.departed for day in days.values()]
-    many.bar(x, cancelled, width=1.0, bottom=departed, color=_RED, label="cancelled")
-    many.set_ylabel("flights a day")
-    many.yaxis.set_major_formatter("{x:,.0f}")
-    many.set_xlabel("scheduled departure, New York time")
-    many.legend(loc="lower right", ncols=2, fontsize=9)
+    counts.bar(x, cancelled, width=1.0, bottom=departed, color=_RED, label="cancelled")
+    counts.set_ylabel("flights a day")
+    counts.yaxis.set_major_formatter("{x:,.0f}")
+    counts.set_xlabel("scheduled departure, New York time")
+    counts.legend(loc="lower right", ncols=2, fontsize=9)
     locator = dates.AutoDateLocator()
-    many.xaxis.set_major_locator(locator)
-    many.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-    for axes in (late, many):
+    counts.xaxis.set_major_locator(locator)
+    counts.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    for axes in (late, counts):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.7)
         axes.set_axisbelow(True)

@@ -127,8 +127,8 @@ def _numbers_of(checkpoint: Checkpoint) -> Iterator[int]:
     yield from (checkpoint.log_start_offset, checkpoint.offset_ceiling)
     yield from (checkpoint.compacted.cleaned_offset, checkpoint.compacted.due_ms)
     yield checkpoint.compacted.begun_offset
-    for one in checkpoint.epochs:
-        yield from (one.epoch, one.start_offset)
+    for entry in checkpoint.epochs:
+        yield from (entry.epoch, entry.start_offset)
     for lost in checkpoint.lost_ranges:
         yield from (lost.base_offset, lost.end_offset, lost.epoch)
 

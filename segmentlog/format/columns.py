@@ -96,15 +96,15 @@ def check_headers(headers: Sequence[Any]) -> list[Headers]:
     """Normalise one sequence of (name, value) pairs a record; None and () mean no headers."""
     if not hasattr(headers, "__iter__") or isinstance(headers, type):
         raise InvalidRecord("headers", 0, type(headers).__name__, "for each record pairs of (str, bytes or None)")
-    filled = [() if one is None else one for one in headers]
+    filled = [() if pairs is None else pairs for pairs in headers]
     try:
         checked = msgspec.convert(filled, list[Headers], builtin_types=(bytes,))
     except UnicodeEncodeError:
         raise InvalidRecord("headers", 0, ascii(headers)[:40], "pairs of (str, bytes or None)") from None
     except msgspec.ValidationError as error:
         raise InvalidRecord("headers", _index_in(str(error)), str(error), "pairs of (str, bytes or None)") from None
-    for index, one in enumerate(checked):
-        for name, _ in one:
+    for index, pairs in enumerate(checked):
+        for name, _ in pairs:
             if not name.isascii() and not _is_utf8(name):  # a lone surrogate, as the command line makes of bad bytes
                 raise InvalidRecord("headers", index, ascii(name), "names that UTF-8 can encode")
     return checked
@@ -132,8 +132,12 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     """
     try:
         array = np.asarray(timestamps)
-        if array.dtype.kind == "O" and array.ndim == 1 and all(isinstance(one, int | datetime) for one in timestamps):
-            array = np.array([_milliseconds(one) for one in timestamps], np.int64)
+        if (
+            array.dtype.kind == "O"
+            and array.ndim == 1
+            and all(isinstance(timestamp, int | datetime) for timestamp in timestamps)
+        ):
+            array = np.array([_milliseconds(timestamp) for timestamp in timestamps], np.int64)
         elif array.dtype.kind == "M":
             array = array.astype("datetime64[ms]").astype(np.int64)
     except (ValueError, OverflowError) as error:

@@ -89,7 +89,7 @@ def group_folder_name(group: object) -> str:
     if not isinstance(group, str) or not 1 <= len(group) <= MAX_GROUP_LENGTH:
         raise InvalidConfig("group", group, f"a name of 1 to {MAX_GROUP_LENGTH} characters")
     try:
-        quoted = "".join(chr(one) if chr(one) in _LEGAL else f"%{one:02X}" for one in group.encode())
+        quoted = "".join(chr(byte) if chr(byte) in _LEGAL else f"%{byte:02X}" for byte in group.encode())
     except UnicodeEncodeError:
         raise InvalidConfig("group", group, "a name that UTF-8 can write") from None
     if quoted.startswith("."):

@@ -270,7 +270,8 @@ class RecordBatch:
                 "key": self.keys_to_arrow(),
                 "value": self.values_to_arrow(),
                 "headers": pa.array(
-                    [[{"key": name, "value": value} for name, value in one] for one in self.headers], pa.list_(pair)
+                    [[{"key": name, "value": value} for name, value in headers] for headers in self.headers],
+                    pa.list_(pair),
                 ),
             }
         )

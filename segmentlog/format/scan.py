@@ -212,12 +212,12 @@ def _proven_end(
 
 def _merged(found: Iterator[int], others: list[int]) -> Iterator[int]:
     """Both, ascending."""
-    for one in found:
-        while others and others[0] < one:
+    for position in found:
+        while others and others[0] < position:
             yield others.pop(0)
-        if others and others[0] == one:
+        if others and others[0] == position:
             others.pop(0)
-        yield one
+        yield position
     yield from others
 
 

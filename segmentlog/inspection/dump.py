@@ -212,12 +212,15 @@ def _aborted_lines(data: bytes) -> Iterator[Line]:
         return
     document: Document = {"type": "aborts", "segment_bytes": segment_bytes, "count": len(aborted)}
     yield document, f"{len(aborted)} aborted transactions of a segment of {segment_bytes} bytes"
-    for one in aborted:
+    for abort in aborted:
         document = {
-            "type": "abort", "producer_id": one.producer_id, "first_offset": one.first_offset,
-            "last_offset": one.last_offset,
+            "type": "abort", "producer_id": abort.producer_id, "first_offset": abort.first_offset,
+            "last_offset": abort.last_offset,
         }  # fmt: skip
-        yield document, f"producer {one.producer_id}: from offset {one.first_offset} to its marker at {one.last_offset}"
+        yield (
+            document,
+            f"producer {abort.producer_id}: from offset {abort.first_offset} to its marker at {abort.last_offset}",
+        )
 
 
 def _snapshot_lines(data: bytes) -> Iterator[Line]:
@@ -273,7 +276,7 @@ def _checkpoint_lines(data: bytes) -> Iterator[Line]:
 
 
 def _nested(key: str, values: tuple[Any, ...]) -> list[str]:
-    rows = [" ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(one).items()) for one in values]
+    rows = [" ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(entry).items()) for entry in values]
     return [f"  {key}:", *(f"    {row}" for row in rows)] if rows else [f"  {key}: none"]
 
 

@@ -79,9 +79,9 @@ def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
     for lost in ranges:
         if not 0 <= lost.base_offset < lost.end_offset:
             yield f"a lost range [{lost.base_offset}, {lost.end_offset})"
-    for one, following in pairwise(ranges):
-        if following.base_offset < one.end_offset:
-            yield f"lost ranges overlap: one ends at {one.end_offset}, the next begins at {following.base_offset}"
+    for preceding, following in pairwise(ranges):
+        if following.base_offset < preceding.end_offset:
+            yield f"lost ranges overlap: one ends at {preceding.end_offset}, the next begins at {following.base_offset}"
     if checkpoint.offset_ceiling < checkpoint.recovery_offset:
         yield f"offset ceiling {checkpoint.offset_ceiling} is below the recovery point {checkpoint.recovery_offset}"
 

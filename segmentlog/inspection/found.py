@@ -70,7 +70,7 @@ class PartitionFound(msgspec.Struct):
 
     @property
     def is_damaged(self) -> bool:
-        return any(one.severity == "damage" for one in self.findings)
+        return any(finding.severity == "damage" for finding in self.findings)
 
     @property
     def is_unaware_of_producers(self) -> bool:

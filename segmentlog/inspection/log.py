@@ -162,7 +162,9 @@ class LogLook:
         self._whole_behind += len(segment.positions) if breaks_before else segment.whole_behind(tail_from)
         if segment.positions:
             mine = self._tail_breaks[breaks_before:]
-            behind = sum(isinstance(one, Cut) and one.position < segment.whole_position for one in mine)
+            behind = sum(
+                isinstance(tail_break, Cut) and tail_break.position < segment.whole_position for tail_break in mine
+            )
             self._breaks_before_whole = breaks_before + behind
 
     def _check_end(self, segment: SegmentFound, end_position: int | None, end_offset: int | None,
@@ -181,7 +183,7 @@ class LogLook:
             what = f"{end_position - segment.size_bytes} bytes before the end of the log are missing"
             self._hole(segment.path, segment.size_bytes, segment.end_offset, end_offset or 0, what)
             return
-        covered = any(one.following_offset is None and (not one.blank or is_active) for one in segment.broken)
+        covered = any(broken.following_offset is None and (not broken.blank or is_active) for broken in segment.broken)
         if end_offset is None or covered or segment.end_offset == end_offset:
             return
         if segment.end_offset > end_offset:
@@ -258,8 +260,8 @@ class LogLook:
             f" the next open would cut those off too (into {QUARANTINE_FOLDER}/); 'segmentlog repair' keeps them"
         )
         found.torn = found.add("warning", path, what, position, size, first.base_offset)
-        for one in self._tail_breaks[: self._breaks_before_whole]:
-            if isinstance(one, Cut):
-                found.cuts.append(one)
+        for tail_break in self._tail_breaks[: self._breaks_before_whole]:
+            if isinstance(tail_break, Cut):
+                found.cuts.append(tail_break)
             else:
-                found.holes.append(one)
+                found.holes.append(tail_break)

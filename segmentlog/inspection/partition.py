@@ -67,7 +67,7 @@ def inspect_partition(
             look.run()
         except FileNotFoundError as error:
             found.add("damage", str(error.filename or folder), "missing")
-        is_sound = all(one.severity == "note" for one in found.findings)
+        is_sound = all(finding.severity == "note" for finding in found.findings)
         if is_sound or attempt == _ATTEMPTS - 1 or not look.has_changed():
             break
         time.sleep(_PAUSE_S)
@@ -96,7 +96,9 @@ class _Look:
         found.state = state = self._state.read()
         bases = list_segments(fs, self._folder)
         copies = self._copies = self._copies_to_put_in_place()
-        bases = sorted(copies.keys() | {base for base in bases if not any(base in one for one in copies.values())})
+        bases = sorted(
+            copies.keys() | {base for base in bases if not any(base in offsets for offsets in copies.values())}
+        )
         found.checkpoint = read_checkpoint(fs, f"{self._folder}/{CHECKPOINT_FILE}")
         found.live = state.log is not None and state.writing != REWRITING
         if state.log is not None and found.live:
@@ -106,7 +108,9 @@ class _Look:
         self._inodes = {base: self._inode(base) for base in bases}
         self._look_at_state()
         self._look_at_checkpoint(bases)
-        paths = {base: f"{self._folder}/{copy_name(base, one.stop, SWAP_SUFFIX)}" for base, one in copies.items()}
+        paths = {
+            base: f"{self._folder}/{copy_name(base, offsets.stop, SWAP_SUFFIX)}" for base, offsets in copies.items()
+        }
         LogLook(fs, found, self._tally, paths, self._inspect_segment).run(bases)
         self._look_for_unknown_files(bases)
 

@@ -105,7 +105,9 @@ class ProducersLook:
         self._found.has_producers = self._found.has_producers or bool(entries)
         self._snapshot_base = base
         self._open = {
-            one.producer_id: _Open(one.epoch, one.transaction_offset) for one in entries if one.transaction_offset >= 0
+            entry.producer_id: _Open(entry.epoch, entry.transaction_offset)
+            for entry in entries
+            if entry.transaction_offset >= 0
         }
 
     def take(self, segment: SegmentFound, next_base: int | None, *, is_sealed: bool, has_caches: bool) -> None:
@@ -114,27 +116,27 @@ class ProducersLook:
         ``is_sealed``: nothing is appended to it any more, or cut off. ``has_caches``: the file has
         its own name, and not that of a copy that is to take its place.
         """
-        breaks = [one.following_offset for one in segment.broken if not one.blank]
-        ends = [one if one is not None else max(next_base or 0, segment.end_offset) for one in breaks]
+        breaks = [broken.following_offset for broken in segment.broken if not broken.blank]
+        ends = [offset if offset is not None else max(next_base or 0, segment.end_offset) for offset in breaks]
         breaks_at = sorted([*ends, *(gap.end_offset for gap in segment.gaps)])
         if ends:
             self._broken_at = max(self._broken_at, *ends)
         aborted: list[AbortedTransaction] = []
         at = 0
-        for one in segment.tracked:
-            while at < len(breaks_at) and breaks_at[at] <= one.base_offset:
+        for batch in segment.tracked:
+            while at < len(breaks_at) and breaks_at[at] <= batch.base_offset:
                 self._intact_from = max(self._intact_from, breaks_at[at])
                 at += 1
             self._tracked_any = True
-            self._take_in(segment.path, one)
-            if one.marker is not None and not one.marker.committed:
+            self._take_in(segment.path, batch)
+            if batch.marker is not None and not batch.marker.committed:
                 aborted.append(
-                    AbortedTransaction(one.producer_id, one.marker.first_offset, one.marker.offset)
+                    AbortedTransaction(batch.producer_id, batch.marker.first_offset, batch.marker.offset)
                 )  # fmt: skip
-            elif one.control and one.marker is None:
+            elif batch.control and batch.marker is None:
                 self._found.add(
-                    "note", segment.path, "a control batch of a kind that this version does not know", one.position,
-                    one.size_bytes, one.base_offset, one.next_offset,
+                    "note", segment.path, "a control batch of a kind that this version does not know", batch.position,
+                    batch.size_bytes, batch.base_offset, batch.next_offset,
                 )  # fmt: skip
         self._intact_from = max([self._intact_from, *breaks_at])
         if next_base is not None and segment.end_offset != next_base:
@@ -144,49 +146,49 @@ class ProducersLook:
         if has_caches:
             self._check_aborted(segment, aborted, is_sealed=is_sealed)
 
-    def _take_in(self, path: str, one: Tracked) -> None:
-        known = self._known.get(one.producer_id)
+    def _take_in(self, path: str, batch: Tracked) -> None:
+        known = self._known.get(batch.producer_id)
         if known is None:
-            known = self._known[one.producer_id] = _Producer(one.epoch)
-        elif self._is_intact(known.next_offset - 1) and one.epoch < known.epoch:
-            what = f"producer {one.producer_id}: epoch {one.epoch} comes after epoch {known.epoch}"
-            self._add_flaw(path, one, what)
-        if one.control:
+            known = self._known[batch.producer_id] = _Producer(batch.epoch)
+        elif self._is_intact(known.next_offset - 1) and batch.epoch < known.epoch:
+            what = f"producer {batch.producer_id}: epoch {batch.epoch} comes after epoch {known.epoch}"
+            self._add_flaw(path, batch, what)
+        if batch.control:
             known.open_offset = -1
-            self._open.pop(one.producer_id, None)
+            self._open.pop(batch.producer_id, None)
         else:
-            self._check_sequence(path, one, known)
-            count = one.next_offset - one.base_offset
-            if one.sequence >= 0:
-                known.next_sequence = (one.sequence + count) % SEQUENCE_END
-            known.data_offset = one.base_offset
-            if one.transactional and known.open_offset < 0:
-                known.open_offset = one.base_offset
-            if one.transactional:
-                self._open.setdefault(one.producer_id, _Open(one.epoch, one.base_offset))
-        known.epoch = max(known.epoch, one.epoch)
-        known.next_offset = one.next_offset
+            self._check_sequence(path, batch, known)
+            count = batch.next_offset - batch.base_offset
+            if batch.sequence >= 0:
+                known.next_sequence = (batch.sequence + count) % SEQUENCE_END
+            known.data_offset = batch.base_offset
+            if batch.transactional and known.open_offset < 0:
+                known.open_offset = batch.base_offset
+            if batch.transactional:
+                self._open.setdefault(batch.producer_id, _Open(batch.epoch, batch.base_offset))
+        known.epoch = max(known.epoch, batch.epoch)
+        known.next_offset = batch.next_offset
 
     def _is_intact(self, offset: int) -> bool:
         """Whether everything that was ever appended from this offset on is still there as it was."""
         return offset >= self._intact_from
 
-    def _check_sequence(self, path: str, one: Tracked, known: _Producer) -> None:
-        if known.next_sequence < 0 or not self._is_intact(known.data_offset) or one.sequence == known.next_sequence:
+    def _check_sequence(self, path: str, batch: Tracked, known: _Producer) -> None:
+        if known.next_sequence < 0 or not self._is_intact(known.data_offset) or batch.sequence == known.next_sequence:
             return
-        if one.sequence == 0 and (one.epoch > known.epoch or one.producer_id >= NAMED_ID_END):
+        if batch.sequence == 0 and (batch.epoch > known.epoch or batch.producer_id >= NAMED_ID_END):
             return  # counts from the beginning again
         what = (
-            f"producer {one.producer_id}: its sequence goes on with {one.sequence},"
+            f"producer {batch.producer_id}: its sequence goes on with {batch.sequence},"
             f" where {known.next_sequence} should follow"
         )
-        self._add_flaw(path, one, what)
+        self._add_flaw(path, batch, what)
 
-    def _add_flaw(self, path: str, one: Tracked, what: str) -> None:
+    def _add_flaw(self, path: str, batch: Tracked, what: str) -> None:
         severity: Severity = "damage"
-        if one.producer_id >= NAMED_ID_END:
+        if batch.producer_id >= NAMED_ID_END:
             severity, what = "warning", f"{what}; as may be where it was forgotten in between"
-        self._found.add(severity, path, what, one.position, one.size_bytes, one.base_offset, one.next_offset)
+        self._found.add(severity, path, what, batch.position, batch.size_bytes, batch.base_offset, batch.next_offset)
 
     # ------------------------------------------------------------ the files beside it
 
@@ -205,11 +207,13 @@ class ProducersLook:
             return  # not looked at by readers either
         wrong = ""
         if missing := set(told) - set(aborted):
-            one = min(missing, key=lambda one: one.last_offset)
-            wrong = f"the transaction of producer {one.producer_id} that offset {one.last_offset} aborts is missing"
-        elif extra := [one for one in aborted if one not in told and not self._is_gone(segment, one.last_offset)]:
-            one = extra[0]
-            wrong = f"nothing at offset {one.last_offset} aborts a transaction of producer {one.producer_id}"
+            first = min(missing, key=lambda abort: abort.last_offset)
+            wrong = f"the transaction of producer {first.producer_id} that offset {first.last_offset} aborts is missing"
+        elif extra := [
+            abort for abort in aborted if abort not in told and not self._is_gone(segment, abort.last_offset)
+        ]:
+            first = extra[0]
+            wrong = f"nothing at offset {first.last_offset} aborts a transaction of producer {first.producer_id}"
         if wrong:
             rest = "; readers believe it until 'segmentlog repair' removes it"
             self._add_cache(path, wrong + rest, wrong)
@@ -220,9 +224,9 @@ class ProducersLook:
         if checkpoint is not None and containing(checkpoint.lost_ranges, offset) is not None:
             return True
         return any(
-            not one.blank and one.expected_offset <= offset
-            and (one.following_offset is None or offset < one.following_offset)
-            for one in segment.broken
+            not broken.blank and broken.expected_offset <= offset
+            and (broken.following_offset is None or offset < broken.following_offset)
+            for broken in segment.broken
         )  # fmt: skip
 
     def _first_untrue(self, entries: list[ProducerEntry], base: int) -> str:
@@ -276,16 +280,17 @@ class ProducersLook:
         found = self._found
         found.has_producers = found.has_producers or self._tracked_any
         found.open_transactions = [
-            OpenTransaction(producer_id, one.epoch, one.first_offset)
-            for producer_id, one in sorted(self._open.items(), key=lambda item: item[1].first_offset)
+            OpenTransaction(producer_id, opened.epoch, opened.first_offset)
+            for producer_id, opened in sorted(self._open.items(), key=lambda item: item[1].first_offset)
         ]
         log = found.state.log
         end_offset = found.segments[-1].end_offset if found.segments else 0
         if log is not None and found.live:
             end_offset = log.log_end_offset
-        for one in found.open_transactions:
-            what = f"producer {one.producer_id} (epoch {one.epoch}) has a transaction open: these are not decided yet"
-            found.add("note", found.folder, what, base_offset=one.first_offset, end_offset=end_offset)
+        for opened in found.open_transactions:
+            who = f"producer {opened.producer_id} (epoch {opened.epoch})"
+            what = f"{who} has a transaction open: these are not decided yet"
+            found.add("note", found.folder, what, base_offset=opened.first_offset, end_offset=end_offset)
         if found.is_unaware_of_producers:
             path = f"{found.folder}/{CHECKPOINT_FILE}"
             found.add("damage", path, "it says that the log has no producers: a recovery would not look for them")
@@ -303,7 +308,7 @@ class ProducersLook:
             found.add("warning", path, "it says that the log has no producers, and there are")
         if max(self._broken_at, *(hole.end_offset for hole in found.holes), -1) > self._snapshot_base:
             return  # what is damaged may have begun a transaction, or ended one
-        stable_offset = min((one.first_offset for one in found.open_transactions), default=log.log_end_offset)
+        stable_offset = min((opened.first_offset for opened in found.open_transactions), default=log.log_end_offset)
         told = log.last_stable_offset
         if told == stable_offset or (self._bases and told < self._bases[0]):
             return  # of a transaction whose batches were deleted nothing may be left that tells

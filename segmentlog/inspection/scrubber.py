@@ -215,7 +215,7 @@ class Scrubber:
         finally:
             current.close()
         self._seen_paths.add(current.path)
-        found = {(current.path, one.position): one for one in current.findings}
+        found = {(current.path, finding.position): finding for finding in current.findings}
         for key in [key for key in self._findings if key[0] == current.path and key not in found]:
             del self._findings[key]
         self._findings.update(found)

@@ -96,7 +96,7 @@ class SegmentFound(msgspec.Struct):
 
     @property
     def is_damaged(self) -> bool:
-        return any(not one.blank for one in self.broken)
+        return any(not broken.blank for broken in self.broken)
 
     def first_inside(self, base_offset: int, end_offset: int) -> int | None:
         """Which whole batch is the first to have offsets of ``[base_offset, end_offset)``."""
@@ -105,14 +105,14 @@ class SegmentFound(msgspec.Struct):
 
     def is_boundary(self, position: int) -> bool:
         """Whether a batch, or a stretch of broken bytes, begins or ends here."""
-        if position in (0, self.end_position) or any(one.position == position for one in self.broken):
+        if position in (0, self.end_position) or any(broken.position == position for broken in self.broken):
             return True  # there is no byte between one and the next: where one ends, another begins
         at = bisect_left(self.positions, position)
         return at < len(self.positions) and self.positions[at] == position
 
     def whole_behind(self, tail_from: int) -> int:
         """Whole batches behind the first broken bytes at or above ``tail_from``."""
-        torn = [one.position for one in self.broken if one.position >= tail_from and not one.blank]
+        torn = [broken.position for broken in self.broken if broken.position >= tail_from and not broken.blank]
         return len(self.positions) - bisect_left(self.positions, torn[0]) if torn else 0
 
 
@@ -321,7 +321,7 @@ def _first_untrue(
         if limit is None and position in (found.size_bytes, found.whole_position):
             true = found.end_offset <= offset <= next_base and _fits(found, stamp, found.max_timestamp)
         else:
-            true = any(one.position <= position < one.end_position for one in found.broken)
+            true = any(broken.position <= position < broken.end_position for broken in found.broken)
         if not true:
             return number
     return None

@@ -115,7 +115,7 @@ class KnownSegments:
     """An `InspectSegment` that knows what was found elsewhere."""
 
     def __init__(self, looked: Iterable[SegmentLooked]) -> None:
-        self._looked = {one.path: one for one in looked}
+        self._looked = {segment.path: segment for segment in looked}
         self.inspected_here = 0
         """Segments of which nothing was known that still holds."""
 
@@ -146,9 +146,9 @@ _TRACKED_FIELDS = len(Tracked.__struct_fields__) - 1
 def pack(found: SegmentFound) -> bytes:
     """What was found, in less than a byte a batch and ten for one of a producer; a pickle has 32 and some 40 more."""
     batches = _pack_table([np.frombuffer(getattr(found, name), np.int64) for name in _COLUMNS])
-    rows = [msgspec.structs.astuple(one)[:-1] for one in found.tracked]
+    rows = [msgspec.structs.astuple(batch)[:-1] for batch in found.tracked]
     tracked = _pack_table(np.array(rows, np.int64).reshape(len(rows), _TRACKED_FIELDS).T)
-    markers = {number: one.marker for number, one in enumerate(found.tracked) if one.marker is not None}
+    markers = {number: batch.marker for number, batch in enumerate(found.tracked) if batch.marker is not None}
     rest = msgspec.structs.replace(found, tracked=[], **{name: array("q") for name in _COLUMNS})
     return pickle.dumps((rest, batches, tracked, markers))
 
@@ -160,11 +160,11 @@ def unpack(data: bytes) -> SegmentFound:
         setattr(found, name, array("q", column.tobytes()))
     for number, row in enumerate(_unpack_table(tracked, _TRACKED_FIELDS).T.tolist()):
         position, size, base, following, producer_id, epoch, sequence, transactional, control = row
-        one = Tracked(
+        batch = Tracked(
             position, size, base, following, producer_id, epoch, sequence, bool(transactional), bool(control),
             markers.get(number),
         )  # fmt: skip
-        found.tracked.append(one)
+        found.tracked.append(batch)
     assert isinstance(found, SegmentFound)
     return found
 

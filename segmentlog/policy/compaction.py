@@ -86,7 +86,7 @@ def group_segments(
 
     A lost range ends a run: there are no offsets in it that a segment could hold.
     """
-    ends = {one.end_offset for one in lost}
+    ends = {lost_range.end_offset for lost_range in lost}
     run: list[SegmentInfo] = []
     size = 0
     for segment in segments:

@@ -43,7 +43,7 @@ def explain(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
 
 def absorbing(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
     """The ranges with one more at their end, which takes in those that it covers."""
-    apart = [one for one in ranges if one.base_offset < lost.base_offset or one.end_offset > lost.end_offset]
+    apart = [known for known in ranges if known.base_offset < lost.base_offset or known.end_offset > lost.end_offset]
     return (*apart, lost)
 
 

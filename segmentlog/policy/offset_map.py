@@ -265,8 +265,8 @@ class OffsetMap:
         """Offsets of the records told to `note_older` of which newer ones leave no place, ascending."""
         if not self._older:
             return np.empty(0, np.int64)
-        runs = np.concatenate([one for one, _ in self._older])
-        offsets = np.concatenate([one for _, one in self._older])
+        runs = np.concatenate([older_runs for older_runs, _ in self._older])
+        offsets = np.concatenate([older_offsets for _, older_offsets in self._older])
         self._older.clear()
         order = np.lexsort((offsets, runs))
         ordered = runs[order]

@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
     except JavaNotFound as error:
         click.echo(error, err=True)
         return 1
-    for one in told:
-        click.echo(one.message, err=True)
+    for warning in told:
+        click.echo(warning.message, err=True)
     click.echo(home)
     return 0
 

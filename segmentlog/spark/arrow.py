@@ -118,7 +118,7 @@ def _headers(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     if not any(batch.header.headers_size for batch in batches):
         return pa.nulls(sum(map(len, batches)), kind)
     # Null without any, as in Spark's Kafka source.
-    return pa.array([list(one) or None for batch in batches for one in batch.headers], kind)
+    return pa.array([list(headers) or None for batch in batches for headers in batch.headers], kind)
 
 
 def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:

@@ -80,15 +80,15 @@ class ArrowRecords:
     def followed_by(self, others: Sequence[ArrowRecords]) -> ArrowRecords:
         all_of_them = (self, *others)
         keys: pa.Array | None = None
-        if any(one._keys is not None for one in all_of_them):
+        if any(part._keys is not None for part in all_of_them):
             keys = pa.concat_arrays(
-                [pa.nulls(len(one), pa.binary()) if one._keys is None else one._keys for one in all_of_them]
+                [pa.nulls(len(part), pa.binary()) if part._keys is None else part._keys for part in all_of_them]
             )
         headers: list[Headers] | None = None
-        if any(one._headers is not None for one in all_of_them):
-            headers = [each for one in all_of_them for each in (one._headers or [()] * len(one))]
-        values = pa.concat_arrays([one._values for one in all_of_them])
-        return ArrowRecords(values, keys, np.concatenate([one._timestamps for one in all_of_them]), headers)
+        if any(part._headers is not None for part in all_of_them):
+            headers = [pairs for part in all_of_them for pairs in (part._headers or [()] * len(part))]
+        values = pa.concat_arrays([part._values for part in all_of_them])
+        return ArrowRecords(values, keys, np.concatenate([part._timestamps for part in all_of_them]), headers)
 
     def first_null_value(self) -> int | None:
         return _first(self._values.is_null()) if self._values.null_count else None
@@ -236,10 +236,10 @@ def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:
     if array.null_count == count:
         return None
     rows = array.to_pylist()
-    for row, one in enumerate(rows):
-        if one is not None and None in one:
+    for row, structs in enumerate(rows):
+        if structs is not None and None in structs:
             accepted = "headers of a key and a value each; an array's element that is null is neither"
-            raise InvalidRecord("headers", row, f"null at position {one.index(None)}", accepted)
-    pairs = [None if one is None else [(pair["key"], pair["value"]) for pair in one] for one in rows]
+            raise InvalidRecord("headers", row, f"null at position {structs.index(None)}", accepted)
+    pairs = [None if structs is None else [(pair["key"], pair["value"]) for pair in structs] for structs in rows]
     headers = check_headers(pairs)
     return headers if any(headers) else None

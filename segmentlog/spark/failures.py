@@ -56,7 +56,7 @@ def explained() -> Iterator[None]:
         return
 
     # PySpark writes some exceptions to stderr as well, with Java's stack, when they are made.
-    silenced = [one for one in map(PySparkLogger.getLogger, _LOGGERS) if not one.disabled]
+    silenced = [logger for logger in map(PySparkLogger.getLogger, _LOGGERS) if not logger.disabled]
     for logger in silenced:
         logger.disabled = True
     try:

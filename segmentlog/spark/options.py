@@ -234,7 +234,7 @@ class _Given:
             document = json.loads(text)
             return {
                 check_topic_name(topic, internal=True): {
-                    _partition_number(number): _whole(one) for number, one in numbers.items()
+                    _partition_number(number): _whole(value) for number, value in numbers.items()
                 }
                 for topic, numbers in document.items()
             }
@@ -308,30 +308,33 @@ def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[Top
 
 def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> Bound:
     """The timestamp for all goes before those by partition, and these before offsets, as with Kafka."""
-    one, many, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
-    if given.text(one) is not None:
-        timestamp_ms = given.parsed(one, parse_count, "milliseconds since 1970")
-        return Bound(one, "timestamp", timestamp_ms=timestamp_ms or 0)
-    if given.text(many) is not None:
-        timestamps = given.numbers(many, "milliseconds since 1970")
-        if any(one < 0 for by_partition in timestamps.values() for one in by_partition.values()):
-            raise InvalidConfig(many, given.text(many), "milliseconds since 1970: there is nothing before")
-        return Bound(many, "timestamps", timestamps)
-    text = given.text(offsets)
+    timestamp_option, timestamps_option = f"{side}Timestamp", f"{side}OffsetsByTimestamp"
+    offsets_option = f"{side}Offsets"
+    if given.text(timestamp_option) is not None:
+        timestamp_ms = given.parsed(timestamp_option, parse_count, "milliseconds since 1970")
+        return Bound(timestamp_option, "timestamp", timestamp_ms=timestamp_ms or 0)
+    if given.text(timestamps_option) is not None:
+        timestamps = given.numbers(timestamps_option, "milliseconds since 1970")
+        if any(time_ms < 0 for by_partition in timestamps.values() for time_ms in by_partition.values()):
+            raise InvalidConfig(
+                timestamps_option, given.text(timestamps_option), "milliseconds since 1970: there is nothing before"
+            )
+        return Bound(timestamps_option, "timestamps", timestamps)
+    text = given.text(offsets_option)
     word = (text or default).strip().lower()
     if word == "earliest" and side == "ending":
-        raise InvalidConfig(offsets, text, "latest, or JSON: nothing ends at the earliest offset")
+        raise InvalidConfig(offsets_option, text, "latest, or JSON: nothing ends at the earliest offset")
     if word in ("earliest", "latest"):
-        return Bound(offsets, cast(Any, word))
-    numbers = given.numbers(offsets, "offsets (-2 the earliest, -1 the latest)")
+        return Bound(offsets_option, cast(Any, word))
+    numbers = given.numbers(offsets_option, "offsets (-2 the earliest, -1 the latest)")
     for topic, by_partition in numbers.items():
         for number, offset in by_partition.items():
             if offset < (EARLIEST if side == "starting" else LATEST):
                 accepted = f"{topic}/{number}: an offset from 0 on, or -1 for the latest" + (
                     ", or -2 for the earliest" if side == "starting" else ""
                 )
-                raise InvalidConfig(offsets, text, accepted)
-    return Bound(offsets, "offsets", numbers)
+                raise InvalidConfig(offsets_option, text, accepted)
+    return Bound(offsets_option, "offsets", numbers)
 
 
 def _partition_number(text: str) -> int:

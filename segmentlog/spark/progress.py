@@ -83,8 +83,8 @@ def _offsets(text: str | None) -> Offsets:
 def _bytes_between(log: Partition, start: int, end: int) -> float:
     """Of each segment as large a part as of its offsets."""
     size = 0.0
-    for one in log.segments():
-        inside = min(end, one.end_offset) - max(start, one.base_offset)
+    for segment in log.segments():
+        inside = min(end, segment.end_offset) - max(start, segment.base_offset)
         if inside > 0:
-            size += one.size_bytes * inside / (one.end_offset - one.base_offset)
+            size += segment.size_bytes * inside / (segment.end_offset - segment.base_offset)
     return size

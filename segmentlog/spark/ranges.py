@@ -246,28 +246,28 @@ def split(
     at_least     how many tasks there are to be; default: one for each core, if there is enough for them
     max_records  of a task
     """
-    ranges = [one for one in ranges if one.end > one.start]
-    total = sum(one.end - one.start for one in ranges)
+    ranges = [span for span in ranges if span.end > span.start]
+    total = sum(span.end - span.start for span in ranges)
     wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _WORTH_A_TASK)))
     even = total // wanted if at_least else -(-total // wanted)  # rounded up it would be fewer than asked for
     size = max(1, min(even, max_records or _AT_MOST_A_TASK))
     tasks: list[list[OffsetRange]] = []
     room = 0
-    for one in ranges:
-        log = store.open_partition(one.topic, one.partition, one.topic_id)
-        start = one.start
-        while start < one.end:
+    for span in ranges:
+        log = store.open_partition(span.topic, span.partition, span.topic_id)
+        start = span.start
+        while start < span.end:
             if room <= 0:
                 tasks.append([])
                 room = size
             # What is nearly all of the rest is not worth another task, unless a task may not be larger.
             slack = 0 if max_records or at_least else size // 8
-            stop = one.end if one.end - start <= room + slack else _batch_start(log, start + room, start)
-            stop = min(stop, start + room if max_records else one.end)  # the next batch may begin beyond the end
-            tasks[-1].append(OffsetRange(one.topic, one.partition, start, stop, one.topic_id))
+            stop = span.end if span.end - start <= room + slack else _batch_start(log, start + room, start)
+            stop = min(stop, start + room if max_records else span.end)  # the next batch may begin beyond the end
+            tasks[-1].append(OffsetRange(span.topic, span.partition, start, stop, span.topic_id))
             room -= stop - start
             start = stop
-            if start < one.end:
+            if start < span.end:
                 room = 0  # up to a boundary: what is left of the room is less than a batch
     return tasks
 

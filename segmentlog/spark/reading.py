@@ -79,30 +79,32 @@ def read_task(options: ReadOptions, schema: StructType, task: InputPartition) ->
     if not isinstance(task, ReadTask):  # nothing was planned: Spark asks for the rows of nothing
         return
     with open_store(options.path) as store:
-        for one in task.ranges:
-            yield from ArrowRows(schema, options.invalid_text).of(_read_range(store, one, options))
+        for span in task.ranges:
+            yield from ArrowRows(schema, options.invalid_text).of(_read_range(store, span, options))
 
 
-def _read_range(store: LogStore, one: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
+def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Iterator[RecordBatch]:
     """The records of ``[start, end)`` that are still there. Raises `DataLoss` when some are not, unless it is fine."""
-    position = one.start
-    while position < one.end:
+    position = span.start
+    while position < span.end:
         try:
-            log = store.open_partition(one.topic, one.partition, one.topic_id)
+            log = store.open_partition(span.topic, span.partition, span.topic_id)
             position = readable_start(log, position, fail_on_data_loss=options.fail_on_data_loss)
             reached = log.end_offset(isolation=options.isolation)
             on_skip = step_over(log) if options.skip_damaged else None
             for batch in log.read(position, isolation=options.isolation, on_skip=on_skip):
-                if batch.base_offset >= one.end:
+                if batch.base_offset >= span.end:
                     return
-                if batch.next_offset > one.end:
-                    inside = int(batch.offsets.searchsorted(one.end))
+                if batch.next_offset > span.end:
+                    inside = int(batch.offsets.searchsorted(span.end))
                     yield batch.slice(0, inside)
                     return
                 yield batch
                 position = batch.next_offset
-            if reached < one.end:
-                _tell_loss(f"{one.topic}/{one.partition}: the log ends at offset {reached}, before {one.end}", options)
+            if reached < span.end:
+                _tell_loss(
+                    f"{span.topic}/{span.partition}: the log ends at offset {reached}, before {span.end}", options
+                )
             return
         except (OffsetOutOfRange, LogTruncated) as error:  # while it was read
             _tell_loss(str(error), options)

@@ -96,8 +96,8 @@ def _check_names(who: str, schema: StructType) -> None:
 
 
 def _check_type(who: str, field: StructField, accepted: tuple[DataType, ...]) -> None:
-    if not any(_same(field.dataType, one) for one in accepted):
-        types = " or ".join(one.simpleString() for one in accepted)
+    if not any(_same(field.dataType, kind) for kind in accepted):
+        types = " or ".join(kind.simpleString() for kind in accepted)
         found = field.dataType.simpleString()
         raise WrongSchema(f"{who} column {field.name!r} as {found}; it is {types}")
 
@@ -108,7 +108,8 @@ def _same(found: DataType, wanted: DataType) -> bool:
         return _same(found.elementType, wanted.elementType)
     if isinstance(found, StructType) and isinstance(wanted, StructType):
         return found.fieldNames() == wanted.fieldNames() and all(
-            _same(one.dataType, other.dataType) for one, other in zip(found.fields, wanted.fields, strict=True)
+            _same(found_field.dataType, wanted_field.dataType)
+            for found_field, wanted_field in zip(found.fields, wanted.fields, strict=True)
         )
     return type(found) is type(wanted)
 

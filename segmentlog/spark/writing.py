@@ -110,8 +110,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Take back what was staged."""
         fs = FileSystem()
-        for one in _done(messages):
-            StagingFolder(fs, self._options.path, one.job).discard(one.staged)
+        for task in _done(messages):
+            StagingFolder(fs, self._options.path, task.job).discard(task.staged)
 
 
 def _done(messages: Sequence[WriterCommitMessage | None]) -> list[TaskDone]:
@@ -145,4 +145,4 @@ def _publish(options: WriteOptions, done: list[TaskDone], name: str | None, vers
         if version is not None and last is not None and version <= int(last):
             return
         with producer.transaction(note=None if version is None else str(version)):
-            publish(producer, fs, [one.staged for one in done])
+            publish(producer, fs, [task.staged for task in done])

@@ -74,10 +74,10 @@ _alike = (_package, os.path.dirname(functools.__file__))
 def _points(code: CodeType) -> dict[int, str]:
     """Instructions of a function at which signals may be looked for, by offset."""
     found = {}
-    for one in dis.get_instructions(code):
-        name = one.opname
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
         if name.startswith("CALL") or ("JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name):
-            found[one.offset] = name
+            found[instruction.offset] = name
     return found
 
 

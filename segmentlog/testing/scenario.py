@@ -129,7 +129,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def recycled(self) -> list[int]:
         """Offsets that named two records."""
-        return sorted({one.offset for one in self.conflicts if one.rule == "one offset, two records"})
+        return sorted({conflict.offset for conflict in self.conflicts if conflict.rule == "one offset, two records"})
 
     def story_of_a(self) -> str:
         """A's history as text, with each loss where A was told of it."""
@@ -302,11 +302,11 @@ class SegmentlogLog:
         self.partition.flush()
 
     def crash(self) -> None:
-        self._let_go()
+        self._abandon()
         self.disk.power_cut()
         self._open()
 
-    def _let_go(self) -> None:
+    def _abandon(self) -> None:
         self.partition.abandon()
         self._store.close()  # with nothing to do any more: the partition was abandoned
 
@@ -326,7 +326,7 @@ class SegmentlogLog:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._let_go()
+        self._abandon()
         self.disk.close_held()
         self._temporary.cleanup()
 

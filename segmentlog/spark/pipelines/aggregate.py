@@ -205,14 +205,14 @@ def _source(
     """The rows that count, with their time."""
     if not windows.aggregates:
         raise InvalidAggregation("no aggregate is named, such as count or avg(COLUMN)")
-    names = [_START, _END, *windows.keys, *(one.name for one in windows.aggregates)]
+    names = [_START, _END, *windows.keys, *(figure.name for figure in windows.aggregates)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidAggregation(f"two columns of the result are called {min(twice)!r}; name one with AS")
     ensure_topic(path, topic)
     schema = require_schema(spark, path, topic, ddl)
     # Told by all columns there are: what is wrong with an expression, before anything is read.
     _rows(_timed(json_columns(_no_records(spark), schema, METADATA), windows, strict), windows)
-    texts = [*windows.keys, *(one.of for one in windows.aggregates), windows.where or "", windows.time or ""]
+    texts = [*windows.keys, *(figure.of for figure in windows.aggregates), windows.where or "", windows.time or ""]
     schema = schema if strict else narrowed(schema, *texts)  # a strict reading is one of whole values
     metadata = [name for name in METADATA if name == "_timestamp" or mentions(name, *texts)]
     columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
@@ -236,12 +236,12 @@ def _rows(rows: DataFrame, windows: Windows) -> DataFrame:
     slide = None if windows.slide is None else interval(windows.slide)
     window = F.window(F.col(_TIME), interval(windows.length), slide).alias(_WINDOW)
     keys = [column(rows, name).alias(name) for name in windows.keys]
-    counted = rows.groupBy(*keys, window).agg(*(one.over() for one in windows.aggregates))
+    counted = rows.groupBy(*keys, window).agg(*(figure.over() for figure in windows.aggregates))
     return counted.select(
         *(quoted(name) for name in windows.keys),
         F.col(f"{_WINDOW}.start").alias(_START),
         F.col(f"{_WINDOW}.end").alias(_END),
-        *(one.name for one in windows.aggregates),
+        *(figure.name for figure in windows.aggregates),
     )
 
 

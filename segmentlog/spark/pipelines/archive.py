@@ -178,7 +178,7 @@ def _check_identity(manifest: Manifest, archived: ArchiveFolder, store: LogStore
 
 def _sealed_end(log: Partition, upto: int | None, upto_ms: int | None, *, read_only: bool) -> int:
     """The end of what is sealed, decided and on disk; and of what was asked for."""
-    end = max((one.base_offset for one in log.segments() if one.active), default=log.log_start_offset)
+    end = max((segment.base_offset for segment in log.segments() if segment.active), default=log.log_start_offset)
     if upto is not None:
         end = min(end, upto)
     if upto_ms is not None:
@@ -238,7 +238,7 @@ def _write(
         dated.write.partitionBy("date").option("compression", "zstd").parquet(spark_uri(folder))
     sources, files = archived.take_stock(run)
     on_step("verifying")
-    written = digests_of(read_files(spark, [f"{folder}/{one}" for one in sources]))
+    written = digests_of(read_files(spark, [f"{folder}/{source}" for source in sources]))
     found = digests_of(read_ranges(spark, store.path, topic, ranges, *columns))
     for number in ranges:
         if written.get(number, NOTHING) != found.get(number, NOTHING):
@@ -302,7 +302,7 @@ def _trim(
     needed = [
         run
         for run in manifest.runs
-        if any(one.partition in starts and one.end > starts[one.partition] for one in run.ranges)
+        if any(span.partition in starts and span.end > starts[span.partition] for span in run.ranges)
     ]
     archived.check_files(needed)
     trimmed = {}

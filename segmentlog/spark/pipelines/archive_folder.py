@@ -90,11 +90,11 @@ class ArchivedRun(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        return sum(one.digest.records for one in self.ranges)
+        return sum(span.digest.records for span in self.ranges)
 
     @property
     def size_bytes(self) -> int:
-        return sum(one.size_bytes for one in self.files)
+        return sum(file.size_bytes for file in self.files)
 
 
 class ArchivedPartition(msgspec.Struct, frozen=True):
@@ -128,11 +128,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def archived(self) -> dict[int, ArchivedPartition]:
         """By partition."""
-        return {one.partition: one for one in self.partitions}
+        return {entry.partition: entry for entry in self.partitions}
 
     def digest(self, partition: int) -> Digest:
         """Of all records of the partition."""
-        return joined(one.digest for run in self.runs for one in run.ranges if one.partition == partition)
+        return joined(span.digest for run in self.runs for span in run.ranges if span.partition == partition)
 
 
 class ArchiveFolder:
@@ -216,7 +216,7 @@ class ArchiveFolder:
             sync_file(self._fs, path)
             target = f"{os.path.dirname(source)}/part-{run}-{number:05d}.parquet"
             files.append(ArchivedFile(target, os.path.getsize(path), file_checksum(path)))
-        sync_folders(self._fs, {self._own, folder, *(os.path.dirname(f"{folder}/{one}") for one in sources)})
+        sync_folders(self._fs, {self._own, folder, *(os.path.dirname(f"{folder}/{name}") for name in sources)})
         return sources, files
 
     def finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
@@ -295,23 +295,23 @@ def flaw_of(manifest: Manifest) -> str:
     if not 1 <= count <= MAX_PARTITIONS:
         return f"it is of {count} partitions"
     partitions = manifest.partitions + ([] if manifest.intent is None else manifest.intent.partitions)
-    for one in partitions:
-        flaw = _flaw_of_partition(one, count)
+    for entry in partitions:
+        flaw = _flaw_of_partition(entry, count)
         if flaw:
-            return f"partition {one.partition}: {flaw}"
+            return f"partition {entry.partition}: {flaw}"
     intent = manifest.intent
-    if len({one.partition for one in manifest.partitions}) < len(manifest.partitions):
+    if len({entry.partition for entry in manifest.partitions}) < len(manifest.partitions):
         return "it names a partition twice"
-    if intent is not None and len({one.partition for one in intent.partitions}) < len(intent.partitions):
+    if intent is not None and len({entry.partition for entry in intent.partitions}) < len(intent.partitions):
         return "its intent names a partition twice"
-    known = {one.partition for one in partitions}
+    known = {entry.partition for entry in partitions}
     names: set[str] = set()
     for run in [*manifest.runs, *([] if intent is None else [intent.run])]:
         flaw = _flaw_of_run(run, known)
         if flaw:
             return f"run {run.id!r}: {flaw}"
         if twice := [file.path for file in run.files if file.path in names] or _repeated(
-            [one.path for one in run.files]
+            [file.path for file in run.files]
         ):
             return f"run {run.id!r}: it names the file {twice[0]!r} once more"
         names.update(file.path for file in run.files)
@@ -330,11 +330,11 @@ def _repeated(names: Sequence[str]) -> list[str]:
     return [] if len(set(names)) == len(names) else sorted(name for name in set(names) if names.count(name) > 1)
 
 
-def _flaw_of_partition(one: ArchivedPartition, count: int) -> str:
-    if not 0 <= one.partition < count:
+def _flaw_of_partition(entry: ArchivedPartition, count: int) -> str:
+    if not 0 <= entry.partition < count:
         return f"there are {count}"
-    for start, end in ((one.start, one.end), *one.gaps):
-        if not one.start <= start <= end <= one.end or not 0 <= start <= end <= _OFFSET_MAX:
+    for start, end in ((entry.start, entry.end), *entry.gaps):
+        if not entry.start <= start <= end <= entry.end or not 0 <= start <= end <= _OFFSET_MAX:
             return f"no log has offsets {start} to {end}"
     return ""
 
@@ -347,11 +347,11 @@ def _flaw_of_run(run: ArchivedRun, known: set[int]) -> str:
             return f"it names the file {file.path!r}: {why}"
         if file.size_bytes < 0 or not _CHECKSUM.fullmatch(file.checksum):
             return f"it names the file {file.path!r}, with a size or a checksum that is none"
-    for one in run.ranges:
-        if one.partition not in known:
-            return f"it has records of partition {one.partition}, and the archive has no such partition"
-        if not 0 <= one.start <= one.end <= _OFFSET_MAX:
-            return f"no log has offsets {one.start} to {one.end}"
-        if one.digest.records < 0 or not _CHECKSUM.fullmatch(one.digest.checksum):
-            return f"the digest of partition {one.partition} is none"
+    for span in run.ranges:
+        if span.partition not in known:
+            return f"it has records of partition {span.partition}, and the archive has no such partition"
+        if not 0 <= span.start <= span.end <= _OFFSET_MAX:
+            return f"no log has offsets {span.start} to {span.end}"
+        if span.digest.records < 0 or not _CHECKSUM.fullmatch(span.digest.checksum):
+            return f"the digest of partition {span.partition} is none"
     return ""

@@ -138,5 +138,5 @@ def read_ranges(
 
 def by_partition(numbers: Mapping[int, int]) -> Column:
     """A column: the number that belongs to the row's ``partition``."""
-    pairs = [F.lit(one) for pair in sorted(numbers.items()) for one in pair]
+    pairs = [F.lit(number) for pair in sorted(numbers.items()) for number in pair]
     return F.create_map(*pairs)[F.col("partition")]

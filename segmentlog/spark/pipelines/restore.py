@@ -121,7 +121,7 @@ def restore(
         staging.make()
         with locked(f"{staging.path}/lock", "another restoration of the topic"):
             staging.clear()  # of one that was killed
-            logs = {one.partition: target.partition(one.partition) for one in manifest.partitions}
+            logs = {entry.partition: target.partition(entry.partition) for entry in manifest.partitions}
             already_there = _check_prefix(spark, archived, manifest, store, topic, logs, on_step)
             records = _restore(spark, archived, manifest, target, logs, staging, fs, on_step)
             on_step("verifying")
@@ -178,24 +178,24 @@ def _check_prefix(
 ) -> int:
     """How many records are there already. Raises `NotAPrefix` unless the archive begins with them."""
     ends = {}
-    for one in manifest.partitions:
-        log = logs[one.partition]
-        name, end = f"{topic}/{one.partition}", log.log_end_offset
-        if end > one.end:
-            raise NotAPrefix(name, f"it ends at offset {end}, and the archive ends at {one.end}")
-        if log.log_start_offset > one.start:
-            raise NotAPrefix(name, f"it begins at offset {log.log_start_offset}, and the archive at {one.start}")
+    for entry in manifest.partitions:
+        log = logs[entry.partition]
+        name, end = f"{topic}/{entry.partition}", log.log_end_offset
+        if end > entry.end:
+            raise NotAPrefix(name, f"it ends at offset {end}, and the archive ends at {entry.end}")
+        if log.log_start_offset > entry.start:
+            raise NotAPrefix(name, f"it begins at offset {log.log_start_offset}, and the archive at {entry.start}")
         if log.last_stable_offset < end:
             raise NotAPrefix(name, "it has an open transaction")
         if end > log.log_start_offset:
-            ends[one.partition] = end
+            ends[entry.partition] = end
     others = range(manifest.partition_count, store.topic(topic).partition_count)
     if used := [number for number in others if store.open_partition(topic, number).log_end_offset]:
         raise NotAPrefix(f"{topic}/{used[0]}", "it holds records, and the archive has no such partition")
     if not ends:
         return 0
     on_step("checking what is there")
-    needed = [run for run in manifest.runs if any(one.start < ends.get(one.partition, 0) for one in run.ranges)]
+    needed = [run for run in manifest.runs if any(span.start < ends.get(span.partition, 0) for span in run.ranges)]
     archived.check_files(needed)
     expected = digests_of(read_files(spark, archived.paths(needed)).where(F.col("offset") < by_partition(ends)))
     ranges = {number: (logs[number].log_start_offset, end) for number, end in ends.items()}
@@ -203,19 +203,19 @@ def _check_prefix(
     for number in ends:
         if found.get(number, NOTHING) != expected.get(number, NOTHING):
             raise NotAPrefix(f"{topic}/{number}", "it holds other records than the archive has at these offsets")
-    return sum(one.records for one in found.values())
+    return sum(digest.records for digest in found.values())
 
 
 def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
     """How many records there are. Raises `RestoredWrong` unless they are those of the manifest."""
-    ranges = {one.partition: (one.start, one.end) for one in manifest.partitions}
+    ranges = {entry.partition: (entry.start, entry.end) for entry in manifest.partitions}
     found = digests_of(read_ranges(spark, store.path, topic, ranges, *_COLUMNS)) if ranges else {}
     for number in ranges:
         expected, is_there = manifest.digest(number), found.get(number, NOTHING)
         if is_there != expected:
             why = f"{is_there.records} records with checksum {is_there.checksum} are there, and {expected.records}"
             raise RestoredWrong(f"{topic}/{number}", f"{why} with {expected.checksum} were archived")
-    return sum(one.records for one in found.values())
+    return sum(digest.records for digest in found.values())
 
 
 # ---------------------------------------------------------------- bringing it back
@@ -240,10 +240,10 @@ def _restore(
     records = 0
     for runs in _waves(manifest.runs):
         missing = {
-            one.partition
+            span.partition
             for run in runs
-            for one in run.ranges
-            if one.end > restorers[one.partition].next_offset and one.digest.records
+            for span in run.ranges
+            if span.end > restorers[span.partition].next_offset and span.digest.records
         }
         if not missing:
             continue
@@ -264,7 +264,7 @@ def _restore(
 def _waves(runs: list[ArchivedRun]) -> Iterator[list[ArchivedRun]]:
     wave: list[ArchivedRun] = []
     for run in runs:
-        if wave and sum(one.size_bytes for one in wave) + run.size_bytes > _WAVE_BYTES:
+        if wave and sum(earlier.size_bytes for earlier in wave) + run.size_bytes > _WAVE_BYTES:
             yield wave
             wave = []
         wave.append(run)
@@ -281,7 +281,7 @@ def _stage(
     staging: StagingFolder,
 ) -> list[Staged]:
     """The records that are missing, as finished batches in files, in the order of partition and offset."""
-    begin = by_partition({number: one.next_offset for number, one in restorers.items()})
+    begin = by_partition({number: restorer.next_offset for number, restorer in restorers.items()})
     rows = read_files(spark, archived.paths(runs)).where(F.col("offset") >= begin)
     tasks = max(1, -(-sum(run.size_bytes for run in runs) // _TASK_BYTES))
     # By range: tasks of one partition share its work, and their numbers are in the order of its offsets.
@@ -289,7 +289,7 @@ def _stage(
     columns = ordered.select("partition", "offset", "timestamp", "key", "value", "headers")
     stage = partial(_stage_task, staging, target.name, target.config)
     results = columns.mapInArrow(stage, "staged binary").collect()
-    return sorted((msgspec.json.decode(row["staged"], type=Staged) for row in results), key=lambda one: one.task)
+    return sorted((msgspec.json.decode(row["staged"], type=Staged) for row in results), key=lambda staged: staged.task)
 
 
 def _stage_task(

@@ -127,7 +127,9 @@ def _mentioned(topics: list[str], text: str) -> list[str]:
     found: dict[str, str] = {}
     for flags in (re.IGNORECASE, 0):
         # Spark's names have no case: of topics that differ in nothing else the query means the one it spells.
-        found |= {one.lower(): one for one in topics if re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text, flags)}
+        found |= {
+            topic.lower(): topic for topic in topics if re.search(rf"(?<!\w){re.escape(topic)}(?!\w)", text, flags)
+        }
     return list(found.values())
 
 

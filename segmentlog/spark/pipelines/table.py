@@ -314,7 +314,7 @@ def _ensure_a_file(
     spark: SparkSession, folder: TableFolder, rows: TableRows, before: TableState | None, touched: set[int]
 ) -> None:
     """A table without rows has a file that tells its columns."""
-    kept = [] if before is None else [one for one in before.files if one.bucket >= 0 and one.bucket not in touched]
+    kept = [] if before is None else [file for file in before.files if file.bucket >= 0 and file.bucket not in touched]
     if not kept and not data_files(folder.work_folder()):
         empty = rows.shaped(rows.existing([])).coalesce(1)
         with microseconds(spark):

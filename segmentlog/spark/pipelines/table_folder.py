@@ -62,7 +62,7 @@ class TableState(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.files)
+        return sum(file.rows for file in self.files)
 
 
 class TableFolder:
@@ -103,9 +103,9 @@ class TableFolder:
         if state.version != version or state.buckets < 1:
             why = f"it is of version {state.version}, with {state.buckets} buckets"
             raise SegmentlogError(f"{path}: {why}; --rebuild makes the table anew")
-        for one in state.files:
-            if not _FILE.fullmatch(one.name):
-                why = f"it names the file {one.name!r}, which is none of a table: it was not written by segmentlog"
+        for file in state.files:
+            if not _FILE.fullmatch(file.name):
+                why = f"it names the file {file.name!r}, which is none of a table: it was not written by segmentlog"
                 raise SegmentlogError(f"{path}: {why}, or was changed since; --rebuild makes the table anew")
         return state
 
@@ -134,10 +134,10 @@ class TableFolder:
 
     def paths(self, state: TableState, buckets: set[int]) -> list[str]:
         """Of the files with the rows of some buckets. Raises `NotAllowed` where one is no regular file."""
-        return [self._file(state, one) for one in state.files if one.bucket in buckets]
+        return [self._file(state, file) for file in state.files if file.bucket in buckets]
 
-    def _file(self, state: TableState, one: TableFile) -> str:
-        path = f"{self.folder(state.version)}/{one.name}"
+    def _file(self, state: TableState, file: TableFile) -> str:
+        path = f"{self.folder(state.version)}/{file.name}"
         if not is_plain_file(path):
             raise NotAllowed(path, "the file is missing; --rebuild makes the table anew")
         return path
@@ -176,12 +176,12 @@ class TableFolder:
             sync_file(self._fs, path)
             self._fs.rename(path, f"{folder}/{name}")
             files.append(TableFile(name, bucket, rows))
-        for one in [] if before is None else before.files:
-            if one.bucket >= 0 and one.bucket not in touched:
+        for file in [] if before is None else before.files:
+            if file.bucket >= 0 and file.bucket not in touched:
                 assert before is not None
-                name = re.sub(r"v\d+\.parquet$", f"{suffix}.parquet", one.name)
-                _link(self._file(before, one), f"{folder}/{name}")
-                files.append(TableFile(name, one.bucket, one.rows))
+                name = re.sub(r"v\d+\.parquet$", f"{suffix}.parquet", file.name)
+                _link(self._file(before, file), f"{folder}/{name}")
+                files.append(TableFile(name, file.bucket, file.rows))
         shutil.rmtree(self.work_folder(), ignore_errors=True)
         state = msgspec.structs.replace(state, files=files)
         replace_file(self._fs, f"{folder}/{_STATE}", msgspec.json.format(msgspec.json.encode(state), indent=1))

@@ -79,7 +79,7 @@ class TableRows:
         packed = F.col("value")
         if self._payload is not None:
             # With the payload's own type: in a file every column may be null.
-            packed = F.struct(*[F.col(f"`{one.name}`") for one in self._payload.fields]).cast(self._payload)
+            packed = F.struct(*[F.col(f"`{field.name}`") for field in self._payload.fields]).cast(self._payload)
         return rows.select(
             *[F.col(self.names[name]).alias(name) for name in _OWN],
             packed.alias("value"),
@@ -92,7 +92,7 @@ class TableRows:
         if self._payload is None:
             value = [F.col("value")]
         else:
-            value = [F.col(f"value.`{one.name}`") for one in self._payload.fields]
+            value = [F.col(f"value.`{field.name}`") for field in self._payload.fields]
         key, *rest = [F.col(name).alias(self.names[name]) for name in _OWN]
         return rows.select(key, *value, *rest, *others)
 

@@ -209,7 +209,9 @@ def _rows_of(
     if not shape.json_values:
         rows = read_topic(spark, path, topic, RECORD_COLUMNS, start=start, streaming=streaming, text=shape.text)
         if shape.text:
-            texts = F.transform("headers", lambda one: F.struct(one["key"], one["value"].cast("string").alias("value")))
+            texts = F.transform(
+                "headers", lambda header: F.struct(header["key"], header["value"].cast("string").alias("value"))
+            )
             rows = rows.withColumn("headers", F.to_json(texts) if sink.format == "csv" else texts)
         return rows.withColumn(_DATE, F.to_date("timestamp")) if with_date else rows
     schema = require_schema(spark, path, topic, shape.schema)
