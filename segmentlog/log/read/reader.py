@@ -15,16 +15,15 @@ from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.log.aborted import AbortedTransactions, is_aborted
-from segmentlog.log.around import around_segment
-from segmentlog.log.handle import REWRITING, Handle
+from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import settle
-from segmentlog.log.recovery.recovery import is_lost
 from segmentlog.log.swap import finish_swaps
+from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
-from segmentlog.storage.state import LogState
+from segmentlog.storage.state import REWRITING, LogState
 
 SkipListener = Callable[[int, int, CorruptBatch], None]
 """Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
@@ -255,10 +254,9 @@ class Reader:
         """Every range of offsets that was given up, ascending."""
         epoch = self._handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range is only ever added together with an epoch
-            checkpoint, _ = self._handle.checkpoint.read()
+            checkpoint = self._handle.ledger.last_checkpoint()
             self._handle.check_usable()  # else it may be that of a topic that has the name since
-            checkpoint = checkpoint or self._handle.checkpoint.known
-            self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
+            self._lost = (epoch, checkpoint.lost_ranges)
         return self._lost[1]
 
     # ------------------------------------------------------------ by time
@@ -345,7 +343,7 @@ class Reader:
 
     def _around(self, segment: _Segment, end_offset: int, known: KnownBatches | None = None) -> Around:
         base = segment.mapped.base_offset
-        return around_segment(self._handle, base, end_offset, known or segment.index.batches_behind)
+        return self._handle.around(base, end_offset, known or segment.index.batches_behind)
 
     def _known_batches(self, base: int) -> KnownBatches | None:
         """What the index in memory says of a segment, if it is there: more than its file, perhaps."""
