@@ -14,8 +14,8 @@ from segmentlog.arguments import as_bool, as_int, as_offset, as_seconds, as_time
 from segmentlog.clock import Clock
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, StoreClosed, UnknownTopic
-from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.log.append.appender import Appender

@@ -19,8 +19,9 @@ from seeds import seeds
 
 import segmentlog
 from segmentlog.config import TopicConfig
-from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header, encode_batch
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header
 from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
     NAMED_ID_END,

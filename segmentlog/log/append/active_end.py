@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull
-from segmentlog.format.batch import EncodedBatch
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.names import LOG_SUFFIX, SEGMENT_SUFFIXES
 from segmentlog.log.handle import Handle
 from segmentlog.policy.roll import should_roll

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
 from segmentlog.errors import ProducerFenced
-from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.control import encode_marker
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.active_end import ActiveEnd, Observed
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp, ProducerStates

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from segmentlog.format.batch import EncodedBatch
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.encoding import Columns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit

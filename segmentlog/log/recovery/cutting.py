@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from segmentlog.format.batch import CODEC_MASK, encode_batch, gap_batch
+from segmentlog.format.batch import CODEC_MASK
+from segmentlog.format.edit import gap_batch
+from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.log.files import quarantine_tail, remove_segment
