@@ -11,9 +11,9 @@ import xxhash
 from hypothesis import strategies as st
 
 from segmentlog.format.batch import CHECKED_SIZE, HEADER_SIZE, check_payload, decode_header
-from segmentlog.format.batch import encode_batch as encode
 from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from segmentlog.format.columns import Int64Array
+from segmentlog.format.encode import encode_batch as encode
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import Headers, Record
 

@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_lost_while_live_is_written_from_memory(tmp_path: P
     for spoil in (lambda: path.write_bytes(b"?" * path.stat().st_size), path.unlink):
         spoil()
         assert log.trim(log.log_start_offset + 1)
-        again, damaged = log.handle.checkpoint.read()
+        again, damaged = log.handle.ledger.read_checkpoint()
         assert again is not None
         assert not damaged
         assert (list(again.lost_ranges), list(again.epochs)) == (ranges, epochs)
@@ -280,7 +280,7 @@ def test_a_sealed_segment_is_synced_through_the_descriptor_it_was_written_with(t
     written: dict[str, int] = {}
     for _ in range(3):
         log.append([b"1", b"2"])
-        active = log._appender._active
+        active = log._appender._end._segment
         written[active.path] = active.fd
     synced = [args[0] for name, args in fs.calls if name == "fdatasync"]
     log.flush()

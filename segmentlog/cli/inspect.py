@@ -19,7 +19,7 @@ from segmentlog.errors import UnknownTopic
 if TYPE_CHECKING:
     from segmentlog.inspection.findings import Finding, Tally
     from segmentlog.inspection.found import PartitionFound
-    from segmentlog.log.recovery.repair import RepairReport
+    from segmentlog.log.repair.repair import RepairReport
     from segmentlog.storage.fs import FileSystem
 
 _COLOURS = {"damage": "red", "warning": "yellow", "note": "bright_black"}
@@ -159,7 +159,7 @@ def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_j
     when there is damage that cannot be repaired, and after --dry-run when there is any.
     """
     from segmentlog.inspection.store import inspect_partitions, size_of
-    from segmentlog.log.recovery.repair import plan_repair
+    from segmentlog.log.repair.repair import plan_repair
     from segmentlog.storage.fs import FileSystem
 
     fs, path = FileSystem(), store_path(ctx)
@@ -200,7 +200,7 @@ def _ask() -> None:
 
 def _repair(fs: FileSystem, path: str, found: PartitionFound) -> RepairReport:
     from segmentlog.inspection.files import read_topic_file
-    from segmentlog.log.recovery.repair import repair_partition
+    from segmentlog.log.repair.repair import repair_partition
 
     folder = f"{path}/{found.topic}"
     return repair_partition(fs, found.folder, found.topic, found.partition, lambda: read_topic_file(fs, folder)[1])

@@ -35,18 +35,13 @@ the offsets of one batch and the next, so that a hole is always damage.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from segmentlog.errors import CorruptBatch, RecordTooLarge
-from segmentlog.format.codecs import BY_NUMBER, CODEC_LZ4, CODEC_NONE
-from segmentlog.format.columns import ColumnSizes, Int64Array, Values, encode_columns, encode_numbers
-from segmentlog.records import Headers
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.codecs import BY_NUMBER, CODEC_NONE
 
 MAGIC: Final = b"SLB\x01"
 HEADER_SIZE: Final = 4 + 2 + 2 + 8 + 4 + 4 + 8 + 8 + 8 + 4 + 7 * 4 + 8 + 8
@@ -63,29 +58,17 @@ MAX_RAW_SIZE: Final = 512 << 20
 
 _MAX_OFFSET: Final = 2**63 - 2
 # So that the offset after it is an i64 as well.
-_NO_VALUES: Final = b"\x90"
-# An empty MessagePack array.
-_COMPRESS_FROM_BYTES: Final = 256
-# A smaller payload is stored raw: LZ4 takes 2 us to set up and finds next to nothing to share, and others more.
+NO_VALUES: Final = b"\x90"
+"""The payload of a batch without records: an empty MessagePack array."""
 
-_HEADER = struct.Struct("<4sHhqIIqqqiIIIIIIIQQ")
-_PLACE = struct.Struct("<qI")
-_PLACE_POSITION = 8
-_TIMES = struct.Struct("<qq")
-_LAST_OFFSET_DELTA = struct.Struct("<I")
-_LAST_OFFSET_DELTA_POSITION = 20
-_TIMES_POSITION = 24
-_ATTRIBUTES_AND_EPOCH = struct.Struct("<Hh")
-_ATTRIBUTES_POSITION = 4
-_PRODUCER_AND_SEQUENCE = struct.Struct("<qi")
-_PRODUCER_POSITION = 40
+HEADER: Final = struct.Struct("<4sHhqIIqqqiIIIIIIIQQ")
 _PAYLOAD_SIZE = struct.Struct("<I")
 _PAYLOAD_SIZE_POSITION = 56
 _PAYLOAD_CHECKSUM_POSITION = 80
-_CHECKSUM = struct.Struct("<Q")
-assert _HEADER.size == HEADER_SIZE == 96
+CHECKSUM: Final = struct.Struct("<Q")
+assert HEADER.size == HEADER_SIZE == 96
 
-_hash = xxhash.xxh3_64_intdigest
+hash_of: Final = xxhash.xxh3_64_intdigest
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -139,251 +122,11 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         """What the other columns leave of the payload."""
         return self.raw_size - self.timestamps_size - self.keys_size - self.values_size - self.headers_size
 
-    @property
-    def column_sizes(self) -> ColumnSizes:
-        """Sizes of the columns; those of the offset deltas follow from the others."""
-        return ColumnSizes(
-            self.offset_deltas_size, self.timestamps_size, self.keys_size, self.values_size, self.headers_size
-        )
 
-
-Payload = bytes | bytearray | memoryview
-
-
-class EncodedBatch:
-    """A finished batch that has no offset yet: encoded, compressed and hashed outside any lock."""
-
-    __slots__ = (
-        "_header", "attributes", "last_offset_delta", "max_timestamp", "payload", "producer_id", "record_count",
-        "size_bytes",
-    )  # fmt: skip
-
-    def __init__(self, header: bytearray, payload: Payload, record_count: int, last_offset_delta: int,
-                 max_timestamp: int, attributes: int = 0, producer_id: int = -1) -> None:  # fmt: skip
-        self._header = header
-        self.attributes = attributes
-        self.producer_id = producer_id
-        self.payload = payload
-        self.record_count = record_count
-        self.last_offset_delta = last_offset_delta
-        self.max_timestamp = max_timestamp
-        self.size_bytes = HEADER_SIZE + len(payload)
-
-    def placed_at(self, base_offset: int, epoch: int, append_time_ms: int | None = None) -> bytearray:
-        """The header for this place in a log; ``append_time_ms`` makes it the timestamp of every record."""
-        header = self._header
-        _PLACE.pack_into(header, _PLACE_POSITION, base_offset, epoch)
-        if append_time_ms is not None:
-            header[4] |= LOG_APPEND_TIME
-            _TIMES.pack_into(header, _TIMES_POSITION, append_time_ms, append_time_ms)
-            self.max_timestamp = append_time_ms
-        _CHECKSUM.pack_into(header, CHECKED_SIZE, _hash(header[:CHECKED_SIZE]))
-        return header
-
-    def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
-        """Make it a batch of this producer: it was encoded before anybody knew who would append it."""
-        self.producer_id = producer_id
-        self.attributes = (self.attributes & ~TRANSACTIONAL) | (TRANSACTIONAL if transactional else 0)
-        codec = self._header[_ATTRIBUTES_POSITION] & CODEC_MASK
-        _ATTRIBUTES_AND_EPOCH.pack_into(self._header, _ATTRIBUTES_POSITION, self.attributes | codec, producer_epoch)
-        _PRODUCER_AND_SEQUENCE.pack_into(self._header, _PRODUCER_POSITION, producer_id, base_sequence)
-
-    def extend_to(self, last_offset_delta: int) -> None:
-        """Let the batch end behind its last record: what stood in between was compacted away."""
-        self.last_offset_delta = last_offset_delta
-        _LAST_OFFSET_DELTA.pack_into(self._header, _LAST_OFFSET_DELTA_POSITION, last_offset_delta)
-
-
-def encode_batch(
-    values: Values,
-    keys: Values | None = None,
-    timestamps: Int64Array | None = None,
-    headers: Sequence[Headers] | None = None,
-    *,
-    now_ms: int,
-    codec: int = CODEC_LZ4,
-    limit_bytes: int = MAX_RAW_SIZE,
-    scratch: bytearray | None = None,
-    offset_deltas: npt.NDArray[np.uint32] | None = None,
-    attributes: int = 0,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    delete_horizon_ms: int | None = None,
-) -> EncodedBatch:
-    """Encode columns that were checked before. Not empty; ``timestamps`` default to ``now_ms`` for all.
-
-    Raises `RecordTooLarge` when the columns take more than ``limit_bytes`` uncompressed, and
-    `InvalidRecord` for a value that cannot be encoded.
-
-    With ``delete_horizon_ms`` there must be ``timestamps``.
-
-    With ``scratch`` the columns are built in that buffer, and an uncompressed batch goes on
-    using it: write the batch before the buffer serves the next one.
-    """
-    if scratch is None:
-        scratch = bytearray()
-    count = len(values)
-    base_timestamp = max_timestamp = now_ms
-    if timestamps is not None:
-        timestamps, base_timestamp, max_timestamp = _reduced(timestamps, delete_horizon_ms)
-    if delete_horizon_ms is not None:
-        attributes |= DELETE_HORIZON
-    sizes = encode_columns(scratch, values, keys, timestamps, headers, offset_deltas, base_timestamp)
-    if len(scratch) > limit_bytes:
-        raise RecordTooLarge(len(scratch), limit_bytes)
-    last_offset_delta = count - 1 if offset_deltas is None else int(offset_deltas[-1])
-    return _finish(
-        scratch, sizes, count, last_offset_delta, base_timestamp, max_timestamp, codec, attributes, producer_id,
-        producer_epoch, base_sequence,
-    )  # fmt: skip
-
-
-def join_batch(
-    keys: bytes,
-    values: bytes,
-    headers: bytes,
-    timestamps: Int64Array,
-    offset_deltas: npt.NDArray[np.uint32] | None,
-    *,
-    count: int,
-    codec: int = CODEC_LZ4,
-    limit_bytes: int = MAX_RAW_SIZE,
-    attributes: int = 0,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    delete_horizon_ms: int | None = None,
-) -> EncodedBatch:
-    """A batch of columns that are encoded already (empty: absent), for records cut out of others.
-
-    Raises `RecordTooLarge` when it takes more than ``limit_bytes`` uncompressed.
-    """
-    column, base_timestamp, max_timestamp = _reduced(timestamps, delete_horizon_ms)
-    if delete_horizon_ms is not None:
-        attributes |= DELETE_HORIZON
-    head, deltas_size, timestamps_size = encode_numbers(column, offset_deltas, base_timestamp)
-    raw = b"".join((head, keys, values, headers))
-    if len(raw) > limit_bytes:
-        raise RecordTooLarge(len(raw), limit_bytes)
-    sizes = ColumnSizes(deltas_size, timestamps_size, len(keys), len(values), len(headers))
-    last_offset_delta = count - 1 if offset_deltas is None else int(offset_deltas[-1])
-    return _finish(
-        raw, sizes, count, last_offset_delta, base_timestamp, max_timestamp, codec, attributes, producer_id,
-        producer_epoch, base_sequence,
-    )  # fmt: skip
-
-
-def _reduced(timestamps: Int64Array, delete_horizon_ms: int | None) -> tuple[Int64Array | None, int, int]:
-    """(the column of timestamps, None where they all equal the base; the base timestamp; the largest)."""
-    largest = int(timestamps.max())
-    if delete_horizon_ms is not None:
-        return timestamps, delete_horizon_ms, largest
-    first = int(timestamps[0])
-    return (None if first == largest == timestamps.min() else timestamps), first, largest
-
-
-def _finish(
-    raw: bytes | bytearray,
-    sizes: ColumnSizes,
-    count: int,
-    last_offset_delta: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    codec: int,
-    attributes: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-) -> EncodedBatch:
-    """Compress and hash the columns, and put a header in front."""
-    raw_size = len(raw)
-    payload: bytes | bytearray = raw
-    used_codec = CODEC_NONE
-    if codec != CODEC_NONE and raw_size >= _COMPRESS_FROM_BYTES:
-        compressed = BY_NUMBER[codec].compress(raw)
-        if len(compressed) < raw_size:
-            payload, used_codec = compressed, codec
-    header = bytearray(
-        _HEADER.pack(
-            MAGIC,
-            attributes | used_codec,
-            producer_epoch,
-            0,
-            0,
-            last_offset_delta,
-            base_timestamp,
-            max_timestamp,
-            producer_id,
-            base_sequence,
-            count,
-            len(payload),
-            raw_size,
-            sizes.timestamps,
-            sizes.keys,
-            sizes.values,
-            sizes.headers,
-            _hash(payload),
-            0,
-        )
-    )
-    return EncodedBatch(header, payload, count, last_offset_delta, max_timestamp, attributes, producer_id)
-
-
-def read_encoded(view: memoryview, position: int, path: str = "") -> EncodedBatch:
-    """The finished batch that lies at ``position``, checked, to be placed in another log. Raises `CorruptBatch`.
-
-    Its payload is not copied: ``view`` must last until it is written.
-    """
-    header = decode_header(view, position, path)
-    payload = check_payload(view, position, header, path)
-    attributes = header.attributes & ~CODEC_MASK
-    return EncodedBatch(
-        bytearray(view[position : position + HEADER_SIZE]), payload, header.record_count, header.last_offset_delta,
-        header.max_timestamp, attributes, header.producer_id,
-    )  # fmt: skip
-
-
-def encoded_gap(offset_count: int) -> EncodedBatch:
-    """A batch of so many offsets, 1 to 2^32, and no record: what a log that is restored has no records for."""
-    header = bytearray(gap_batch(0, offset_count, 0)[:HEADER_SIZE])
-    return EncodedBatch(header, _NO_VALUES, 0, offset_count - 1, 0)
-
-
-def gap_batch(base_offset: int, next_offset: int, epoch: int) -> bytes:
-    """A batch without records: nothing is left of the offsets ``[base_offset, next_offset)``."""
-    sizes = (0, 1, 1, 0, 0, 1, 0)
-    header = bytearray(
-        _HEADER.pack(MAGIC, 0, -1, base_offset, epoch, next_offset - base_offset - 1, 0, 0, -1, -1,
-                     *sizes, _hash(_NO_VALUES), 0)
-    )  # fmt: skip
-    _CHECKSUM.pack_into(header, CHECKED_SIZE, _hash(header[:CHECKED_SIZE]))
-    return bytes(header) + _NO_VALUES
-
-
-def extended_header(header: BatchHeader, last_offset_delta: int) -> bytes:
-    """The header of a batch that is copied as it is, but ends behind its last record."""
-    fields = msgspec.structs.astuple(msgspec.structs.replace(header, last_offset_delta=last_offset_delta))
-    packed = bytearray(_HEADER.pack(*fields))
-    _CHECKSUM.pack_into(packed, CHECKED_SIZE, _hash(packed[:CHECKED_SIZE]))
-    return bytes(packed)
-
-
-def emptied(header: BatchHeader) -> tuple[BatchHeader, bytes]:
-    """(header, payload) of the batch without its records: its offsets and its producer's numbers are left."""
-    empty = msgspec.structs.replace(
-        header,
-        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON | LOG_APPEND_TIME),
-        record_count=0,
-        payload_size=1,
-        raw_size=1,
-        timestamps_size=0,
-        keys_size=0,
-        values_size=1,
-        headers_size=0,
-        payload_checksum=_hash(_NO_VALUES),
-    )
-    return empty, _NO_VALUES
+def pack_header(header: BatchHeader) -> bytes:
+    """The bytes of a header, its checksum made anew."""
+    packed = HEADER.pack(*msgspec.structs.astuple(header))[:CHECKED_SIZE]
+    return packed + CHECKSUM.pack(hash_of(packed))
 
 
 def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeader:
@@ -394,10 +137,10 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
     available = len(view) - position
     if available < HEADER_SIZE:
         raise CorruptBatch(path, position, f"a batch header of {HEADER_SIZE} bytes", f"{max(available, 0)} bytes")
-    header = BatchHeader(*_HEADER.unpack_from(view, position))
+    header = BatchHeader(*HEADER.unpack_from(view, position))
     if header.magic != MAGIC:
         raise CorruptBatch(path, position, f"magic {MAGIC!r}", repr(header.magic))
-    digest = _hash(view[position : position + CHECKED_SIZE])
+    digest = hash_of(view[position : position + CHECKED_SIZE])
     if digest != header.header_checksum:
         raise CorruptBatch(path, position, f"header checksum {header.header_checksum:#018x}", f"{digest:#018x}")
     if header.payload_size > available - HEADER_SIZE:
@@ -417,13 +160,13 @@ def claimed_header(view: memoryview, position: int) -> BatchHeader | None:
     """What the bytes at ``position`` say as a header, right or wrong; None where there are too few."""
     if len(view) - position < HEADER_SIZE:
         return None
-    return BatchHeader(*_HEADER.unpack_from(view, position))
+    return BatchHeader(*HEADER.unpack_from(view, position))
 
 
 def header_holds(header: BatchHeader) -> bool:
     """Whether the header's own checksum is right: it is what was written, wherever its payload ends."""
-    packed = _HEADER.pack(*msgspec.structs.astuple(header))
-    return header.magic == MAGIC and _hash(packed[:CHECKED_SIZE]) == header.header_checksum
+    packed = HEADER.pack(*msgspec.structs.astuple(header))
+    return header.magic == MAGIC and hash_of(packed[:CHECKED_SIZE]) == header.header_checksum
 
 
 def header_with_payload(view: memoryview, position: int, size_bytes: int, checksum: int) -> BatchHeader | None:
@@ -434,10 +177,10 @@ def header_with_payload(view: memoryview, position: int, size_bytes: int, checks
     head = bytearray(view[position : position + HEADER_SIZE])
     head[: len(MAGIC)] = MAGIC
     _PAYLOAD_SIZE.pack_into(head, _PAYLOAD_SIZE_POSITION, size_bytes)
-    _CHECKSUM.pack_into(head, _PAYLOAD_CHECKSUM_POSITION, checksum)
-    if _hash(head[:CHECKED_SIZE]) != _CHECKSUM.unpack_from(head, CHECKED_SIZE)[0]:
+    CHECKSUM.pack_into(head, _PAYLOAD_CHECKSUM_POSITION, checksum)
+    if hash_of(head[:CHECKED_SIZE]) != CHECKSUM.unpack_from(head, CHECKED_SIZE)[0]:
         return None
-    return BatchHeader(*_HEADER.unpack(head))
+    return BatchHeader(*HEADER.unpack(head))
 
 
 def flaw_of(header: BatchHeader) -> str | None:
@@ -460,7 +203,7 @@ def check_payload(view: memoryview, position: int, header: BatchHeader, path: st
     """The stored payload of the batch at ``position``, its checksum checked. Raises `CorruptBatch`."""
     start = position + HEADER_SIZE
     payload = view[start : start + header.payload_size]
-    digest = _hash(payload)
+    digest = hash_of(payload)
     if digest != header.payload_checksum:
         raise CorruptBatch(
             path,

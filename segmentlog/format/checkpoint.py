@@ -80,6 +80,11 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
         return self.epochs[-1].epoch
 
 
+def point_at(base: int) -> dict[str, int]:
+    """The fields of a recovery point at the start of a segment."""
+    return {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
+
+
 class MalformedCheckpoint(ValueError):
     """A slot that holds no checkpoint: never written, cut short, or damaged."""
 

@@ -18,8 +18,9 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.format.batch import CONTROL, TRANSACTIONAL, BatchHeader, EncodedBatch, encode_batch
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, BatchHeader
 from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.format.record_batch import RecordBatch
 
 _KEY = struct.Struct("<HH")

@@ -13,13 +13,7 @@ import msgspec
 import numpy as np
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import (
-    HEADER_SIZE,
-    LOG_APPEND_TIME,
-    BatchHeader,
-    check_payload,
-    decode_header,
-)
+from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader, check_payload, decode_header
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, step_over

@@ -18,7 +18,7 @@ from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.found import Cut, Hole, PartitionFound
 from segmentlog.inspection.producers import ProducersLook
 from segmentlog.inspection.segment import InspectSegment, SegmentFound, index_flaws
-from segmentlog.policy.lost_ranges import behind
+from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
@@ -191,7 +191,7 @@ class LogLook:
             found.add("damage", segment.path, what, segment.whole_position, 0, end_offset, segment.end_offset)
         elif tail_from is None:
             self._check_gap(segment.path, segment.whole_position, segment.end_offset, end_offset)
-        elif behind(self._lost_ranges(), segment.end_offset) < end_offset:
+        elif first_behind(self._lost_ranges(), segment.end_offset) < end_offset:
             what = f"offsets end at {segment.end_offset}, and the next segment begins at {end_offset}"
             self._tail_breaks.append(Hole(segment.end_offset, end_offset, what))
 
@@ -202,7 +202,7 @@ class LogLook:
     def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int) -> None:
         """A gap is explained by lost ranges only: compaction leaves none."""
         # What lies below the log start was deleted, and the log may start inside a lost range.
-        base_offset = behind(self._lost_ranges(), max(base_offset, self._start_now()))
+        base_offset = first_behind(self._lost_ranges(), max(base_offset, self._start_now()))
         if base_offset < end_offset:
             what = "no batch has these offsets, and no lost range accounts for them"
             self._hole(path, position, base_offset, end_offset, what)

@@ -20,7 +20,6 @@ from segmentlog.format.control import decode_marker
 from segmentlog.format.names import ABORTED_SUFFIX
 from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
-from segmentlog.log.around import around_segment
 from segmentlog.log.handle import Handle
 from segmentlog.storage import forks
 from segmentlog.storage.fs import read_file, write_all
@@ -116,7 +115,7 @@ class AbortedTransactions:
                     return
 
         def around() -> Around:
-            return around_segment(handle, base, log.log_end_offset, self._known(base))
+            return handle.around(base, log.log_end_offset, self._known(base))
 
         aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
         self._segments[base] = _Known(end, aborted, sealed)

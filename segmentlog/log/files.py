@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 from segmentlog.format.names import (
     CACHE_SUFFIXES,
@@ -16,7 +15,7 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.log.handle import Handle
-from segmentlog.storage.fs import DiskFailed, opened, read_file, replace_file
+from segmentlog.storage.fs import read_file, replace_file
 from segmentlog.storage.segment import segment_stem
 
 
@@ -31,17 +30,6 @@ def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tu
     path = f"{handle.quarantine}/{segment_name(base)}-{position}-{handle.clock.now_ms()}.{reason}"
     replace_file(fs, path, data)
     return len(data), path
-
-
-def truncate_file(handle: Handle, base: int, size: int) -> None:
-    """Cut a segment's file, durably. Raises `DiskFailed` when it is the fsync that fails."""
-    path = segment_stem(handle.folder, base) + LOG_SUFFIX
-    with opened(handle.fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
-        handle.fs.ftruncate(fd, size)
-        try:
-            handle.fs.fsync(fd)
-        except OSError as error:
-            raise DiskFailed.of(error, path) from error
 
 
 def remove_segment(handle: Handle, base: int) -> None:

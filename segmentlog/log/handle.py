@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
-from segmentlog.errors import CorruptBatch, LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, UnknownTopic
+from segmentlog.errors import LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, UnknownTopic
 from segmentlog.format.batch import MAX_RAW_SIZE
-from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.names import CHECKPOINT_FILE, LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.format.names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.format.scan import Around, KnownBatches
+from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import forks
-from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
+from segmentlog.storage.index import batches_known
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
-from segmentlog.storage.segment import ActiveSegment, list_segments
-from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage
-from segmentlog.storage.state import REWRITING as REWRITING
-from segmentlog.storage.state import WRITING as WRITING
-
-logger = logging.getLogger("segmentlog")
+from segmentlog.storage.segment import SealedSegment, list_segments, segment_stem
+from segmentlog.storage.state import LogState, StatePage
 
 _SEALED_KEPT = 8
-"""Segments that are sealed faster than they are synced are let go of beyond so many."""
+"""Segments that are sealed faster than they are synced are closed beyond so many."""
 
 
 class Handle:
@@ -72,15 +66,16 @@ class Handle:
         """No batch of this log holds more bytes, uncompressed."""
         self._on_open = on_open
         self._on_roll = on_roll
-        self.checkpoint = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}")
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
         self.is_opening = True
         """Until the partition is open: its descriptors are in use, though no mutex says so."""
-        self.sealed: dict[int, tuple[int, ActiveSegment]] = {}
-        """(epoch, segment) by base offset: sealed here and perhaps not synced yet; see `keep_sealed`."""
-        self.page: StatePage = StatePage.private()
+        self.sealed: dict[int, SealedSegment] = {}
+        """By base offset: sealed here and perhaps not synced yet; see `keep_sealed`."""
+        self.ledger = Ledger(self)
+        self.page = self.ledger.page
+        """To be read; it is the ledger that changes it."""
         self.is_snapshot = False
         """Opened read-only when nobody had the log open: its end is where it was then."""
         self.failed: str | None = None
@@ -144,6 +139,7 @@ class Handle:
 
     def adopt(self, page: StatePage) -> None:
         """Go on with a page that was judged to be sound. Raises `UnknownTopic` when it is not the topic's any more."""
+        self.ledger.adopt(page)
         self.page = page
         # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
         # the topic may have been altered, or deleted, since the files were opened.
@@ -181,7 +177,7 @@ class Handle:
         for close in self.closers:
             close()
         while self.sealed:
-            self._let_go_of(self.sealed.popitem()[1][1])
+            self.sealed.popitem()[1].close()
         fds = self.lock_fd, self.state_fd
         self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
         for fd in fds:
@@ -204,30 +200,21 @@ class Handle:
             self.close_files()
             return True
 
-    def keep_sealed(self, segment: ActiveSegment, epoch: int) -> None:
-        """Keep a segment open that was sealed, until it is synced. Under the append lock.
-
-        The kernel tells of a failed writeback once for every descriptor that was open then. A file that nobody
-        has open may be forgotten with its error, and an fsync that opens it again hears of nothing.
-        """
+    def keep_sealed(self, segment: SealedSegment) -> None:
+        """Keep a segment open that was sealed, until it is synced. Under the append lock."""
         synced_base = self.page.sync.read().synced_base_offset
         for base in [base for base in self.sealed if base < synced_base]:
             self.drop_sealed(base)
         if len(self.sealed) < _SEALED_KEPT:
-            self.sealed[segment.base_offset] = (epoch, segment)
+            self.sealed[segment.base_offset] = segment
         else:
-            self._let_go_of(segment)
+            segment.close()
 
     def drop_sealed(self, base: int) -> None:
         """The segment is synced, or is no more what it was."""
         kept = self.sealed.pop(base, None)
         if kept is not None:
-            self._let_go_of(kept[1])
-
-    @staticmethod
-    def _let_go_of(segment: ActiveSegment) -> None:
-        with contextlib.suppress(OSError):
-            segment.close()
+            kept.close()
 
     # ------------------------------------------------------------ locks
 
@@ -262,6 +249,17 @@ class Handle:
         if raw_size > self.batch_limit:
             self.batch_limit = self._load_batch_limit()  # it may have been raised since
         return raw_size > self.batch_limit
+
+    def around(self, base: int, end_offset: int | None, known: KnownBatches | None = None) -> Around:
+        """What is known of the segment ``base`` beside its bytes, for who steps over damage in it.
+
+        Its batches end at ``end_offset`` at the latest; without ``known`` its index files are asked where they are.
+        """
+        batch_limit = MAX_RAW_SIZE
+        with contextlib.suppress(OSError, SegmentlogError):
+            self.exceeds_batch_limit(MAX_RAW_SIZE)  # learns of a limit that was raised since
+            batch_limit = self.batch_limit
+        return Around(end_offset, batch_limit, known or batches_known(self.fs, segment_stem(self.folder, base), base))
 
     def check_writable(self) -> None:
         if self.read_only:
@@ -309,7 +307,7 @@ class Handle:
         if self.is_in_place():
             return
         if not self.read_only:
-            self.page.count_move()
+            self.ledger.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
     @contextlib.contextmanager
@@ -361,46 +359,8 @@ class Handle:
         For errors of an fsync, and of a write that may have touched the file (`DiskFailed`), and for no other.
         """
         self.failed = why
-        self.page.failed = 1
+        self.ledger.mark_failed()
         raise PartitionFailed(self.log_name, why)
-
-    def update_checkpoint(self, **changes: object) -> Checkpoint:
-        """Replace fields of the checkpoint, durably. The caller holds the sync lock."""
-        self.check_in_place()
-        updated = msgspec.structs.replace(self.current_checkpoint(), boot_id=self.fs.boot_id(), **changes)
-        self.checkpoint.write(updated)
-        return updated
-
-    def current_checkpoint(self) -> Checkpoint:
-        """The checkpoint of a log that is live. Raises `CorruptBatch` when it is lost, and nobody here knows it.
-
-        With both slots bad, a blank one would forget what offsets were handed out and which were lost.
-        What this process read or wrote last and the state page tell it all.
-        """
-        current, _ = self.checkpoint.read()
-        if current is not None:
-            return current
-        known, log, sync = self.checkpoint.known, self.page.log.read(), self.page.sync.read()
-        if known is None or known.epoch != log.epoch:  # lost ranges only ever come with an epoch
-            raise CorruptBatch(self.checkpoint.path, 0, "a checkpoint in one of its two slots", "none")
-        logger.warning("%s: %s is damaged or gone: written anew from memory", self.log_name, self.checkpoint.path)
-        compacted = known.compacted
-        if self.config.compacts:  # another process may have come further
-            compacted = msgspec.structs.replace(compacted, begun_offset=max(compacted.begun_offset, log.log_end_offset))
-        first = self.segments(log)[0]
-        synced = max(sync.synced_base_offset, first)  # what lies before that segment is synced, or deleted
-        moved: dict[str, object] = {}
-        if known.recovery_segment < synced:
-            moved = {"recovery_offset": synced, "recovery_segment": synced, "recovery_position": 0}
-        return msgspec.structs.replace(
-            known,
-            log_start_offset=log.log_start_offset,
-            offset_ceiling=max(known.offset_ceiling, log.offset_ceiling),
-            clean=False,
-            compacted=compacted,
-            has_producers=known.has_producers or bool(self.page.words[PRODUCERS_WORD]),
-            **moved,
-        )
 
     def segments(self, log: LogState, offset: int | None = None) -> list[int]:
         """Base offsets of the segments as ``log`` shows them, ascending.
@@ -430,12 +390,9 @@ class Handle:
 
     def announce_waiting(self, for_s: float) -> bool:
         """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
-        if self.read_only:
-            return False
-        until_ms = self.clock.monotonic_ms() + int(for_s * 1000)
-        if not until_ms <= self.page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
-            self.page.waiting_until_ms = until_ms
-        return True
+        if not self.read_only:
+            self.ledger.announce_waiting(for_s)
+        return not self.read_only
 
     def wake_followers(self) -> None:
         """Rewrite a byte that followers watch, if any said that they wait."""
@@ -443,7 +400,3 @@ class Handle:
         if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
             with contextlib.suppress(OSError):
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)
-
-
-_LONGEST_WAIT_MS = 60_000
-"""Nobody announces more: what lies further ahead is of an earlier boot."""

@@ -1,44 +1,38 @@
 """A partition: the log itself.
 
-Append: check and encode (no lock) -> `Appender.place` (the lock) -> `Syncer.sync` (no lock).
-Read: `Reader.check_position` -> `Reader.read`. Open: `loader`. All of these are short files
-in this folder; this one says what a partition promises.
+Append: `Appends`. Read: `Reader.check_position` -> `Reader.read`. Open: `open_partition`. All of
+these are short files in this folder; this one says what a partition promises.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Literal
-
-import msgspec
 
 from segmentlog.arguments import as_bool, as_int, as_offset, as_seconds, as_time_ms
 from segmentlog.clock import Clock
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
-from segmentlog.format.batch import EncodedBatch
+from segmentlog.errors import CorruptBatch, InvalidConfig, StoreClosed, UnknownTopic
 from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.encoding import Columns, check_columns, encode_columns_as_batches
-from segmentlog.log.append.group_commit import GroupCommit
+from segmentlog.log.append.appends import Ack as Ack
+from segmentlog.log.append.appends import Appends
+from segmentlog.log.append.encoding import Columns, check_columns
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.compaction.cleaner import Cleaner
 from segmentlog.log.compaction.compaction_pass import Pace
-from segmentlog.log.files import retire_segment
-from segmentlog.log.handle import REWRITING, Handle
+from segmentlog.log.handle import Handle
 from segmentlog.log.lease import CleanerNote, Lease
 from segmentlog.log.producers import ProducerStamp, ProducerStates
 from segmentlog.log.read.catalog import Catalogs
 from segmentlog.log.read.reader import Reader, SkipListener
-from segmentlog.log.recovery.opening import find_live_page, open_partition, settle
-from segmentlog.log.recovery.recovery import recover, with_lost_range
+from segmentlog.log.recovery.opening import find_live_page, open_partition
 from segmentlog.log.retainer import Retainer
-from segmentlog.log.swap import finish_swaps
-from segmentlog.policy.flush import append_must_sync, background_sync_due
+from segmentlog.log.shortening import trim, truncate
 from segmentlog.records import (
     CompactionReport,
     EpochStart,
@@ -50,11 +44,9 @@ from segmentlog.records import (
 )
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import held
-from segmentlog.storage.state import CONFIG_WORD
 
 logger = logging.getLogger("segmentlog")
 
-Ack = Literal["written", "durable"]
 Isolation = Literal["read_uncommitted", "read_committed"]
 
 
@@ -87,11 +79,10 @@ class Partition:
             read_only=read_only, recovery=recovery, load_batch_limit=load_batch_limit,
             on_open=on_open, on_roll=on_roll,
         )  # fmt: skip
-        self._background = background
         self._closed = False
         self._appender = Appender(self._handle)
         self._syncer = Syncer(self._handle)
-        self._group = GroupCommit(self._handle, self._appender, self._syncer)
+        self._appends = Appends(self._handle, self._appender, self._syncer, background=background)
         self._reader = Reader(self._handle)
         lease, catalogs = Lease(self._handle), Catalogs(self._handle, self._reader)
         self._retainer = Retainer(self._handle, self._appender, catalogs, lease, self.trim)
@@ -155,7 +146,10 @@ class Partition:
             raise InvalidConfig("ack", ack, "'written' or 'durable'")
         if producer is not None and not isinstance(producer, ProducerStamp):
             raise InvalidConfig("producer", producer, "a ProducerStamp, or None")
-        return self.append_columns(check_columns(values, keys, timestamps, headers), ack, stamp=producer)
+        columns = check_columns(values, keys, timestamps, headers)
+        if self._closed or self._handle.read_only:
+            self._check_appendable()
+        return self._appends.columns(columns, ack, None, producer)
 
     def append_columns(
         self,
@@ -165,28 +159,9 @@ class Partition:
         stamp: ProducerStamp | None = None,
     ) -> int:
         """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
-        handle = self._handle
-        if self._closed or handle.read_only:
-            self._check_open()
-            handle.check_writable()
-        if not columns.values:
-            return self.log_end_offset
-        if handle.page.words[CONFIG_WORD] != handle.config_version:
-            handle.refresh_config()
-        config = handle.config
-        now_ms = handle.clock.now_ms()
-        kind = config.fsync.kind
-        if stamp is not None:
-            return self._append_stamped(columns, config, now_ms if create_ms is None else create_ms, ack, stamp)
-        if ack == "durable" or kind == "always":
-            if create_ms is not None:
-                columns = columns.stamped(create_ms)
-            return self._group.append(columns, config, now_ms)
-        batches = encode_columns_as_batches(columns, config, now_ms if create_ms is None else create_ms)
-        base_offset, _ = self._appender.place(batches, now_ms)
-        if kind in ("records", "bytes") or not self._background:
-            self._sync_if_due()
-        return base_offset
+        if self._closed or self._handle.read_only:
+            self._check_appendable()
+        return self._appends.columns(columns, ack, create_ms, stamp)
 
     def append_batches(
         self, batches: Sequence[EncodedBatch], ack: Ack | None = None, producer: ProducerStamp | None = None
@@ -196,28 +171,10 @@ class Partition:
         As `append`: all at once or none, and with ``producer`` under that producer's numbers, counted
         on from batch to batch. Batches are used up by it.
         """
-        self._check_open()
-        handle = self._handle
-        handle.check_writable()
+        self._check_appendable()
         if not batches:
             return self.log_end_offset
-        if producer is not None:
-            stamp = producer
-            for batch in batches:
-                batch.stamp(stamp.producer_id, stamp.epoch, stamp.sequence, transactional=stamp.transactional)
-                stamp = stamp.after(batch.last_offset_delta + 1)
-        base_offset, next_offset = self._appender.place(batches, handle.clock.now_ms(), producer)
-        self._sync_as_asked(ack, base_offset, next_offset)
-        return base_offset
-
-    def _append_stamped(
-        self, columns: Columns, config: TopicConfig, create_ms: int, ack: Ack | None, stamp: ProducerStamp
-    ) -> int:
-        """Append under a producer's numbers. Never merged with other appends: its batches are the producer's own."""
-        batches = encode_columns_as_batches(columns, config, create_ms, stamp=stamp)
-        base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
-        self._sync_as_asked(ack, base_offset, next_offset)
-        return base_offset
+        return self._appends.batches(batches, ack, producer)
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
         """Write the marker that commits or aborts the producer's open transaction in this partition.
@@ -261,25 +218,6 @@ class Partition:
         states.load(log, list(handle.segments(log)))
         yield states
 
-    def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int) -> None:
-        """What the caller or else the policy asks of an append of these offsets."""
-        kind = self._handle.config.fsync.kind
-        if ack == "durable" or kind == "always":
-            self._syncer.sync_records(base_offset, next_offset)
-        elif kind in ("records", "bytes") or not self._background:
-            self._sync_if_due()
-
-    def _sync_if_due(self) -> None:
-        """What the policy asks of an append: by count, by size, or by age when no background flush does it."""
-        handle = self._handle
-        log, sync = handle.page.log.read(), handle.page.sync.read()
-        unsynced_records = log.log_end_offset - sync.durable_offset
-        unsynced_bytes = log.appended_bytes - sync.synced_bytes
-        policy = handle.config.fsync
-        due = append_must_sync(policy, unsynced_records=unsynced_records, unsynced_bytes=unsynced_bytes)
-        if due or (not self._background and self.sync_due()):
-            self._syncer.sync(log.log_end_offset)
-
     def flush(self) -> int:
         """fsync everything appended so far, by whatever process; returns the durable offset."""
         self._check_open()
@@ -297,15 +235,7 @@ class Partition:
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
         """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
-        page = self._handle.page
-        log, sync = page.log.read(), page.sync.read()
-        return background_sync_due(
-            self._handle.config.fsync,
-            unsynced_records=log.log_end_offset - sync.durable_offset,
-            unsynced_age_ms=(self._handle.clock.monotonic_ms() if now_ms is None else now_ms) - sync.synced_at_ms,
-            sealed_unsynced=log.active_base_offset != sync.synced_base_offset,
-            slack_ms=slack_ms,
-        )
+        return self._appends.sync_due(slack_ms, now_ms)
 
     # ------------------------------------------------------------ reading
 
@@ -447,20 +377,9 @@ class Partition:
         return self._reader.describe()
 
     def _checkpoint(self) -> Checkpoint:
-        checkpoint, _ = self._handle.checkpoint.read()
-        return checkpoint or self._handle.checkpoint.known or Checkpoint()
+        return self._handle.ledger.last_checkpoint()
 
     # ------------------------------------------------------------ changing it
-
-    @held
-    def _changing(self) -> Iterator[None]:
-        """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
-        handle = self._handle
-        with handle.append_locked():
-            handle.check_appendable()
-            settle(handle)
-            finish_swaps(handle)
-            yield
 
     def trim(self, before_offset: int) -> int:
         """Delete records below ``before_offset`` from the front; returns the new log start offset.
@@ -469,34 +388,7 @@ class Partition:
         reader in the middle of it is not disturbed. Raises `OffsetOutOfRange` beyond the end.
         """
         self._check_open()
-        before_offset = as_offset("before_offset", before_offset)
-        handle = self._handle
-        with handle.telling(), self._changing():
-            log = handle.page.log.read()
-            if not 0 <= before_offset <= log.log_end_offset:
-                raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
-            if before_offset <= log.log_start_offset:
-                return log.log_start_offset
-            current = handle.current_checkpoint()
-            bases = handle.segments(log)
-            gone = [base for base, following in pairwise(bases) if following <= before_offset]
-            with handle.sync_locked():
-                moved: dict[str, object] = {}
-                if gone and current.recovery_segment <= gone[-1]:
-                    # The recovery point must not stay in a segment that is gone: a recovery would find no log.
-                    kept = bases[len(gone)]
-                    moved = {"recovery_offset": kept, "recovery_segment": kept, "recovery_position": 0}
-                    handle.fs.sync_folder(handle.folder)  # nor in one whose name a power cut may take
-                # Durable first: records must not come back after a crash once somebody saw them gone.
-                handle.update_checkpoint(log_start_offset=before_offset, **moved)
-            handle.page.log.write(
-                msgspec.structs.replace(
-                    log, log_start_offset=before_offset, generation=log.generation + (1 if gone else 0)
-                )
-            )
-            for base in gone:
-                retire_segment(handle, base)
-            return before_offset
+        return trim(self._handle, as_offset("before_offset", before_offset))
 
     def truncate(self, offset: int) -> LostRange | None:
         """Cut the end off: delete every record at and after ``offset``; returns the range that is gone.
@@ -506,36 +398,7 @@ class Partition:
         `LogTruncated`. Durable when it returns.
         """
         self._check_open()
-        offset = as_offset("offset", offset)
-        handle = self._handle
-        with handle.telling(), self._changing(), handle.sync_locked():
-            page = handle.page
-            log = page.log.read()
-            if not log.log_start_offset <= offset <= log.log_end_offset:
-                raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-            current = handle.current_checkpoint()
-            for gone in current.lost_ranges:
-                if gone.base_offset <= offset < gone.end_offset:
-                    offset = gone.end_offset  # ranges touch, but never overlap
-            if offset == log.log_end_offset:
-                return None
-            reason = "truncated on request"
-            lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, reason, handle.clock.now_ms())
-            base = max(base for base in handle.segments(log) if base <= offset)
-            moved: dict[str, object] = {}
-            if base < current.recovery_segment or current.recovery_offset > offset:
-                moved = {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
-            page.writing = REWRITING
-            handle.update_checkpoint(
-                offset_ceiling=log.log_end_offset + 1,
-                clean=False,
-                lost_ranges=with_lost_range(current.lost_ranges, lost),
-                **moved,
-            )
-            # From here on a crash at any point ends in the same log: a recovery reads the range
-            # from the checkpoint and cuts it off. So does this one.
-            recover(handle, page)
-            return lost
+        return truncate(self._handle, as_offset("offset", offset))
 
     def roll(self) -> bool:
         """Seal the active segment and begin the next one; False when it holds nothing."""
@@ -631,28 +494,13 @@ class Partition:
             owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
             if owes_sync and handle.failed is None and not handle.page.failed:
                 try:
-                    self._close_cleanly()
+                    self._appends.close_cleanly()
                 except (UnknownTopic, FileNotFoundError):
                     if handle.is_in_place() and not handle.is_moved:  # else it was deleted or renamed since that look
                         raise
         finally:
             with handle.append_mutex, handle.sync_mutex:
                 handle.close_files()
-
-    def _close_cleanly(self) -> None:
-        handle = self._handle
-        self._syncer.sync()
-        with handle.telling("it was not left clean"), handle.append_locked():
-            page = handle.page
-            log = page.log.read()
-            self._appender.leave_cleanly(log)
-            with handle.sync_locked():
-                sync = page.sync.read()
-                if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
-                    return  # another process appended meanwhile, and will close after us
-                # The page first: whoever appends after a death between the two must reserve offsets anew.
-                page.log.write(msgspec.structs.replace(log, offset_ceiling=log.log_end_offset))
-                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
 
     @property
     def handle(self) -> Handle:
@@ -678,6 +526,10 @@ class Partition:
         self._closed = True
         with self._handle.append_mutex, self._handle.sync_mutex:
             self._handle.close_files()
+
+    def _check_appendable(self) -> None:
+        self._check_open()
+        self._handle.check_writable()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -34,7 +34,6 @@ from segmentlog.format.producers import (
     encode_snapshot,
 )
 from segmentlog.format.scan import walk_over_damage
-from segmentlog.log.around import around_segment
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
@@ -167,7 +166,7 @@ class ProducerStates:
         """Take in the headers of ``[position, end)``; what lies behind a damaged one counts all the same."""
         base = mapped.base_offset
         walk = walk_over_damage(
-            mapped.upto(end), position, end, base, lambda: around_segment(self._handle, base, log.log_end_offset)
+            mapped.upto(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
         )
         for _, header in walk:
             self._behind += 1

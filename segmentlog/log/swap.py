@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 
-from msgspec.structs import replace
-
 from segmentlog.format.names import (
     CACHE_SUFFIXES,
     CLEANED_SUFFIX,
@@ -103,7 +101,7 @@ def _complete(
             index.writable = True
             index.close(end, size_bytes)
         if not recovering:
-            _count_generation(handle)
+            handle.ledger.count_generation()
     fs.sync_folder(folder)
     if not others:
         return
@@ -111,15 +109,8 @@ def _complete(
         for one in others:
             retire_segment(handle, one)
         if not recovering:
-            _count_generation(handle)
+            handle.ledger.count_generation()
     fs.sync_folder(folder)
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(swap)
         fs.sync_folder(folder)  # or it could come back, and with it what the next pass has removed
-
-
-def _count_generation(handle: Handle) -> None:
-    """Readers look at the folder anew."""
-    block = handle.page.log
-    log = block.read()
-    block.write(replace(log, generation=log.generation + 1))

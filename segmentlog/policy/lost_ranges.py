@@ -28,7 +28,7 @@ def containing(ranges: Ranges, offset: int) -> LostRange | None:
     return overlapping(ranges, offset, offset + 1)
 
 
-def behind(ranges: Ranges, offset: int) -> int:
+def first_behind(ranges: Ranges, offset: int) -> int:
     """Where history goes on when there is no record from ``offset`` on: behind the ranges that begin or lie there."""
     for lost in ranges:
         if lost.base_offset <= offset < lost.end_offset:
@@ -36,18 +36,18 @@ def behind(ranges: Ranges, offset: int) -> int:
     return offset
 
 
-def explain(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
+def is_lost(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
     """Whether lost ranges, one or several that touch, are why ``[base_offset, end_offset)`` holds no record."""
-    return behind(ranges, base_offset) >= end_offset
+    return first_behind(ranges, base_offset) >= end_offset
 
 
-def absorbing(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
+def with_lost_range(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
     """The ranges with one more at their end, which takes in those that it covers."""
     apart = [known for known in ranges if known.base_offset < lost.base_offset or known.end_offset > lost.end_offset]
     return (*apart, lost)
 
 
-def filled_up(known: Iterable[LostRange], new: Iterable[LostRange]) -> tuple[LostRange, ...]:
+def add_lost_ranges(known: Iterable[LostRange], new: Iterable[LostRange]) -> tuple[LostRange, ...]:
     """All ranges, ascending; of a new one only what no other covers."""
     ranges = sorted(known, key=_by_offset)
     for lost in sorted(new, key=_by_offset):

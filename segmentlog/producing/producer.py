@@ -28,7 +28,7 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.format.batch import EncodedBatch
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.log.append.encoding import Columns, check_columns, check_items, check_size, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner

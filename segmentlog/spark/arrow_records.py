@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.arrow import blob_column
-from segmentlog.format.batch import EncodedBatch, join_batch
 from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import array_of, check_headers
+from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, partitions_for_joined_keys
 from segmentlog.records import Headers

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.batch import EncodedBatch
 from segmentlog.format.columns import has_null
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.policy.partitioner import Partitioner
 from segmentlog.records import Headers

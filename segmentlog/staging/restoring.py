@@ -15,15 +15,10 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import RecordTooLarge, SegmentlogError
-from segmentlog.format.batch import (
-    EncodedBatch,
-    decode_header,
-    encode_batch,
-    encoded_gap,
-    read_encoded,
-)
+from segmentlog.format.batch import decode_header
 from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import Int64Array
+from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap, read_encoded
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, check_items
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import DiskFull, InvalidRecord, ProducerFenced, SegmentlogError, UnknownTopic
-from segmentlog.format.batch import EncodedBatch, read_encoded
+from segmentlog.format.encode import EncodedBatch, read_encoded
 from segmentlog.format.names import STAGING_FOLDER, check_topic_name, group_folder_name
 from segmentlog.log.append.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner

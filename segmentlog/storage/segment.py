@@ -1,4 +1,4 @@
-"""Segment files: one that is appended to, and any of them mapped for reading."""
+"""Segment files: the one that takes appends, those that were sealed and are not synced yet, any of them mapped."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from segmentlog.storage.fs import (
     DiskFailed,
     FileSystem,
     opened,
+    sync_data,
     try_fallocate,
     write_all,
 )
@@ -38,6 +39,68 @@ def segment_stem(folder: str, base_offset: int) -> str:
 def list_segments(fs: FileSystem, folder: str) -> list[int]:
     """Base offsets of the segments in a partition's folder, ascending."""
     return sorted(base for name in fs.listdir(folder) if (base := parse_segment_name(name)) is not None)
+
+
+def create_segment(fs: FileSystem, folder: str, base_offset: int) -> None:
+    """Make an empty one, if there is none yet. Its name is durable once the folder is synced."""
+    path = segment_stem(folder, base_offset) + LOG_SUFFIX
+    with opened(fs, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC):
+        pass
+
+
+def cut_segment(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
+    """Give back what was allocated behind the end of one that nobody here has open. A crash may bring it back."""
+    with opened(fs, segment_stem(folder, base_offset) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC) as fd:
+        fs.ftruncate(fd, position)
+
+
+def drop_behind(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
+    """Take back what was written from ``position`` on and never published, durably.
+
+    Its offsets go to other records next: after a power cut the disk must not come up
+    with the old bytes in place of those. Raises `DiskFailed` when the fsync fails: what was appended
+    before may be lost with it.
+    """
+    path = segment_stem(folder, base_offset) + LOG_SUFFIX
+    with opened(fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
+        _drop(fs, fd, position, path)
+
+
+def _drop(fs: FileSystem, fd: int, position: int, path: str) -> None:
+    fs.ftruncate(fd, position)
+    try:
+        fs.fsync(fd)
+    except OSError as error:
+        raise DiskFailed.of(error, path) from error
+
+
+class SealedSegment:
+    """A segment that was sealed here, through the descriptor that it was written with, until it is synced.
+
+    The kernel tells of a failed writeback once for every descriptor that was open then. A file that nobody
+    has open may be forgotten with its error, and an fsync that opens it again hears of nothing.
+    """
+
+    __slots__ = ("_fs", "base_offset", "epoch", "fd", "path")
+
+    def __init__(self, fs: FileSystem, path: str, base_offset: int, epoch: int, fd: int) -> None:
+        self._fs = fs
+        self.path = path
+        self.base_offset = base_offset
+        self.epoch = epoch
+        """Of the log then: a recovery may have put another file in its place."""
+        self.fd = fd
+
+    def sync(self) -> None:
+        """fdatasync. Raises `DiskFailed`."""
+        sync_data(self._fs, self.fd, self.path)
+
+    def close(self) -> None:
+        """Idempotent. Nobody is told of an error: whoever wants to know it syncs before."""
+        fd, self.fd = self.fd, -1  # before: its number may be another file's right after
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                let_go(self._fs, fd)
 
 
 class ActiveSegment:
@@ -111,35 +174,27 @@ class ActiveSegment:
                 raise DiskFailed.of(error, self.path) from error
             raise
 
+    def seal(self, position: int, epoch: int) -> SealedSegment:
+        """Take no more: what was allocated behind ``position``, the end, is given back, and the descriptor handed over.
+
+        Before readers see it as sealed: from then on they map all of the file.
+        """
+        self._fs.ftruncate(self.fd, position)
+        fd, self.fd = self.fd, -1
+        return SealedSegment(self._fs, self.path, self.base_offset, epoch, fd)
+
     def _take_back(self, position: int) -> None:
-        """`drop`, unless this process cannot do it: whoever appends next can. Raises `DiskFailed`."""
+        """As `drop_behind`, unless this process cannot do it: whoever appends next can. Raises `DiskFailed`."""
         try:
-            self.drop(position)
+            _drop(self._fs, self.fd, position, self.path)
         except OSError as error:
             failure = error
         else:
+            self._allocated = self._prepared = position
             self.is_cut = True
             return
         if isinstance(failure, DiskFailed) or failure.errno not in LOCAL_ERRORS | NO_ROOM:
             raise DiskFailed.of(failure, self.path)
-
-    def cut(self, position: int) -> None:
-        """Give back what was preallocated from ``position`` on."""
-        self._fs.ftruncate(self.fd, position)
-        self._allocated = self._prepared = position
-
-    def drop(self, position: int) -> None:
-        """Take back what was written from ``position`` on and never published, durably.
-
-        Its offsets go to other records next: after a power cut the disk must not come up
-        with the old bytes in place of those. Raises `DiskFailed` when the fsync fails: what was appended
-        before may be lost with it.
-        """
-        self.cut(position)
-        try:
-            self._fs.fsync(self.fd)
-        except OSError as error:
-            raise DiskFailed.of(error, self.path) from error
 
     def _prepare(self, position: int, size_bytes: int) -> None:
         """See to what lies ahead of ``position``, up to where it is to be seen to again."""

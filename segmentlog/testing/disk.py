@@ -106,10 +106,6 @@ class CrashPoint:
             if child is not None:
                 self._collect(child)
 
-    @property
-    def nothing_is_unsynced(self) -> bool:
-        return not any(image.pending or image.pending_names for image in self._images.values())
-
     def crashes(self, rng: random.Random, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
         """Disks as they may be found after a power cut at this moment: the extreme ones first, then random ones.
 

@@ -18,7 +18,7 @@ from segmentlog.errors import (
     StoreClosed,
     TransactionAborted,
 )
-from segmentlog.format.batch import EncodedBatch
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
 from segmentlog.log.append.encoding import Columns
 from segmentlog.log.producers import ProducerStamp

@@ -19,8 +19,9 @@ from seeds import seeds
 
 import segmentlog
 from segmentlog.config import TopicConfig
-from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header, encode_batch
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header
 from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
     NAMED_ID_END,
@@ -37,7 +38,7 @@ from segmentlog.inspection.found import PartitionFound
 from segmentlog.inspection.partition import inspect_partition
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
-from segmentlog.log.recovery.repair import RepairReport, repair_partition
+from segmentlog.log.repair.repair import RepairReport, repair_partition
 from segmentlog.storage.state import ABORTS_WORD, PRODUCERS_WORD
 from segmentlog.testing.disk import SimulatedDisk
 
@@ -496,7 +497,7 @@ def test_a_checkpoint_that_knows_of_no_producers(tmp_path: Path) -> None:
     """It is damage, and repair writes it anew."""
     log = sample(tmp_path)
     with log.handle.sync_locked():
-        log.handle.update_checkpoint(has_producers=False)
+        log.handle.ledger.update_checkpoint(has_producers=False)
     (found,) = told(tmp_path)
     assert found.severity == "damage"
     assert repaired(tmp_path).checkpoint

@@ -13,9 +13,9 @@ import pytest
 from broken import batches_of, command, copied, crash, findings, flip, log_files, make_store, records
 
 import segmentlog
-from segmentlog.format.batch import encode_batch
 from segmentlog.format.checkpoint import SLOT_SIZE, slot_size
 from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.encode import encode_batch
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
 # ---------------------------------------------------------------- flipped bytes

@@ -30,7 +30,7 @@ from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
-from segmentlog.log.recovery.repair import repair_partition
+from segmentlog.log.repair.repair import repair_partition
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_EMBEDDED_ROUNDS", "90"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", "1"))

@@ -30,7 +30,7 @@ from segmentlog.format.checkpoint import slot_size
 from segmentlog.inspection.files import read_topic_file
 from segmentlog.inspection.findings import Finding
 from segmentlog.inspection.store import inspect_store
-from segmentlog.log.recovery.repair import repair_partition
+from segmentlog.log.repair.repair import repair_partition
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from segmentlog.inspection.findings import Finding, Tally
 from segmentlog.inspection.partition import inspect_partition
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
-from segmentlog.log.recovery.repair import repair_partition
+from segmentlog.log.repair.repair import repair_partition
 
 UNNAMED = NAMED_ID_END + 1
 SETTINGS = {"segment_records": 6, "index_interval_bytes": 1}

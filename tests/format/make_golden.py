@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from segmentlog.format.batch import CONTROL, TRANSACTIONAL, encode_batch
+from segmentlog.format.batch import CONTROL, TRANSACTIONAL
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, encode_slot
 from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from segmentlog.format.encode import encode_batch
 from segmentlog.format.index import encode_entries
 from segmentlog.records import EpochStart, LostRange
 

@@ -20,7 +20,7 @@ from logs import FakeClock, NoSyncFileSystem, open_log
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidTopicName, SegmentlogError, StoreVersionError
-from segmentlog.format.batch import CONTROL, HEADER_SIZE, check_payload, decode_header, encode_batch
+from segmentlog.format.batch import CONTROL, HEADER_SIZE, check_payload, decode_header
 from segmentlog.format.checkpoint import MalformedCheckpoint, decode_checkpoint, decode_slot
 from segmentlog.format.columns import (
     MalformedColumn,
@@ -30,6 +30,7 @@ from segmentlog.format.columns import (
     decode_timestamps,
 )
 from segmentlog.format.control import Marker, decode_marker
+from segmentlog.format.encode import encode_batch
 from segmentlog.format.examine import examine
 from segmentlog.format.index import decode_entries
 from segmentlog.format.names import check_topic_name, parse_segment_name, segment_name

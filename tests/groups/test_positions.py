@@ -12,8 +12,9 @@ from leftovers import opened
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, InvalidTopicName, TopicExists
-from segmentlog.format.batch import TRANSACTIONAL, encode_batch
+from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.format.control import encode_marker
+from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import OFFSETS_TOPIC
 from segmentlog.groups.positions import CommittedOffset, GroupOffsets, decode_key, encode
 from segmentlog.records import PartitionId, TopicPartition

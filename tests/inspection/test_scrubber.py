@@ -18,8 +18,8 @@ from logs import FakeClock, NoSyncFileSystem
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, StoreClosed
-from segmentlog.format.batch import encode_batch as encode
 from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.encode import encode_batch as encode
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem

@@ -7,7 +7,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segmentlog.policy.lost_ranges import absorbing, behind, containing, explain, filled_up, overlapping
+from segmentlog.policy.lost_ranges import (
+    add_lost_ranges,
+    containing,
+    first_behind,
+    is_lost,
+    overlapping,
+    with_lost_range,
+)
 from segmentlog.records import LostRange
 
 END = 24
@@ -59,21 +66,21 @@ def test_where_history_goes_on(ranges: tuple[LostRange, ...], offset: int):
     wanted = offset
     while wanted in lost:
         wanted += 1
-    assert behind(ranges, offset) == wanted
+    assert first_behind(ranges, offset) == wanted
     assert (containing(ranges, offset) is not None) == (offset in lost)
 
 
 @given(histories(), spans())
 def test_a_gap_is_explained_when_every_offset_of_it_is_lost(ranges: tuple[LostRange, ...], span: tuple[int, int]):
     """By one range or by several that touch."""
-    assert explain(ranges, *span) == (set(range(*span)) <= numbers(ranges))
+    assert is_lost(ranges, *span) == (set(range(*span)) <= numbers(ranges))
 
 
 @given(histories(), st.lists(spans(), max_size=4))
 def test_new_ranges_take_what_no_other_covers(known: tuple[LostRange, ...], new: list[tuple[int, int]]):
     """Known ones stay as they are, nothing overlaps, and together they hold what any of them held."""
     fresh = tuple(LostRange(base, end, 99, "new") for base, end in new)
-    both = filled_up(known, fresh)
+    both = add_lost_ranges(known, fresh)
     assert is_history(both)
     assert set(known) <= set(both)
     assert numbers(both) == numbers(known) | numbers(fresh)
@@ -82,8 +89,8 @@ def test_new_ranges_take_what_no_other_covers(known: tuple[LostRange, ...], new:
 @given(histories(), st.integers(0, END))
 def test_a_truncation_absorbs_what_it_covers(known: tuple[LostRange, ...], base: int):
     """A range from an offset that is not lost to beyond the end."""
-    lost = LostRange(behind(known, base), END + 10, 99, "truncated")
-    both = absorbing(known, lost)
+    lost = LostRange(first_behind(known, base), END + 10, 99, "truncated")
+    both = with_lost_range(known, lost)
     assert is_history(both)
     assert both[-1] == lost
     assert numbers(both) == numbers(known) | numbers((lost,))

@@ -394,7 +394,7 @@ _ALLOWED = {
 _OPENED_ELSEWHERE = {
     "storage/fs.py", "storage/forks.py", "storage/state.py", "testing",
     # `Handle`'s files
-    "log/append/appender.py", "log/append/syncer.py", "log/recovery/opening.py", "log/recovery/repair.py",
+    "log/append/appender.py", "log/append/syncer.py", "log/recovery/opening.py", "log/repair/repair.py",
 }  # fmt: skip
 """Files that lock a descriptor that they were given: who opened it did so through the list."""
 

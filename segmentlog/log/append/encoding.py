@@ -11,7 +11,7 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
-from segmentlog.format.batch import TRANSACTIONAL, EncodedBatch, encode_batch
+from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import (
     Int64Array,
@@ -21,6 +21,7 @@ from segmentlog.format.columns import (
     encode_columns,
     has_null,
 )
+from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import Headers
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.format.batch import EncodedBatch
+from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.log.append.syncer import Syncer

@@ -6,8 +6,6 @@ import contextlib
 import logging
 import os
 
-import msgspec
-
 from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogError, UnknownTopic
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
@@ -15,7 +13,7 @@ from segmentlog.records import LostRange
 from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened, sync_data
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import FAILED_WORD, WAITING_WORD, LogState, SyncState
+from segmentlog.storage.state import WAITING_WORD, LogState, SyncState
 
 logger = logging.getLogger("segmentlog")
 
@@ -101,20 +99,27 @@ class Syncer:
         handle = self._handle
         epoch = handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range only ever comes with an epoch, and is in the checkpoint before that shows
-            self._lost = (epoch, handle.current_checkpoint().lost_ranges)
+            self._lost = (epoch, handle.ledger.checkpoint().lost_ranges)
         for lost in self._lost[1]:
             if lost.base_offset < end_offset and base_offset < lost.end_offset:
                 return lost
         return None
 
     def _sync_locked(self, sync: SyncState) -> int:
+        log = self._handle.page.log.read()
+        sync = self.sync_all(log, sync)
+        if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES:
+            self.move_recovery_point(log, sync)
+        return log.log_end_offset
+
+    def sync_all(self, log: LogState, sync: SyncState) -> SyncState:
+        """fsync everything that ``log`` shows, and no more is done. The caller holds the sync lock."""
         handle = self._handle
         page = handle.page
         if page.moved != handle.moved:
             handle.check_usable()
         if handle.failed is not None or page.failed:
             handle.fail(handle.failed or "an fsync failed")
-        log = page.log.read()
         is_known = self._key == (log.active_base_offset, log.epoch)
         is_known = is_known and log.active_base_offset == sync.synced_base_offset
         try:
@@ -128,32 +133,22 @@ class Syncer:
             has_failed = is_known or isinstance(error, DiskFailed)  # else a file could not be opened, say
             if has_failed:
                 # Before anything else is called: an interrupt must not have it forgotten, and then tried again.
-                page.words[FAILED_WORD] = 1
+                handle.ledger.mark_failed()
             try:
                 handle.check_usable()  # deleted since the look above: no failure of the disk
                 handle.check_in_place()
             except UnknownTopic:
                 if has_failed:
-                    page.words[FAILED_WORD] = 0
+                    handle.ledger.unmark_failed()
                 raise
             if not has_failed:
                 raise
             # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
             handle.fail(f"an fsync failed ({error})")
-        sync = SyncState(
-            log.log_end_offset,
-            log.appended_bytes,
-            log.active_base_offset,
-            sync.checkpointed_bytes,
-            handle.clock.monotonic_ms(),
-            sync.sync_count + 1,
-        )
-        page.sync.write(sync)
+        sync = handle.ledger.note_sync(log, sync)
         if page.words[WAITING_WORD]:
             handle.wake_followers()
-        if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES:
-            self.move_recovery_point(log, sync)
-        return log.log_end_offset
+        return sync
 
     def checkpoint_now(self) -> int:
         """fsync everything, sealed segments and names included, and put the recovery point there.
@@ -184,15 +179,9 @@ class Syncer:
         if sync.synced_base_offset != log.active_base_offset:
             # Rolled since, when every record was durable: where the sealed file was cut off is not, nor the next one's
             # name. Behind the recovery point the space that comes back after a power cut would be damage.
-            self._sync_locked(sync)
-            sync = handle.page.sync.read()
+            sync = self.sync_all(handle.page.log.read(), sync)
         try:
-            handle.update_checkpoint(
-                recovery_offset=log.log_end_offset,
-                recovery_segment=log.active_base_offset,
-                recovery_position=log.end_position,
-                **changes,
-            )
+            handle.ledger.move_recovery_point(log, sync, **changes)
         except OSError as error:
             if not is_from_a_call(error):
                 raise
@@ -202,7 +191,6 @@ class Syncer:
             if isinstance(error, DiskFailed):
                 handle.fail(f"writing the checkpoint failed ({error})")
             raise
-        handle.page.sync.write(msgspec.structs.replace(sync, checkpointed_bytes=sync.synced_bytes))
 
     def _sync_files(self, log: LogState, sync: SyncState) -> None:
         """fsync every segment written to since the last time, and the folder if one was begun since."""
@@ -229,8 +217,8 @@ class Syncer:
         handle = self._handle
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
         kept = handle.sealed.get(base)
-        if kept is not None and kept[0] == epoch:  # a recovery may have put another file in its place
-            sync_data(handle.fs, kept[1].fd, path)
+        if kept is not None and kept.epoch == epoch:
+            kept.sync()
             return
         with (
             contextlib.suppress(FileNotFoundError),  # retention was faster

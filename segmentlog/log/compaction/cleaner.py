@@ -31,8 +31,7 @@ class Cleaner:
 
     def compacted(self) -> Compacted:
         """How far the log is clean, as the checkpoint says."""
-        checkpoint, _ = self._handle.checkpoint.read()
-        return checkpoint.compacted if checkpoint is not None else Compacted()
+        return self._handle.ledger.last_checkpoint().compacted
 
     def why_due(self, now_ms: int) -> str | None:
         """Why a pass is worth it now; None when it is not."""

@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
-from segmentlog.format.checkpoint import Compacted
 from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
@@ -166,28 +164,16 @@ class CompactionPass:
         """Write down how far records may be missing from now on, before the first of them is."""
         handle = self._handle
         with handle.sync_locked():
-            checkpoint, _ = handle.checkpoint.read()
-            known = checkpoint.compacted if checkpoint is not None else Compacted()
-            if offset > known.begun_offset:
-                handle.update_checkpoint(compacted=replace(known, begun_offset=offset))
+            handle.ledger.announce_compaction(offset)
 
     def _lost_ranges(self) -> Sequence[LostRange]:
-        checkpoint, _ = self._handle.checkpoint.read()
-        return checkpoint.lost_ranges if checkpoint is not None else ()
+        return self._handle.ledger.last_checkpoint().lost_ranges
 
     def _note_progress(self, cleaned_offset: int) -> None:
         """Write down what was reached."""
         handle = self._handle
         with handle.sync_locked():
-            checkpoint, _ = handle.checkpoint.read()
-            begun_offset = checkpoint.compacted.begun_offset if checkpoint is not None else 0
-            compacted = Compacted(
-                cleaned_offset,
-                self._config.compaction_keep_last,
-                self._survivors.due_ms,
-                max(begun_offset, cleaned_offset),
-            )
-            handle.update_checkpoint(compacted=compacted)
+            handle.ledger.note_compaction(cleaned_offset, self._config.compaction_keep_last, self._survivors.due_ms)
 
     # ------------------------------------------------------------ reading
 

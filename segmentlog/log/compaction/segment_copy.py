@@ -16,21 +16,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull, RecordTooLarge
-from segmentlog.format.batch import (
-    CODEC_MASK,
-    CONTROL,
-    DELETE_HORIZON,
-    LOG_APPEND_TIME,
-    TRANSACTIONAL,
-    BatchHeader,
-    EncodedBatch,
-    emptied,
-    extended_header,
-    gap_batch,
-    join_batch,
-)
+from segmentlog.format.batch import CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
 from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import Int64Array, array_of, decode_blobs
+from segmentlog.format.edit import emptied, extended_header, gap_batch
+from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags, as_table, cut_rows, encode_items, join_items, null_items, those
 from segmentlog.log.compaction.survivors import UNDECIDED

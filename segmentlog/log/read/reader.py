@@ -15,16 +15,15 @@ from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.log.aborted import AbortedTransactions, is_aborted
-from segmentlog.log.around import around_segment
-from segmentlog.log.handle import REWRITING, Handle
+from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import settle
-from segmentlog.log.recovery.recovery import is_lost
 from segmentlog.log.swap import finish_swaps
+from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
-from segmentlog.storage.state import LogState
+from segmentlog.storage.state import REWRITING, LogState
 
 SkipListener = Callable[[int, int, CorruptBatch], None]
 """Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
@@ -108,13 +107,7 @@ class Reader:
             bases = self._handle.segments(log, offset)
             at = bisect_right(bases, offset) - 1
             if at < 0:  # the segments that held it are gone
-                first_base = bases[0] if bases else log.log_end_offset
-                with contextlib.suppress(_Outdated):
-                    if not self._gap_is_known(offset, first_base):
-                        wanted = f"a segment file that holds offset {offset}"
-                        damage = CorruptBatch(self._handle.folder, 0, wanted, "none", offset)
-                        self._tell(offset, first_base, damage, log, on_skip)
-                    offset = first_base
+                offset = self._behind_gap(offset, bases[0] if bases else log.log_end_offset, log, on_skip)
                 continue
             next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
             try:
@@ -138,18 +131,35 @@ class Reader:
                         if max_bytes is not None and handed_out >= max_bytes:
                             return
             except FileNotFoundError:
-                missing = f"{segment_stem(self._handle.folder, bases[at])}.log"
-                damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
-                try:
-                    self._tell(offset, next_base, damage, log, on_skip)
-                except _Outdated:
-                    continue  # deleted meanwhile by retention or a truncation
+                if not self._tell_gone(bases[at], offset, next_base, log, on_skip):
+                    continue
             except _Outdated:
                 continue
             if next_base >= log.log_end_offset:
                 return
             self._forget(bases[at])
             offset = max(offset, next_base)
+
+    def _behind_gap(self, offset: int, first_base: int, log: LogState, on_skip: SkipListener | None) -> int:
+        """Where reading goes on when the first segment begins behind ``offset``; there, if one has to look again."""
+        try:
+            if not is_lost(self.lost_ranges(), offset, first_base):
+                wanted = f"a segment file that holds offset {offset}"
+                damage = CorruptBatch(self._handle.folder, 0, wanted, "none", offset)
+                self._tell(offset, first_base, damage, log, on_skip)
+        except _Outdated:
+            return offset
+        return first_base
+
+    def _tell_gone(self, base: int, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None) -> bool:
+        """`_tell` that a segment's file is gone; False when it was deleted since, and one has to look again."""
+        missing = segment_stem(self._handle.folder, base) + LOG_SUFFIX
+        damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
+        try:
+            self._tell(offset, next_base, damage, log, on_skip)
+        except _Outdated:
+            return False
+        return True
 
     def _read_segment(
         self, segment: _Segment, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
@@ -196,7 +206,7 @@ class Reader:
                 if following > offset:
                     self._tell(max(expected, offset), following, damage, log, on_skip)
                 expected = following
-        if expected < next_base and (short or not active) and not self._gap_is_known(expected, next_base):
+        if expected < next_base and (short or not active) and not is_lost(self.lost_ranges(), expected, next_base):
             wanted = f"batches up to offset {next_base}"
             missing = short or CorruptBatch(mapped.path, end, wanted, "the end of the file", expected)
             self._tell(max(expected, offset), next_base, missing, log, on_skip)
@@ -223,10 +233,6 @@ class Reader:
         if on_skip is None:
             raise damage from None
         on_skip(base_offset, end_offset, damage)
-
-    def _gap_is_known(self, base_offset: int, end_offset: int) -> bool:
-        """Whether a range without records between two segments is a lost range, and not damage."""
-        return is_lost(self.lost_ranges(), base_offset, end_offset)
 
     # ------------------------------------------------------------ positions
 
@@ -255,10 +261,9 @@ class Reader:
         """Every range of offsets that was given up, ascending."""
         epoch = self._handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range is only ever added together with an epoch
-            checkpoint, _ = self._handle.checkpoint.read()
+            checkpoint = self._handle.ledger.last_checkpoint()
             self._handle.check_usable()  # else it may be that of a topic that has the name since
-            checkpoint = checkpoint or self._handle.checkpoint.known
-            self._lost = (epoch, checkpoint.lost_ranges if checkpoint else ())
+            self._lost = (epoch, checkpoint.lost_ranges)
         return self._lost[1]
 
     # ------------------------------------------------------------ by time
@@ -345,7 +350,7 @@ class Reader:
 
     def _around(self, segment: _Segment, end_offset: int, known: KnownBatches | None = None) -> Around:
         base = segment.mapped.base_offset
-        return around_segment(self._handle, base, end_offset, known or segment.index.batches_behind)
+        return self._handle.around(base, end_offset, known or segment.index.batches_behind)
 
     def _known_batches(self, base: int) -> KnownBatches | None:
         """What the index in memory says of a segment, if it is there: more than its file, perhaps."""

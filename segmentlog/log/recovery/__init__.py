@@ -1,1 +1,1 @@
-"""Opening a partition after whatever happened to it, and repairing one."""
+"""Opening a partition after whatever happened to it."""

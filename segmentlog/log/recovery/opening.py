@@ -11,16 +11,16 @@ from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import STATE_FILE
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.partition import inspect_partition
-from segmentlog.log.files import quarantine_tail, remove_segment, truncate_file
-from segmentlog.log.handle import REWRITING, Handle
+from segmentlog.log.files import quarantine_tail, remove_segment
+from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, DiskFailed, opened
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK
-from segmentlog.storage.segment import list_segments
-from segmentlog.storage.state import PAGE_SIZE, StatePage
+from segmentlog.storage.segment import drop_behind, list_segments
+from segmentlog.storage.state import PAGE_SIZE, REWRITING, StatePage
 
 
 def open_partition(handle: Handle) -> RecoveryReport:
@@ -38,7 +38,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
         handle.adopt(page)
         try:
             if page.writing and _lock_now(handle) and page.writing:
-                return cut_torn_tail(handle, page)
+                return cut_torn_tail(handle)
             return _live_report(page)
         finally:
             handle.fs.flock(handle.lock_fd, UNLOCK)  # harmless where it is not locked
@@ -113,23 +113,23 @@ def settle(handle: Handle) -> None:
         with handle.sync_locked():
             recover(handle, handle.page)
     elif writing:
-        cut_torn_tail(handle, handle.page)
+        cut_torn_tail(handle)
 
 
-def cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
+def cut_torn_tail(handle: Handle) -> RecoveryReport:
     """Cut off what an append that never finished left behind the end. The caller holds the append lock.
 
     Done again when something keeps it from being done; but a failed fsync fails the partition.
     """
     try:
-        return _cut_torn_tail(handle, page)
+        return _cut_torn_tail(handle)
     except DiskFailed as error:
         handle.fail(f"an fsync failed ({error})")
         raise
 
 
-def _cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
-    log = page.log.read()
+def _cut_torn_tail(handle: Handle) -> RecoveryReport:
+    log = handle.page.log.read()
     fs = handle.fs
     bases = list_segments(fs, handle.folder)
     truncated, kept = 0, None
@@ -144,11 +144,11 @@ def _cut_torn_tail(handle: Handle, page: StatePage) -> RecoveryReport:
         if base > log.active_base_offset:
             remove_segment(handle, base)
         else:
-            truncate_file(handle, base, start)
-    # Segments behind it are durably gone, like what `truncate_file` cuts: the offsets in them go to other records
+            drop_behind(fs, handle.folder, base, start)
+    # Segments behind it are durably gone, like what `drop_behind` cuts off: the offsets in them go to other records
     # next. Also when there were none: who tried this before, or the append itself, may have got so far.
     fs.sync_folder(handle.folder)
-    page.writing = 0
+    handle.ledger.end_append()
     return RecoveryReport(
         "torn write",
         log.log_start_offset,
