@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.format.codecs import CODEC_NAMES
+from segmentlog.format.codecs import CODEC_NAMES, Compression, compression
 from segmentlog.quantities import (
     INT64_MAX,
     MIB,
@@ -179,6 +179,15 @@ def _parse_ratio(value: object) -> float:
     return ratio
 
 
+def _parse_level(value: object) -> int | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "default"):
+        return None
+    return parse_count(value)
+
+
+_LEVEL = _Kind(
+    _parse_level, lambda level: "default" if level is None else str(level), "a level of the codec, or default"
+)
 _CLEANUP_POLICY = _Kind(_parse_cleanup_policy, str, "delete, compact or delete,compact")
 _RATIO = _Kind(_parse_ratio, str, "a number from 0 to 1")
 _FSYNC = _Kind(FsyncPolicy.parse, str, _FSYNC_ACCEPTED)
@@ -274,6 +283,9 @@ class TopicConfig:
         "whose clock stamps a record: the sender's or the log's",
     )
     compression_type: CompressionType = _key("lz4", _choice(*CODEC_NAMES), "how a batch is compressed")
+    compression_level: int | None = _key(
+        None, _LEVEL, "how hard the codec tries, where it has levels (zstd: 1 to 22, 1 where nothing is said)"
+    )
     file_delete_delay_ms: int = _key(
         60_000, _duration(0), "how long a removed segment's file stays for readers that have it open"
     )
@@ -291,6 +303,11 @@ class TopicConfig:
                 object.__setattr__(self, name, kind.parse(value))
             except (ValueError, TypeError, LookupError):
                 raise InvalidConfig(_dotted(name), value, kind.accepted) from None
+        try:
+            compression(self.compression_type, self.compression_level)
+        except ValueError as error:
+            wanted = f"a level that compression.type={self.compression_type} has, or default: {error}"
+            raise InvalidConfig("compression.level", self.compression_level, wanted) from None
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             most = format_duration_ms(self.max_compaction_lag_ms)
             raise InvalidConfig(
@@ -303,6 +320,11 @@ class TopicConfig:
     def deletes(self) -> bool:
         """Whether retention removes old segments."""
         return "delete" in self.cleanup_policy
+
+    @property
+    def compression(self) -> Compression:
+        """How batches are compressed."""
+        return compression(self.compression_type, self.compression_level)
 
     @property
     def compacts(self) -> bool:

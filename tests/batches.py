@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import strategies as st
 
 from segmentlog.format.batch import CHECKED_SIZE, HEADER_SIZE, check_payload, decode_header
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, compression_of
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import encode_batch as encode
 from segmentlog.format.record_batch import RecordBatch
@@ -62,7 +62,7 @@ def batch_bytes(
         None if times is None else np.array(times, np.int64),
         columns.headers,
         now_ms=fields.pop("now_ms", NOW_MS),
-        codec=codec,
+        compression=compression_of(codec),
         offset_deltas=None if deltas is None else np.array(deltas, np.uint32),
         **fields,
     )

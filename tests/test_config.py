@@ -193,6 +193,7 @@ def test_defaults_are_kafkas_where_kafka_has_them():
         "max.message.bytes": "1048588B",
         "message.timestamp.type": "CreateTime",
         "compression.type": "lz4",
+        "compression.level": "default",
         "file.delete.delay.ms": "1m",
         "producer.id.expiration.ms": "1d",
         "fsync": "1000ms",

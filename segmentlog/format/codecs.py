@@ -7,7 +7,8 @@ into exactly as many bytes as the header says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import cramjam
 
@@ -22,12 +23,15 @@ class Codec(NamedTuple):
     number: int
     max_ratio: int
     """How many times as large as its payload a batch may be: what a reader allocates for a forged header."""
-    compress: Callable[[Buffer], bytes]
+    levels: tuple[int, int, int] | None
+    """The lowest, the highest, and the one that is taken where none is given; None for a codec without levels."""
+    compress: Callable[[Buffer, int], bytes]
+    """What of, and at which level."""
     decompress: Callable[[Buffer, int], Buffer]
     """Of a payload and how many bytes it has decompressed. Raises ValueError for a payload that is none."""
 
 
-def _compress_lz4(raw: Buffer) -> bytes:
+def _compress_lz4(raw: Buffer, level: int) -> bytes:
     return bytes(cramjam.lz4.compress_block(raw, store_size=False))
 
 
@@ -42,11 +46,11 @@ def _decompress_lz4(payload: Buffer, size_bytes: int) -> memoryview:
 
 # Of JSON records of 80 bytes in batches of 1,024 (82 kB) here: LZ4 69 us and 24 kB, back 15 us; zstd at level 1 141 us
 # and 13 kB, back 53 us; at level 3 200 us for no less.
-_ZSTD_LEVEL: Final = 1
+_ZSTD_LEVELS: Final = (1, 22, 1)
 
 
-def _compress_zstd(raw: Buffer) -> bytes:
-    return bytes(cramjam.zstd.compress(raw, level=_ZSTD_LEVEL))
+def _compress_zstd(raw: Buffer, level: int) -> bytes:
+    return bytes(cramjam.zstd.compress(raw, level=level))
 
 
 def _decompress_zstd(payload: Buffer, size_bytes: int) -> memoryview:
@@ -58,14 +62,19 @@ def _decompress_zstd(payload: Buffer, size_bytes: int) -> memoryview:
     return memoryview(raw)[:written]
 
 
-def _as_it_is(raw: Buffer, size_bytes: int = 0) -> Any:
+def _uncompressed(raw: Buffer, _: int) -> bytes:
+    return bytes(raw)
+
+
+def _as_it_is(raw: Buffer, _: int) -> Buffer:
     return raw
 
 
 CODECS: Final = (
-    Codec("lz4", 3, 255, _compress_lz4, _decompress_lz4),
-    Codec("zstd", 4, 1 << 16, _compress_zstd, _decompress_zstd),  # a block of 128 KiB takes 4 bytes at the least
-    Codec("none", 0, 1, _as_it_is, _as_it_is),
+    Codec("lz4", 3, 255, None, _compress_lz4, _decompress_lz4),
+    # A block of 128 KiB takes 4 bytes at the least.
+    Codec("zstd", 4, 1 << 16, _ZSTD_LEVELS, _compress_zstd, _decompress_zstd),
+    Codec("none", 0, 1, None, _uncompressed, _as_it_is),
 )
 """The first one is the default."""
 
@@ -78,9 +87,38 @@ BY_NUMBER: Final = {codec.number: codec for codec in CODECS}
 _BY_NAME: Final = {codec.name: codec for codec in CODECS}
 
 
-def codec_number(name: str) -> int:
-    """Of a `compression.type`."""
-    return _BY_NAME[name].number
+class Compression(NamedTuple):
+    """How a batch is to be compressed."""
+
+    codec: Codec
+    level: int = 0
+
+    def compress(self, raw: Buffer) -> bytes:
+        """The payload of a batch with these columns."""
+        return self.codec.compress(raw, self.level)
+
+
+@lru_cache
+def compression(name: str, level: int | None = None) -> Compression:
+    """What `compression.type` and `compression.level` ask for. Raises ValueError for a level that there is not."""
+    codec = _BY_NAME[name]
+    if codec.levels is None:
+        if level is not None:
+            raise ValueError(f"{name} has no levels")
+        return Compression(codec)
+    low, high, usual = codec.levels
+    if level is not None and not low <= level <= high:
+        raise ValueError(f"{name} has levels from {low} to {high}")
+    return Compression(codec, usual if level is None else level)
+
+
+def compression_of(number: int) -> Compression:
+    """How a batch was compressed whose header has that codec, as far as the header knows."""
+    return compression(BY_NUMBER[number].name)
+
+
+LZ4: Final = compression("lz4")
+UNCOMPRESSED: Final = compression("none")
 
 
 def codec_name(number: int) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL, BatchHeader
-from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.format.record_batch import RecordBatch
 
@@ -49,7 +49,7 @@ def encode_marker(
         [_VALUE.pack(_VERSION, 0, first_offset)],
         [_KEY.pack(_VERSION, _COMMIT if committed else _ABORT)],
         now_ms=now_ms,
-        codec=CODEC_NONE,
+        compression=UNCOMPRESSED,
         attributes=CONTROL | TRANSACTIONAL,
         producer_id=producer_id,
         producer_epoch=producer_epoch,

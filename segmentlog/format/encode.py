@@ -30,7 +30,7 @@ from segmentlog.format.batch import (
     decode_header,
     hash_of,
 )
-from segmentlog.format.codecs import BY_NUMBER, CODEC_LZ4, CODEC_NONE
+from segmentlog.format.codecs import CODEC_NONE, LZ4, Compression
 from segmentlog.format.columns import ColumnSizes, Int64Array, Values, encode_columns, encode_numbers
 from segmentlog.format.edit import gap_batch
 from segmentlog.records import Headers
@@ -103,7 +103,7 @@ def encode_batch(
     headers: Sequence[Headers] | None = None,
     *,
     now_ms: int,
-    codec: int = CODEC_LZ4,
+    compression: Compression = LZ4,
     limit_bytes: int = MAX_RAW_SIZE,
     scratch: bytearray | None = None,
     offset_deltas: npt.NDArray[np.uint32] | None = None,
@@ -136,7 +136,7 @@ def encode_batch(
         raise RecordTooLarge(len(scratch), limit_bytes)
     last_offset_delta = count - 1 if offset_deltas is None else int(offset_deltas[-1])
     return _finish(
-        scratch, sizes, count, last_offset_delta, base_timestamp, max_timestamp, codec, attributes, producer_id,
+        scratch, sizes, count, last_offset_delta, base_timestamp, max_timestamp, compression, attributes, producer_id,
         producer_epoch, base_sequence,
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def join_batch(
     offset_deltas: npt.NDArray[np.uint32] | None,
     *,
     count: int,
-    codec: int = CODEC_LZ4,
+    compression: Compression = LZ4,
     limit_bytes: int = MAX_RAW_SIZE,
     attributes: int = 0,
     producer_id: int = -1,
@@ -171,7 +171,7 @@ def join_batch(
     sizes = ColumnSizes(deltas_size, timestamps_size, len(keys), len(values), len(headers))
     last_offset_delta = count - 1 if offset_deltas is None else int(offset_deltas[-1])
     return _finish(
-        raw, sizes, count, last_offset_delta, base_timestamp, max_timestamp, codec, attributes, producer_id,
+        raw, sizes, count, last_offset_delta, base_timestamp, max_timestamp, compression, attributes, producer_id,
         producer_epoch, base_sequence,
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ def _finish(
     last_offset_delta: int,
     base_timestamp: int,
     max_timestamp: int,
-    codec: int,
+    compression: Compression,
     attributes: int,
     producer_id: int,
     producer_epoch: int,
@@ -202,10 +202,10 @@ def _finish(
     raw_size = len(raw)
     payload: bytes | bytearray = raw
     used_codec = CODEC_NONE
-    if codec != CODEC_NONE and raw_size >= _COMPRESS_FROM_BYTES:
-        compressed = BY_NUMBER[codec].compress(raw)
+    if compression.codec.number != CODEC_NONE and raw_size >= _COMPRESS_FROM_BYTES:
+        compressed = compression.compress(raw)
         if len(compressed) < raw_size:
-            payload, used_codec = compressed, codec
+            payload, used_codec = compressed, compression.codec.number
     header = bytearray(
         HEADER.pack(
             MAGIC,

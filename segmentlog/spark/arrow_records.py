@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.arrow import blob_column
-from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import array_of, check_headers
 from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
@@ -114,7 +113,7 @@ class ArrowRecords:
                 some._timestamps,
                 None,
                 count=stop - start,
-                codec=codec_number(config.compression_type),
+                compression=config.compression,
                 limit_bytes=config.max_message_bytes,
             )
         except RecordTooLarge as error:

@@ -16,7 +16,6 @@ import numpy as np
 from segmentlog.config import TopicConfig
 from segmentlog.errors import RecordTooLarge, SegmentlogError
 from segmentlog.format.batch import decode_header
-from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap, read_encoded
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, check_items
@@ -58,7 +57,7 @@ class OffsetStager:
         self._topic = topic
         self._limit_bytes = config.max_message_bytes
         self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
-        self._codec = codec_number(config.compression_type)
+        self._compression = config.compression
 
     def add(self, partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
         """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
@@ -97,7 +96,7 @@ class OffsetStager:
             columns.timestamps,
             columns.headers,
             now_ms=0,
-            codec=self._codec,
+            compression=self._compression,
             limit_bytes=self._limit_bytes,
             offset_deltas=None if deltas is None else deltas.astype(np.uint32),
         )

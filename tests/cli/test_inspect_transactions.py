@@ -20,7 +20,7 @@ from seeds import seeds
 import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header
-from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX
 from segmentlog.format.producers import (
@@ -412,7 +412,7 @@ def test_a_txnindex_that_contradicts_the_log(tmp_path: Path, change: str) -> Non
 
 def append_raw(log: Partition, sequence: int, **fields: Any) -> None:
     """Append a batch as it is: nothing looks at its numbers."""
-    batch = encode_batch([b"x"], now_ms=1, codec=CODEC_NONE, base_sequence=sequence, **fields)
+    batch = encode_batch([b"x"], now_ms=1, compression=UNCOMPRESSED, base_sequence=sequence, **fields)
     log._appender.place([batch], 1)
 
 

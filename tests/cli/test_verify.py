@@ -14,7 +14,7 @@ from broken import batches_of, command, copied, crash, findings, flip, log_files
 
 import segmentlog
 from segmentlog.format.checkpoint import SLOT_SIZE, slot_size
-from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
@@ -341,7 +341,9 @@ def test_compacted_batches_are_healthy(tmp_path: Path) -> None:
     """Batches with an offset for each record that is left, and gaps between batches, in a sealed segment."""
     store = tmp_path / "store"
     folder = make_store(store, batches=4, segment_records=4, index_interval_bytes=4096)
-    batch = encode_batch([b"one", b"two"], now_ms=2000, codec=CODEC_NONE, offset_deltas=np.array([1, 3], np.uint32))
+    batch = encode_batch(
+        [b"one", b"two"], now_ms=2000, compression=UNCOMPRESSED, offset_deltas=np.array([1, 3], np.uint32)
+    )
     path = log_files(folder)[0]
     path.write_bytes(bytes(batch.placed_at(0, 0)) + bytes(batch.payload))
     for suffix in (".index", ".timeindex"):
@@ -351,7 +353,7 @@ def test_compacted_batches_are_healthy(tmp_path: Path) -> None:
 
 def test_damage_does_not_surface_batches_inside_values(tmp_path: Path) -> None:
     """The value of a damaged record may hold whole batches (a log in a log): they are not taken for its own."""
-    inner = encode_batch([b"inner"], now_ms=1, codec=CODEC_NONE)
+    inner = encode_batch([b"inner"], now_ms=1, compression=UNCOMPRESSED)
     value = bytes(inner.placed_at(1000, 0)) + bytes(inner.payload)
     store = tmp_path / "store"
     with segmentlog.open(store, background=False) as opened:

@@ -20,7 +20,7 @@ import numpy as np
 
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, encode_slot
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, compression_of
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.index import encode_entries
 from segmentlog.records import EpochStart, LostRange
@@ -119,7 +119,7 @@ def make_batch(case: dict[str, Any]) -> bytes:
         None if timestamps is None else np.array(timestamps, np.int64),
         headers(case.get("headers")),
         now_ms=NOW_MS,
-        codec=case.get("codec", CODEC_NONE),
+        compression=compression_of(case.get("codec", CODEC_NONE)),
         offset_deltas=None if deltas is None else np.array(deltas, np.uint32),
         **options,
     )

@@ -38,7 +38,7 @@ from segmentlog.format.batch import (
     decode_header,
     decompress,
 )
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
 
 FULL = Columns(
@@ -130,7 +130,7 @@ def test_log_append_time_is_every_records_time(given, append_time_ms):
 @given(given=columns(), first=offsets, second=offsets)
 def test_a_batch_can_be_placed_anywhere(given, first, second):
     """Moving a batch to another offset and epoch changes the header only: the payload is not touched."""
-    batch = encode_batch(given.values, given.keys, now_ms=NOW_MS, codec=CODEC_NONE)
+    batch = encode_batch(given.values, given.keys, now_ms=NOW_MS, compression=UNCOMPRESSED)
     payload = bytes(batch.payload)
     for base_offset, epoch in ((first, 1), (second, 2)):
         data = bytes(batch.placed_at(base_offset, epoch)) + bytes(batch.payload)
@@ -175,7 +175,7 @@ def test_a_scratch_buffer_serves_batch_after_batch():
     """Longer and shorter batches built one after another in one buffer do not leak into each other."""
     scratch = bytearray()
     for size in (10, 1000, 3, 300, 0):
-        batch = encode_batch([b"x" * size, b"y"], now_ms=1, codec=CODEC_NONE, scratch=scratch)
+        batch = encode_batch([b"x" * size, b"y"], now_ms=1, compression=UNCOMPRESSED, scratch=scratch)
         data = bytes(batch.placed_at(0, 0)) + bytes(batch.payload)
         assert read_batch(data).values == [b"x" * size, b"y"]
 

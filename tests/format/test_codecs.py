@@ -8,8 +8,9 @@ import cramjam
 import pytest
 
 from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig
 from segmentlog.format.batch import CODEC_MASK
-from segmentlog.format.codecs import BY_NUMBER, CODEC_NAMES, CODEC_NONE, CODECS, Codec, codec_name, codec_number
+from segmentlog.format.codecs import BY_NUMBER, CODEC_NAMES, CODEC_NONE, CODECS, Codec, codec_name, compression
 
 RAW = b'{"page": "/home", "user": 17}' * 400
 
@@ -23,7 +24,7 @@ def test_every_codec_has_a_name_and_a_number() -> None:
     assert len(BY_NUMBER) == len(set(CODEC_NAMES)) == len(CODECS) >= 3
     for codec in CODECS:
         assert codec.number & CODEC_MASK == codec.number
-        assert codec_number(codec.name) == codec.number
+        assert compression(codec.name).codec is codec
         assert codec_name(codec.number) == codec.name
         assert TopicConfig(compression_type=codec.name).compression_type == codec.name  # type: ignore[arg-type]
     assert TopicConfig().compression_type == CODECS[0].name
@@ -35,16 +36,16 @@ def test_what_is_compressed_comes_back(codec: Codec) -> None:
     """Whatever the bytes come in."""
     for raw in (RAW, b"", b"x", os.urandom(5000)):
         for given in (raw, bytearray(raw), memoryview(raw)):
-            packed = codec.compress(given)
+            packed = compression(codec.name).compress(given)
             assert isinstance(packed, bytes)
             assert bytes(codec.decompress(memoryview(packed), len(raw))) == raw
-    assert len(codec.compress(RAW)) < len(RAW) // 10
+    assert len(compression(codec.name).compress(RAW)) < len(RAW) // 10
 
 
 @compressing
 def test_what_is_no_payload_is_a_value_error(codec: Codec) -> None:
     """Or comes out shorter than the header says; never longer, and nothing else is raised."""
-    packed = codec.compress(RAW)
+    packed = compression(codec.name).compress(RAW)
     broken = [b"", b"\xff" * 40, packed[:-1], packed[: len(packed) // 2], packed[1:], os.urandom(200)]
     for payload in [packed, *broken]:
         for size in (0, 1, len(RAW) - 1, len(RAW) + 1) if payload is packed else (len(RAW),):
@@ -61,7 +62,7 @@ def test_what_is_no_payload_is_a_value_error(codec: Codec) -> None:
 def test_no_payload_is_smaller_than_the_ratio_says(codec: Codec) -> None:
     """What shrinks most: else a reader would refuse what was written."""
     size = 16 << 20
-    assert len(codec.compress(bytes(size))) * codec.max_ratio >= size
+    assert len(compression(codec.name).compress(bytes(size))) * codec.max_ratio >= size
 
 
 def test_a_frame_that_claims_gigabytes_allocates_what_the_header_says() -> None:
@@ -69,4 +70,23 @@ def test_a_frame_that_claims_gigabytes_allocates_what_the_header_says() -> None:
     bomb = bytes(cramjam.zstd.compress(bytes(64 << 20)))
     assert len(bomb) < 10_000
     with pytest.raises(ValueError, match="buffer"):
-        BY_NUMBER[codec_number("zstd")].decompress(bomb, 1000)
+        compression("zstd").codec.decompress(bomb, 1000)
+
+
+def test_levels_of_who_has_them() -> None:
+    """A higher one takes less room; any other is refused, by the config as well, whoever has none refuses all."""
+    raw = b"".join(b'{"page": "/%d", "user": %d}' % (number * 7919 % 1000, number) for number in range(3000))
+    sizes = [len(compression("zstd", level).compress(raw)) for level in (1, 19)]
+    assert sizes[1] < sizes[0] * 0.9
+    assert compression("zstd") == compression("zstd", 1)
+    config = TopicConfig(compression_type="zstd", compression_level=19)
+    assert config.compression == compression("zstd", 19)
+    assert TopicConfig.from_mapping(config.to_mapping()) == config
+    assert config.replace({"compression.level": "default"}).compression == compression("zstd", 1)
+    with pytest.raises(InvalidConfig, match="lz4 has no levels"):
+        config.replace({"compression.type": "lz4"})
+    for name, level in (("zstd", 0), ("zstd", 23), ("lz4", 1), ("none", 1)):
+        with pytest.raises(ValueError, match="level"):
+            compression(name, level)
+        with pytest.raises(InvalidConfig, match=r"compression\.level"):
+            TopicConfig(compression_type=name, compression_level=level)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from logs import FakeClock, NoSyncFileSystem
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, StoreClosed
-from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch as encode
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.store import LogStore
@@ -160,7 +160,7 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
     folder = tmp_path_factory.mktemp("pieces")
     data = bytearray()
     for base_offset in range(5):
-        batch = encode([b"v" * 40 * base_offset], now_ms=1, codec=CODEC_NONE)
+        batch = encode([b"v" * 40 * base_offset], now_ms=1, compression=UNCOMPRESSED)
         data += batch.placed_at(base_offset, 0) + batch.payload
     data[wrong % len(data)] ^= 4
     (folder / f"{0:020d}.log").write_bytes(data)

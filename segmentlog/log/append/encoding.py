@@ -12,7 +12,6 @@ import numpy as np
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.batch import TRANSACTIONAL
-from segmentlog.format.codecs import codec_number
 from segmentlog.format.columns import (
     Int64Array,
     as_timestamps,
@@ -187,7 +186,7 @@ def _encode(
         columns.timestamps,
         columns.headers,
         now_ms=now_ms,
-        codec=codec_number(config.compression_type),
+        compression=config.compression,
         limit_bytes=config.max_message_bytes,
         scratch=scratch,
         attributes=TRANSACTIONAL if stamp.transactional else 0,

@@ -279,7 +279,7 @@ class CompactionPass:
             writable=False,
         )
         path = None if self._dry_run else f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
-        copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression_type)
+        copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
         try:
             written_ns, epoch = self._copy_batches(group, weighed, copy)
             copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)

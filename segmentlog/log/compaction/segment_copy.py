@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull, RecordTooLarge
 from segmentlog.format.batch import CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
-from segmentlog.format.codecs import codec_number
+from segmentlog.format.codecs import Compression
 from segmentlog.format.columns import Int64Array, array_of, decode_blobs
 from segmentlog.format.edit import emptied, extended_header, gap_batch
 from segmentlog.format.encode import EncodedBatch, join_batch
@@ -58,7 +58,13 @@ class SegmentCopy:
     """
 
     def __init__(
-        self, fs: FileSystem, path: str | None, base_offset: int, index: SegmentIndex, batch_limit: int, codec: str
+        self,
+        fs: FileSystem,
+        path: str | None,
+        base_offset: int,
+        index: SegmentIndex,
+        batch_limit: int,
+        compression: Compression,
     ) -> None:
         self.path = path
         self.index = index
@@ -67,7 +73,7 @@ class SegmentCopy:
         self._fs = fs
         self._fd = -1
         self._batch_limit = batch_limit
-        self._codec = codec_number(codec)
+        self._compression = compression
         self._next_offset = base_offset
         self._epoch = 0
         self._held: tuple[BatchHeader, Buffer] | EncodedBatch | None = None
@@ -194,7 +200,7 @@ class SegmentCopy:
             timestamps,
             None if whole else (offsets - base).astype(np.uint32),
             count=len(offsets),
-            codec=self._codec,
+            compression=self._compression,
             limit_bytes=self._batch_limit,
             attributes=pending.attributes,
             producer_id=-1 if producer is None else producer.producer_id,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from segmentlog.format.batch import CODEC_MASK
+from segmentlog.format.codecs import compression_of
 from segmentlog.format.edit import gap_batch
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX
@@ -84,7 +85,7 @@ def _split_batch(part: RecordBatch, end_offset: int) -> bytes:
         part.timestamps,
         part.headers if header.headers_size else None,
         now_ms=header.base_timestamp,
-        codec=header.codec,
+        compression=compression_of(header.codec),
         offset_deltas=None if not header.offset_deltas_size
         else (part.offsets - header.base_offset).astype(np.uint32),
         attributes=header.attributes & ~CODEC_MASK,
