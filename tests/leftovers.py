@@ -49,7 +49,7 @@ def close_opened() -> None:
     for one in [*_opened, *_opened_without_weak_references]:
         with contextlib.suppress(Exception, Died):
             if isinstance(one, Handle):
-                one.release()
+                one.close_if_idle()
             else:
                 one.close()
     _opened.clear()

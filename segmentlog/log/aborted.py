@@ -53,10 +53,10 @@ class AbortedTransactions:
     def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
         self._handle = handle
         self._known = known
-        self._mutex = forks.lock(self, "_mutex", "_forget")
-        self._forget()
+        self._mutex = forks.lock(self, "_mutex", "_begin_empty")
+        self._begin_empty()
 
-    def _forget(self) -> None:
+    def _begin_empty(self) -> None:
         """Know of none. In a forked child: another thread of the parent may have been looking."""
         self._seen: tuple[int, int, int, int] | None = None
         self._segments: dict[int, _Known] = {}
@@ -93,8 +93,8 @@ class AbortedTransactions:
                 raise
             ranges: Ranges = {}
             for known in self._segments.values():
-                for one in known.aborted:
-                    ranges.setdefault(one.producer_id, []).append((one.first_offset, one.last_offset))
+                for gone in known.aborted:
+                    ranges.setdefault(gone.producer_id, []).append((gone.first_offset, gone.last_offset))
             self._ranges, self._seen = ranges, seen
             return ranges
 

@@ -90,7 +90,7 @@ class Handle:
         """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
         self.append_mutex = forks.lock(self, "append_mutex")
         self._open_mutex = forks.lock(self, "_open_mutex")
-        self.sync_mutex = forks.lock(self, "sync_mutex", "_forget_parent")
+        self.sync_mutex = forks.lock(self, "sync_mutex", "_close_in_child")
 
     def __del__(self) -> None:
         # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
@@ -98,7 +98,7 @@ class Handle:
         # goes on with it (`LogStore.__del__`): while that one is at the files they are its own.
         try:
             if not sys.is_finalizing():
-                self.release()
+                self.close_if_idle()
         except BaseException:  # half made, or a file system that cannot: nobody is there to be told
             pass
 
@@ -107,8 +107,8 @@ class Handle:
 
         It is noted for forks once more; its locks stay what they are, for its own finalizer may hold them.
         """
-        for name, forget in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_forget_parent")):
-            forks.lock(self, name, forget)
+        for name, method in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_close_in_child")):
+            forks.lock(self, name, method)
 
     # ------------------------------------------------------------ files
 
@@ -184,13 +184,13 @@ class Handle:
             if fd >= 0:
                 let_go(self.fs, fd)
 
-    def _forget_parent(self) -> None:
+    def _close_in_child(self) -> None:
         """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
-        for forget in self.after_fork:
-            forget()
+        for begin_anew in self.after_fork:
+            begin_anew()
         self.close_files()
 
-    def release(self) -> bool:
+    def close_if_idle(self) -> bool:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
         if self.is_opening:
             return False

@@ -37,7 +37,7 @@ class Lease:
         self._handle = handle
         self._path = f"{handle.folder}/{CLEANER_FILE}"
         self._fd = -1
-        handle.after_fork.append(self._forget)
+        handle.after_fork.append(self._leave_to_parent)
 
     @held
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
@@ -52,7 +52,7 @@ class Lease:
             finally:
                 self._fd = -1
 
-    def _forget(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: the lease is the parent's, and the descriptor is closed."""
         self._fd = -1
 

@@ -283,7 +283,7 @@ class Partition:
 
     def let_go_of_deleted(self) -> None:
         """Unmap segments that were deleted, by whatever process; a background thread does it."""
-        self._reader.let_go_of_deleted()
+        self._reader.unmap_deleted()
 
     def _note_damage(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         if any(known[:2] == (base_offset, end_offset) for known in self.damage):

@@ -118,7 +118,7 @@ class ProducerStates:
 
     def _begin_with(self, entries: list[ProducerEntry]) -> None:
         self._entries = {entry.producer_id: entry for entry in entries}
-        self._open = {one.producer_id: one.transaction_offset for one in entries if one.transaction_offset >= 0}
+        self._open = {entry.producer_id: entry.transaction_offset for entry in entries if entry.transaction_offset >= 0}
 
     def _begin_at_end(self, log: LogState) -> bool:
         """Begin with what the last one to close the log left behind, if it is of this log; whether it is."""
@@ -292,7 +292,7 @@ class ProducerStates:
 
     def all(self, now_ms: int) -> list[ProducerEntry]:
         """Every producer that is known, by id."""
-        return [found for one in sorted(self._entries) if (found := self.find(one, now_ms)) is not None]
+        return [found for known in sorted(self._entries) if (found := self.find(known, now_ms)) is not None]
 
     def open_transaction(self, producer_id: int) -> int:
         """First offset of the producer's open transaction; -1 without one."""
@@ -300,7 +300,9 @@ class ProducerStates:
 
     def stable_offset(self, log_end_offset: int, without: int = -1) -> int:
         """Everything below it is decided; ``without`` that producer's transaction."""
-        return min((offset for one, offset in self._open.items() if one != without), default=log_end_offset)
+        return min(
+            (offset for producer_id, offset in self._open.items() if producer_id != without), default=log_end_offset
+        )
 
     def protected_offsets(self, now_ms: int) -> list[int]:
         """Offsets, ascending, whose batches a compaction must leave with their producer's numbers: a reload needs them.

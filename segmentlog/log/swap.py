@@ -42,7 +42,7 @@ def swap_in(
     with handle.append_locked():
         handle.check_usable()
         log = handle.page.log.read()
-        there = [one for one in list_segments(handle.fs, handle.folder) if base <= one < end]
+        there = [found for found in list_segments(handle.fs, handle.folder) if base <= found < end]
         outdated = log.epoch != epoch or there != replaced or end > log.active_base_offset
         with contextlib.suppress(FileNotFoundError):  # a recovery removed it
             if outdated or handle.page.writing:
@@ -84,7 +84,7 @@ def _complete(
     swap = f"{folder}/{copy_name(base, end, SWAP_SUFFIX)}"
     stem = segment_stem(folder, base)
     with contextlib.nullcontext() if locked else handle.append_locked():
-        others = [one for one in list_segments(fs, folder) if base < one < end]
+        others = [found for found in list_segments(fs, folder) if base < found < end]
         for suffix in CACHE_SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(stem + suffix)
@@ -106,8 +106,8 @@ def _complete(
     if not others:
         return
     with contextlib.nullcontext() if locked else handle.append_locked():
-        for one in others:
-            retire_segment(handle, one)
+        for other in others:
+            retire_segment(handle, other)
         if not recovering:
             handle.ledger.count_generation()
     fs.sync_folder(folder)

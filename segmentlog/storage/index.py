@@ -49,10 +49,10 @@ class SegmentIndex:
         self.base_offset = base_offset
         self._interval = interval_bytes
         self._spoiled = False
-        self._forget()
-        self._lock = forks.lock(self, "_lock", "_forget")
+        self._begin_empty()
+        self._lock = forks.lock(self, "_lock", "_begin_empty")
 
-    def _forget(self) -> None:
+    def _begin_empty(self) -> None:
         """Know nothing of the segment. In a forked child: another thread of the parent may have been adding to it."""
         self._keep(np.empty(0, OFFSET_ENTRY), np.empty(0, TIME_ENTRY))
         self.count = 0

@@ -141,10 +141,10 @@ class News:
                 if not is_there():  # who told before it was there to be woken need not tell again
                     mine.acquire(True, left_s)
             finally:
-                self._forget(mine)
+                self._take_off(mine)
         return True
 
-    def _forget(self, mine: Any) -> None:
+    def _take_off(self, mine: Any) -> None:
         try:
             self._asleep.remove(mine)
         except ValueError:  # woken

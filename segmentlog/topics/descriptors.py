@@ -67,7 +67,7 @@ class DescriptorBudget:
                     continue
             # Without the mutex: closing takes a lock under which somebody may be asking for room.
             if candidate is not None and candidate.has_files:
-                if candidate is but or not candidate.release():
+                if candidate is but or not candidate.close_if_idle():
                     continue
                 any_closed = True
             with self._mutex:

@@ -257,7 +257,7 @@ class Topics:
             if partition is not None and not partition.is_stale and partition.topic_id == file.topic_id:
                 return partition
             if partition is not None:  # whoever still has it may read on what it has mapped
-                partition.handle.release()
+                partition.handle.close_if_idle()
             if not isinstance(number, int) or not 0 <= number < file.partitions:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
             try:

@@ -199,7 +199,7 @@ class Worker:
             return
         log, token = self._rng.choice(self._kept), self._token()
         if self._rng.random() < 0.4:
-            log.handle.release()
+            log.handle.close_if_idle()
         where = (log.topic_id, log.number)
         self.call("append kept", (*where, token), lambda: (*where, log.append([token], [token], ack="durable")))
 

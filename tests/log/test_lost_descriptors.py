@@ -35,7 +35,8 @@ def _work(process: SimulatedProcess) -> None:
     for step in (
         fill, fill, lambda log: log.flush(), lambda log: list(log.read(log.log_start_offset)), lambda log: log.roll(),
         lambda log: log.compact(), lambda log: log.trim(6), lambda log: log.truncate(14), fill,
-        lambda log: log.handle.release(), fill, lambda log: log.offset_for_timestamp(0), lambda log: log.segments(),
+        lambda log: log.handle.close_if_idle(), fill, lambda log: log.offset_for_timestamp(0),
+        lambda log: log.segments(),
     ):  # fmt: skip
         try:
             log = log or opened()

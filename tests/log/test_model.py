@@ -94,7 +94,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def be_idle(self) -> None:
         """The budget for descriptors takes those of a partition that nobody used lately."""
-        assert self.log.handle.release()
+        assert self.log.handle.close_if_idle()
         assert self.log.handle.lock_fd < 0
 
     @rule(drawn=RECORDS, idle=st.booleans(), rolls=st.booleans())

@@ -208,7 +208,7 @@ def test_idle_files_are_not_opened_in_another_topic(
     """Files that were released are opened anew by their names, where those of another topic may stand by now."""
     log = faulty.topic("t").partition(0)
     log.append([b"old"] * 5, ack="durable")
-    assert log.handle.release()
+    assert log.handle.close_if_idle()
 
     def replace() -> None:
         store.delete_topic("t")
@@ -252,7 +252,7 @@ def test_two_threads_open_released_files_once(store: LogStore, faulty: LogStore,
     log = faulty.topic("t").partition(0)
     for call in ("open", "stat"):
         log.append([b"1"])
-        assert log.handle.release()
+        assert log.handle.close_if_idle()
         others: list[threading.Thread] = []
         failures: list[BaseException] = []
 

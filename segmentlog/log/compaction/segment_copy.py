@@ -214,12 +214,12 @@ class SegmentCopy:
 
     def _hold(self, base: int, epoch: int, batch: tuple[BatchHeader, Buffer] | EncodedBatch) -> None:
         """Let the batch before reach up to this one, and write it."""
-        self._let_go(base)
+        self._write_held(base)
         if self._next_offset < base:
             self._fill(base, epoch)
         self._held, self._held_base, self._epoch = batch, base, epoch
 
-    def _let_go(self, upto: int) -> None:
+    def _write_held(self, upto: int) -> None:
         """Write the batch that is held, which may end as far as at ``upto``."""
         held, self._held = self._held, None
         base = self._held_base
@@ -274,7 +274,7 @@ class SegmentCopy:
     def finish(self, end_offset: int, epoch: int, modified_ns: int) -> None:
         """Everything is in: the copy ends at ``end_offset``. Durable when it returns; its name is not."""
         self._flush_pending()
-        self._let_go(end_offset)
+        self._write_held(end_offset)
         if self._next_offset < end_offset:
             self._fill(end_offset, max(epoch, self._epoch))
         if self._fd >= 0:

@@ -69,13 +69,13 @@ class Reader:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = forks.lock(self, "_mutex", "_forget_segments")
-        self._forget_segments()
+        self._mutex = forks.lock(self, "_mutex", "_begin_empty")
+        self._begin_empty()
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
         self.aborted = AbortedTransactions(handle, self._known_batches)
         _readers.add(self)
 
-    def _forget_segments(self) -> None:
+    def _begin_empty(self) -> None:
         """Begin without any. In a forked child: another thread of the parent may have been at them."""
         self._open: OrderedDict[int, _Segment] = OrderedDict()
         self._generation = -1
@@ -137,7 +137,7 @@ class Reader:
                 continue
             if next_base >= log.log_end_offset:
                 return
-            self._forget(bases[at])
+            self._unmap(bases[at])
             offset = max(offset, next_base)
 
     def _behind_gap(self, offset: int, first_base: int, log: LogState, on_skip: SkipListener | None) -> int:
@@ -358,7 +358,7 @@ class Reader:
             segment = self._open.get(base)
         return None if segment is None else segment.index.batches_behind
 
-    def let_go_of_deleted(self) -> None:
+    def unmap_deleted(self) -> None:
         """Unmap everything once segments were deleted or replaced: the disk gets its space back though nobody reads."""
         generation = self._handle.page.log.read().generation
         if self._generation != generation:
@@ -372,7 +372,7 @@ class Reader:
         with contextlib.suppress(FileNotFoundError, ValueError):
             segment = self._segment(bases, bases.index(base), log)
             if base != log.active_base_offset:
-                self._forget(base)
+                self._unmap(base)
             return segment.index.max_timestamp if len(segment.mapped.view) else -1
         return -1
 
@@ -390,12 +390,12 @@ class Reader:
                 size_bytes = log.end_position if active else len(segment.mapped.view)
                 max_timestamp = segment.index.max_timestamp if size_bytes else -1
                 if not active:
-                    self._forget(base)
+                    self._unmap(base)
             end_offset = log.log_end_offset if active else bases[at + 1]
             infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path))
         return infos
 
-    def _forget(self, base: int) -> None:
+    def _unmap(self, base: int) -> None:
         """A reader has passed a sealed segment: unmap it once its batches are gone, so that memory stays flat."""
         with self._mutex:
             self._open.pop(base, None)

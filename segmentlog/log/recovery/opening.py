@@ -59,9 +59,11 @@ def open_partition(handle: Handle) -> RecoveryReport:
 def _refuse_damage(handle: Handle) -> None:
     """Raise `CorruptBatch` for the first thing that is not as it was written, before anything is changed."""
     found = inspect_partition(handle.fs, handle.folder, handle.topic, handle.partition, handle.config, Tally())
-    damage = [one for one in found.findings if one.severity == "damage"] or [one for one in (found.torn,) if one]
-    for one in damage:
-        raise CorruptBatch(one.path, max(one.position, 0), "a whole log (recovery='strict')", one.what, one.base_offset)
+    damage = [finding for finding in found.findings if finding.severity == "damage"]
+    first = damage[0] if damage else found.torn
+    if first is not None:
+        wanted = "a whole log (recovery='strict')"
+        raise CorruptBatch(first.path, max(first.position, 0), wanted, first.what, first.base_offset)
 
 
 def _map_page(handle: Handle) -> StatePage:

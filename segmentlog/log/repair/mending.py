@@ -48,7 +48,9 @@ def _aborts_among(handle: Handle, base: int, size_bytes: int, cuts: list[Cut]) -
     with contextlib.suppress(FileNotFoundError, Malformed):
         size, aborted = decode_aborted(read_file(handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX))
         if size == size_bytes:
-            return [one for one in aborted if any(cut.base_offset <= one.last_offset < cut.end_offset for cut in cuts)]
+            return [
+                gone for gone in aborted if any(cut.base_offset <= gone.last_offset < cut.end_offset for cut in cuts)
+            ]
     return []
 
 

@@ -80,7 +80,7 @@ def plan_repair(found: PartitionFound, now_ms: int) -> RepairReport:
     plan = RepairReport(found.topic, found.partition, cuts=sorted(found.cuts, key=_by_position))
     plan.lost = list(new_ranges(found, next_epoch(found), now_ms))
     plan.indexes = [segment_stem(found.folder, base) + INDEX_SUFFIX for base in found.bad_indexes]
-    plan.caches = [one.path for one in found.bad_caches]
+    plan.caches = [cache.path for cache in found.bad_caches]
     plan.state = _state_trouble(found)
     plan.checkpoint = _checkpoint_trouble(found)
     return plan
@@ -122,7 +122,7 @@ def _repair_locked(handle: Handle, page: StatePage) -> RepairReport:
         found = _inspect(handle)
     handle.adopt(page)
     # What was known of producers at the end is of the log as it was.
-    for path in {f"{handle.folder}/{PRODUCERS_FILE}", *report.caches, *(one.path for one in found.bad_caches)}:
+    for path in {f"{handle.folder}/{PRODUCERS_FILE}", *report.caches, *(cache.path for cache in found.bad_caches)}:
         with contextlib.suppress(FileNotFoundError):
             handle.fs.unlink(path)
     if _state_trouble(found):

@@ -1,0 +1,111 @@
+"""One owner of the state page and the checkpoint, and which of the two comes first."""
+
+from __future__ import annotations
+
+import ast
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from logs import open_log, values
+
+import segmentlog
+from segmentlog.errors import DiskFull
+from segmentlog.log.ledger import Ledger
+from segmentlog.records import LostRange
+from segmentlog.storage.state import REWRITING, LogState
+from segmentlog.testing.faults import FaultyFileSystem
+
+PACKAGE = Path(segmentlog.__file__).parent
+
+_OWNERS = {"log/ledger.py", "storage/state.py", "storage/checkpoint.py", "topics/administration.py"}
+_WORDS = {"writing", "failed", "waiting_until_ms"}
+_CHANGES = {"count_move", "count_abort", "count_config_change", "initialise"}
+
+
+def _changes_in(tree: ast.AST) -> set[str]:
+    """What a file does to a page or a checkpoint: fields of a block, words, flags, slots."""
+    found = set()
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in targets:
+            text = ast.unparse(target)
+            if isinstance(target, ast.Subscript) and "words[" in text:
+                found.add(text)
+            if isinstance(target, ast.Attribute) and target.attr in _WORDS and text.endswith(f"page.{target.attr}"):
+                found.add(text)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            text = ast.unparse(node.func)
+            if text.endswith(("page.log.write", "page.sync.write", "checkpoint.write")):
+                found.add(text)
+            if node.func.attr in _CHANGES and not text.endswith(f"ledger.{node.func.attr}"):
+                found.add(text)
+    return found
+
+
+def test_nobody_else_changes_a_page_or_a_checkpoint() -> None:
+    """Whoever wants something changed asks the ledger: what else has to change, and in which order, is said there."""
+    others = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name not in _OWNERS and not name.startswith(("testing/", "format/", "policy/")):  # those know of no page
+            changes = _changes_in(ast.parse(path.read_text()))
+            if changes:
+                others[name] = changes
+    assert others == {}
+    assert _changes_in(ast.parse((PACKAGE / "log/ledger.py").read_text()))
+    assert _changes_in(ast.parse("page.failed = 1\nself.page.words[3] = 1")) == {"page.failed", "self.page.words[3]"}
+
+
+_LOST = LostRange(3, 6, 1, "for a test", 0)
+_CHECKPOINT_FIRST: list[Callable[[Ledger, LogState], object]] = [
+    lambda ledger, log: ledger.reserve_offsets(log, log.offset_ceiling + 1000),
+    lambda ledger, log: ledger.note_producers(),
+    lambda ledger, log: ledger.trim(log, 2, None),
+    lambda ledger, log: ledger.move_recovery_point(log, ledger.page.sync.read()),
+]
+
+
+@pytest.mark.parametrize("change", _CHECKPOINT_FIRST, ids=["reserve", "producers", "trim", "point"])
+def test_the_page_shows_nothing_that_a_power_cut_takes_back(
+    tmp_path: Path, change: Callable[[Ledger, LogState], object]
+) -> None:
+    """Where the checkpoint comes first and cannot be written, the page is as it was; with room it is not."""
+    fs = FaultyFileSystem()
+    log = open_log(tmp_path, fs=fs)
+    log.append([b"%d" % number for number in range(5)], ack="durable")
+    handle, page = log.handle, log.handle.page
+    before = bytes(page.words)
+    with handle.append_locked(), handle.sync_locked():
+        fs.fail("pwritev", errno.ENOSPC)
+        with pytest.raises(DiskFull):
+            change(handle.ledger, page.log.read())
+        assert bytes(page.words) == before
+        fs.heal()
+        change(handle.ledger, page.log.read())
+        assert bytes(page.words) != before
+    log.abandon()
+
+
+def test_a_truncation_is_announced_before_anything_is_written(tmp_path: Path) -> None:
+    """Whoever comes after a death in it, at whatever point, recovers the log; without the range nothing is cut."""
+    fs = FaultyFileSystem()
+    log = open_log(tmp_path, fs=fs)
+    log.append([b"%d" % number for number in range(5)], ack="durable")
+    handle, page = log.handle, log.handle.page
+    with handle.append_locked(), handle.sync_locked():
+        fs.fail("pwritev", errno.ENOSPC)
+        with pytest.raises(DiskFull):
+            handle.ledger.begin_truncation(page.log.read(), _LOST, 0)
+        assert page.writing == REWRITING
+        fs.heal()
+    log.append([b"5"])
+    assert values(log) == [b"%d" % number for number in range(6)]
+    assert not page.writing
+
+
+def test_a_store_into_a_word_is_one_call_into_c() -> None:
+    """Nothing looks for an interrupt before it is done, as it would at the start of a function written in Python."""
+    for name in ("begin_append", "end_append", "mark_failed", "unmark_failed"):
+        assert name not in vars(Ledger), f"{name} is made in `adopt`, of `partial`"
