@@ -7,11 +7,12 @@ done before, fsync after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
-from segmentlog.errors import ProducerFenced
+from segmentlog.errors import ProducerFenced, SegmentlogError
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.active_end import ActiveEnd, Observed
@@ -36,6 +37,26 @@ _EPOCH_MAX = 2**32 - 2
 # What a batch's header holds; only a forged or damaged log gets there.
 
 
+class Numbered(Protocol):
+    """What one producer appends, among others; and what becomes of it."""
+
+    @property
+    def stamp(self) -> ProducerStamp:
+        """Of no transaction: the log ends elsewhere for some readers behind one's batches."""
+
+    @property
+    def batches(self) -> Sequence[EncodedBatch]:
+        """Encoded with the stamp, counted on from batch to batch."""
+
+    count: int
+    """Records."""
+    ahead: int
+    """How many records of the same write come before it."""
+    known_offset: int
+    """Where it was appended before, if it was."""
+    error: BaseException | None
+
+
 class Appender:
     """Places finished batches at the end of the log. Thread-safe; any number of processes have one."""
 
@@ -51,15 +72,20 @@ class Appender:
         handle.after_fork.append(self._begin_anew)
 
     def place(
-        self, batches: Sequence[EncodedBatch], now_ms: int, stamp: ProducerStamp | None = None
+        self,
+        batches: Sequence[EncodedBatch],
+        now_ms: int,
+        stamp: ProducerStamp | None = None,
+        numbered: Sequence[Numbered] = (),
     ) -> tuple[int, int]:
         """Append the batches, all or none: (offset of the first record, offset after the last).
 
         Their offsets are consecutive, across batches and segments. With a ``stamp``, the one
         that they were encoded with, batches that were appended before are not appended again:
-        the offsets are those that they have. Raises `DiskFull`, `PartitionFailed`,
-        `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, and `LocalError` for what is this process's own
-        affair: the log is as before then, here and for everybody else.
+        the offsets are those that they have. Behind the ``batches`` go those that are ``numbered``, each by a
+        producer of its own; whichever may not be appended is told so and left out. Raises `DiskFull`,
+        `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, and `LocalError` for what is this
+        process's own affair: the log is as before then, here and for everybody else.
         """
         handle = self._handle
         with handle.append_mutex:
@@ -70,6 +96,8 @@ class Appender:
             try:
                 flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
                 log = self._look()
+                if numbered:
+                    return self._place_numbered(log, batches, numbered, now_ms)
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
                 return self._place_tracked(log, batches, now_ms, stamp)
@@ -165,6 +193,59 @@ class Appender:
                 log, batches, lambda at, some: states.applied(stamp.after(at - first), at, some, now_ms), now_ms
             )
         return placed
+
+    def _place_numbered(
+        self, log: LogState, batches: Sequence[EncodedBatch], numbered: Sequence[Numbered], now_ms: int
+    ) -> tuple[int, int]:
+        """`_place_tracked` for several producers: one write, and each is asked for itself before that."""
+        states = self._states
+        if states.seen is not log:
+            states.catch_up(log)
+        placed = list(batches)
+        stamps: list[ProducerStamp | None] = [None] * len(placed)
+        ahead = sum(batch.last_offset_delta + 1 for batch in placed)
+        for item in numbered:
+            if self._may_append(item, now_ms):
+                item.ahead = ahead
+                following = item.stamp
+                for batch in item.batches:
+                    placed.append(batch)
+                    stamps.append(following)
+                    following = following.after(batch.last_offset_delta + 1)
+                ahead += item.count
+        if not placed:
+            return log.log_end_offset, log.log_end_offset
+        if not self._handle.page.words[PRODUCERS_WORD]:
+            self._note_producers()
+        base_offset, next_offset = self._place_locked(log, placed, now_ms)
+        of_batch = iter(stamps)
+
+        def note(offset: int, count: int) -> None:
+            stamp = next(of_batch)
+            if stamp is not None:
+                states.applied(stamp, offset, count, now_ms)
+
+        self._take_note(log, placed, note, now_ms)
+        return base_offset, next_offset
+
+    def _may_append(self, item: Numbered, now_ms: int) -> bool:
+        """Whether a producer's batches come next; else it knows why not, or where they are already."""
+        try:
+            known_offset = self._states.admit(item.stamp, item.count, now_ms)
+        except SegmentlogError as error:
+            item.error = error
+        except OSError as error:  # of its fence: no affair of the others
+            try:
+                self._handle.raise_local(error, "nothing was appended")
+            except SegmentlogError as local:
+                item.error = local
+            else:
+                item.error = error
+        else:
+            if known_offset is None:
+                return True
+            item.known_offset = known_offset
+        return False
 
     def _note_producers(self) -> None:
         """Write down that the log has producers, durably: from then on every recovery looks for them."""

@@ -42,9 +42,11 @@ class Appends:
             handle.refresh_config()
         config = handle.config
         now_ms = handle.clock.now_ms()
-        # A producer's batches are its own: they are never merged with others.
-        if stamp is None and (ack == "durable" or config.fsync.kind == "always"):
-            return self.group.append(columns if create_ms is None else columns.stamped(create_ms), config, now_ms)
+        # In a transaction nobody waits for the disk: its commit does, for all of it.
+        if (ack == "durable" or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
+            return self.group.append(
+                columns if create_ms is None else columns.stamped(create_ms), config, now_ms, stamp
+            )
         batches = encode_columns_as_batches(columns, config, now_ms if create_ms is None else create_ms, stamp=stamp)
         base_offset, next_offset = self._appender.place(batches, now_ms, stamp)
         self._sync_as_asked(ack, base_offset, next_offset)

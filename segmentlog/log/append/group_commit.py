@@ -3,7 +3,8 @@
 A thread leaves its records in a queue. If nobody leads, it leads: it takes what is in the
 queue, merges small appends into one batch, writes, syncs, and wakes those it did it for;
 then the first of those who came meanwhile leads. Threads that merely queued for the sync
-lock reached 1.2 times one thread's rate here, this 2 to 5 times.
+lock reached 1.2 times one thread's rate here, this 2 to 5 times. Batches of producers with numbers are not
+merged, as each has its own, but written together: whoever of them may not append is told so, and the others go on.
 
 An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.locks`):
 
@@ -37,6 +38,7 @@ from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage import forks
 from segmentlog.storage.fs import is_failure
 from segmentlog.storage.locks import LOOK_EVERY_S, is_main_thread, rouse
@@ -89,11 +91,19 @@ class _Group:
 class _Waiting:
     """One append in the queue. ``wake`` is a held lock that is released when there is news."""
 
-    __slots__ = ("ahead", "batches", "columns", "count", "error", "following", "group", "is_main", "left", "wake")
+    __slots__ = (
+        "_stamp", "ahead", "batches", "columns", "count", "error", "following", "group", "is_main", "known_offset",
+        "left", "wake",
+    )  # fmt: skip
 
-    def __init__(self, columns: Columns | None, batches: list[EncodedBatch]) -> None:
+    def __init__(
+        self, columns: Columns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
+    ) -> None:
         self.columns = columns
         self.batches = batches
+        self._stamp = stamp
+        self.known_offset = -1
+        """Where a producer's batches were appended before, if they were."""
         self.is_main = False
         self.group: _Group | None = None
         self.ahead = 0
@@ -105,6 +115,17 @@ class _Waiting:
         self.following: _Waiting | None = None
         self.wake: Any = _thread.allocate_lock()
         self.wake.acquire()
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is a producer's, under its numbers: then it is never merged with others."""
+        return self._stamp is not None
+
+    @property
+    def stamp(self) -> ProducerStamp:
+        """Of one that is numbered."""
+        assert self._stamp is not None
+        return self._stamp
 
     @property
     def is_free(self) -> bool:
@@ -138,28 +159,33 @@ class GroupCommit:
         self._last_group = 1
         self._scratch = bytearray()
 
-    def append(self, columns: Columns, config: TopicConfig, now_ms: int) -> int:
-        """Append the columns and return the offset of the first record once all of them are on disk."""
+    def append(self, columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None) -> int:
+        """Append the columns and return the offset of the first record once all of them are on disk.
+
+        With the ``stamp`` of a producer, which must be of no transaction, as `Appender.place` does.
+        """
         if not is_main_thread():
-            return self._append(columns, config, now_ms, is_main=False)
+            return self._append(columns, config, now_ms, stamp, is_main=False)
         self._main_is_here = True  # and stays so when an error, or an interrupt, ends it
-        base_offset = self._append(columns, config, now_ms, is_main=True)
+        base_offset = self._append(columns, config, now_ms, stamp, is_main=True)
         self._main_is_here = False
         return base_offset
 
-    def _append(self, columns: Columns, config: TopicConfig, now_ms: int, *, is_main: bool) -> int:
+    def _append(
+        self, columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+    ) -> int:
         leading = self._leading
         if self._last_group == 1 and not self._queue and not leading.locked():
             # Alone: nothing to share, nobody to wake. Who comes at the same moment waits here, and shares nothing once.
             try:
                 with leading:
-                    batches = encode_columns_as_batches(columns, config, now_ms)
-                    base_offset, next_offset = self._appender.place(batches, now_ms)
+                    batches = encode_columns_as_batches(columns, config, now_ms, stamp=stamp)
+                    base_offset, next_offset = self._appender.place(batches, now_ms, stamp)
                     self._syncer.sync_records(base_offset, next_offset)
                     return base_offset
             finally:
                 self._rouse_next()
-        mine = self._waiting(columns, config, now_ms)
+        mine = self._waiting(columns, config, now_ms, stamp)
         mine.is_main = is_main
         try:
             self._queue.append(mine)
@@ -187,8 +213,8 @@ class GroupCommit:
         assert group is not None
         if group.error is not None:
             raise group.error
-        base_offset = group.base_offset + mine.ahead
-        if not group.is_kept:
+        base_offset = group.base_offset + mine.ahead if mine.known_offset < 0 else mine.known_offset
+        if not group.is_kept or mine.known_offset >= 0:
             self._syncer.check_kept(base_offset, base_offset + mine.count)
         return base_offset
 
@@ -201,11 +227,11 @@ class GroupCommit:
         return mine.error is not None or (group is not None and group.is_settled)
 
     @staticmethod
-    def _waiting(columns: Columns, config: TopicConfig, now_ms: int) -> _Waiting:
-        if _is_small(columns, config):
+    def _waiting(columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None) -> _Waiting:
+        if stamp is None and _is_small(columns, config):
             return _Waiting(columns, [])
-        batches = encode_columns_as_batches(columns, config, now_ms)
-        return _Waiting(None, batches)
+        batches = encode_columns_as_batches(columns, config, now_ms, stamp=stamp)
+        return _Waiting(None, batches, stamp)
 
     # ------------------------------------------------------------ leading
 
@@ -256,30 +282,32 @@ class GroupCommit:
     def _append_group(self, waiting: Sequence[_Waiting]) -> None:
         handle = self._handle
         config, now_ms = handle.config, handle.clock.now_ms()
-        small = [one for one in waiting if one.columns is not None]
-        large = [one for one in waiting if one.columns is None]
+        small = [append for append in waiting if append.columns is not None]
+        large = [append for append in waiting if append.columns is None and not append.is_numbered]
+        numbered = _first_of_each_producer(waiting)
         batches: list[EncodedBatch] = []
         if small:
             try:
                 batches = encode_columns_as_batches(_merged(small, now_ms), config, now_ms, self._scratch)
             except SegmentlogError:  # one's records cannot be encoded: that is its own affair
                 batches, small = self._encode_apart(small, config, now_ms)
-        if not batches and not large:
+        if not batches and not large and not numbered:
             return
         group = _Group()
         try:
             ahead = 0
-            for one in small:
-                assert one.columns is not None
-                one.group, one.ahead, one.count = group, ahead, len(one.columns.values)
-                ahead += one.count
-            for one in large:
-                one.group, one.ahead = group, ahead
-                one.count = sum(batch.last_offset_delta + 1 for batch in one.batches)
-                ahead += one.count
-            batches = [*batches, *(batch for one in large for batch in one.batches)]
+            for append in small:
+                assert append.columns is not None
+                append.group, append.ahead, append.count = group, ahead, len(append.columns.values)
+                ahead += append.count
+            for append in large:
+                append.group, append.ahead, append.count = group, ahead, _count_of(append.batches)
+                ahead += append.count
+            for append in numbered:  # what is ahead of them is known once it is known who of them may append
+                append.group, append.count = group, _count_of(append.batches)
+            batches = [*batches, *(batch for append in large for batch in append.batches)]
             group.is_placing = True
-            group.base_offset, group.next_offset = self._appender.place(batches, now_ms)
+            group.base_offset, group.next_offset = self._appender.place(batches, now_ms, numbered=numbered)
             self._syncer.sync(group.next_offset)
             group.is_kept = self._syncer.is_kept(group.base_offset, group.next_offset)
             group.is_synced = True
@@ -324,6 +352,19 @@ class GroupCommit:
             if heir is not None:
                 self._heir = heir
                 rouse(heir.wake)
+
+
+def _count_of(batches: Sequence[EncodedBatch]) -> int:
+    return sum(batch.last_offset_delta + 1 for batch in batches)
+
+
+def _first_of_each_producer(waiting: Sequence[_Waiting]) -> list[_Waiting]:
+    """Those with numbers, but of each producer the first alone: whether the next one follows is known after that."""
+    first: dict[int, _Waiting] = {}
+    for append in waiting:
+        if append.is_numbered:
+            first.setdefault(append.stamp.producer_id, append)
+    return list(first.values())
 
 
 def _is_small(columns: Columns, config: TopicConfig) -> bool:
