@@ -230,20 +230,16 @@ class LogStore:
     ) -> Producer:
         """A producer that gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
-        if self._producers is None:
-            from segmentlog.producing.producers import Producers
+        from segmentlog.producing.producers import ProducerOptions, Producers
 
+        options = ProducerOptions(
+            linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
+            enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
+        )  # fmt: skip
+        if self._producers is None:
             with self._mutex:
                 self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
-        return self._producers.make(
-            name=name,
-            enable_idempotence=enable_idempotence,
-            transaction_timeout_ms=transaction_timeout_ms,
-            linger_ms=linger_ms,
-            batch_size=batch_size,
-            partitioner=partitioner,
-            ack=ack,
-        )
+        return self._producers.make(options)
 
     def _make_positions(self) -> Partition:
         """The log of committed positions, for transactions that commit some."""
