@@ -267,32 +267,18 @@ class LogStore:
         on_lost: Rebalanced | None = None,
     ) -> Consumer:
         """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
-        from segmentlog.consuming.consumer import Consumer
+        from segmentlog.consuming.consumer import Consumer, ConsumerOptions
 
         self._topics.check_open()
-        consumer = Consumer(
-            self._topics,
-            topics,
-            groups=None if group is None else self.groups,
-            finish_transactions=self.finish_transactions,
-            start=start,
-            follow=follow,
-            isolation=isolation,
-            durable_only=durable_only,
-            fetch_bytes=fetch_bytes,
-            skip_damaged=skip_damaged,
-            auto_offset_reset=auto_offset_reset,
-            group=group,
-            auto_commit=auto_commit,
-            auto_commit_interval_ms=auto_commit_interval_ms,
-            assignment_strategy=assignment_strategy,
-            max_poll_interval_ms=max_poll_interval_ms,
-            max_poll_records=max_poll_records,
-            client_id=client_id,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            on_lost=on_lost,
-        )
+        options = ConsumerOptions(
+            start=start, follow=follow, isolation=isolation, durable_only=durable_only, fetch_bytes=fetch_bytes,
+            skip_damaged=skip_damaged, auto_offset_reset=auto_offset_reset, group=group, auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
+            max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
+            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+        )  # fmt: skip
+        groups = None if group is None else self.groups
+        consumer = Consumer(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
         if group is not None:
             self._members.add(consumer)
         return consumer

@@ -602,7 +602,7 @@ def test_a_lost_assignment_is_made_anew_in_a_higher_generation(store: LogStore) 
         _settle(first, second)
         first.commit()
         generation = first.generation
-        path = Path(GroupFolder(store, FileSystem(), "g").assignment_path)
+        path = Path(GroupFolder(store._topics, store.group_offsets, "g").assignment_path)
         for damage in (path.unlink, lambda: path.write_bytes(b"{")):
             damage()
             _settle(first, second)

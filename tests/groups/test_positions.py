@@ -37,7 +37,7 @@ def _id_of(tp: TopicPartition) -> str:
 
 def _commit(offsets: GroupOffsets, group: str, **positions: int) -> None:
     named = {TopicPartition("t", int(name[1:])): offset for name, offset in positions.items()}
-    offsets.append(*encode(group, named, lambda tp: offsets._store.topic(tp.topic).id, committed_ms=7))
+    offsets.append(*encode(group, named, lambda tp: offsets._topics.topic(tp.topic).id, committed_ms=7))
 
 
 def test_records_are_messagepack_arrays() -> None:

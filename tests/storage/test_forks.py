@@ -282,7 +282,7 @@ def test_a_child_consumes_beside_its_parent(tmp_path: Path) -> None:
         log = store.topic("t").partition(0)
         log.append([b"0"])
         with store.consumer("t", follow=True) as consumer:
-            consumer._wait()
+            consumer._follower.wait(None)
             records = iter(consumer)
             assert next(records).value == b"0"
             for number in range(3):
