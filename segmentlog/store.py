@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.arguments import as_bool, as_mapping
 from segmentlog.clock import Clock
-from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
+from segmentlog.config import TopicConfig
+from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name
 from segmentlog.inspection.scrubber import ScrubReport
@@ -30,7 +31,7 @@ from segmentlog.topics.topics import Topics
 if TYPE_CHECKING:
     from segmentlog.consuming.consumer import Consumer, OffsetReset, Rebalanced, Start
     from segmentlog.groups.admin import Groups
-    from segmentlog.groups.positions import GroupOffsets
+    from segmentlog.groups.positions import CommittedPositions
     from segmentlog.log.partition import Ack, Isolation
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from segmentlog.transactions.transactions import Transactions
 
 logger = logging.getLogger("segmentlog")
-
-OFFSETS_RETENTION_MINUTES: Final = 7 * 24 * 60
-"""Kafka's `offsets.retention.minutes`."""
 
 
 class LogStore:
@@ -83,7 +81,7 @@ class LogStore:
         clock = clock or Clock()
         clock.steady_ms()  # from here on a jump of the wall clock is noticed
         self._mutex = forks.reentrant_lock(self, "_mutex")
-        self._group_offsets: GroupOffsets | None = None
+        self._group_offsets: CommittedPositions | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._producers: Producers | None = None
@@ -306,13 +304,13 @@ class LogStore:
             return 1.0
 
     @property
-    def group_offsets(self) -> GroupOffsets:
+    def group_offsets(self) -> CommittedPositions:
         """The committed positions of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.positions import GroupOffsets
+            from segmentlog.groups.positions import CommittedPositions
 
             with self._mutex:
-                self._group_offsets = self._group_offsets or GroupOffsets(self._topics)
+                self._group_offsets = self._group_offsets or CommittedPositions(self._topics)
         return self._group_offsets
 
     @property

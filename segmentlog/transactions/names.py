@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import starmap
 
-from segmentlog.format.names import PRODUCERS_FOLDER, group_folder_name
+from segmentlog.format.names import PRODUCERS_FOLDER, folder_name_of
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open, let_go
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
 from segmentlog.topics.topics import Topics
@@ -62,7 +62,7 @@ class Names:
             raise
 
     def _folder_of(self, name: str) -> str:
-        return f"{self._folder}/{group_folder_name(name)}"
+        return f"{self._folder}/{folder_name_of(name, 'name')}"
 
     def _lease_path(self, name: str, state: TransactionState) -> str:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
