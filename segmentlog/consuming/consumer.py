@@ -21,7 +21,6 @@ from segmentlog.consuming.options import Wanted, check_start, flat
 from segmentlog.errors import ConsumerBusy, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.groups.admin import Groups
-from segmentlog.groups.folder import is_pattern
 from segmentlog.groups.positions import CommittedOffset, Encoded
 from segmentlog.groups.session import GroupSession
 from segmentlog.groups.session import Rebalanced as Rebalanced
@@ -79,10 +78,9 @@ class Consumer:
         finish_transactions: Callable[[], object],
     ) -> None:
         """``groups``: those of the store, for a member of one."""
-        topics = flat(topics)
         self._max_poll_records = options.max_poll_records
         self._follows = options.follow
-        self._cursors = cursors = Cursors(all_topics, topics, options)
+        self._cursors = cursors = Cursors(all_topics, flat(topics), options)
         self._follower = Follower(
             all_topics.path, cursors, finish_transactions, is_committed=options.isolation == "read_committed"
         )
@@ -99,7 +97,7 @@ class Consumer:
             cursors.assign(options.start)
         else:
             all_topics.check_writable("join a group")
-            self._session = _join(all_topics, topics, options, groups, options.group, cursors, finish_transactions)
+            self._session = _join(all_topics, options, groups, options.group, cursors, finish_transactions)
 
     def __enter__(self) -> Consumer:
         self._check_open()
@@ -378,22 +376,12 @@ class Consumer:
 
 
 def _join(
-    all_topics: Topics, topics: Sequence[Wanted], options: ConsumerOptions, groups: Groups, group: str,
-    cursors: Cursors, finish_transactions: Callable[[], object],
+    all_topics: Topics, options: ConsumerOptions, groups: Groups, group: str, cursors: Cursors,
+    finish_transactions: Callable[[], object],
 ) -> GroupSession:  # fmt: skip
-    """Become a member of a group that reads with these cursors.
-
-    Raises `UnknownTopic`, and `InvalidConfig` for a single partition: the group says who reads which.
-    """
-    names = []
-    for wanted in topics:
-        if not isinstance(wanted, str):
-            raise InvalidConfig("topics", wanted, f"a topic or a pattern: group {group!r} assigns the partitions")
-        if not is_pattern(wanted):
-            all_topics.topic(wanted)
-        names.append(wanted)
+    """Become a member of a group that reads with these cursors. Raises what `Cursors.subscription` does."""
     member = groups.member(
-        group, names, strategy=options.assignment_strategy, client_id=options.client_id,
+        group, cursors.subscription(group), strategy=options.assignment_strategy, client_id=options.client_id,
         max_poll_interval_ms=options.max_poll_interval_ms,
     )  # fmt: skip
     return GroupSession(

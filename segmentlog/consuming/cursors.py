@@ -93,6 +93,20 @@ class Cursors:
 
     # ------------------------------------------------------------ in a group: what it gives and takes
 
+    def subscription(self, group: str) -> list[str]:
+        """The topics and patterns that a member asks for.
+
+        Raises `UnknownTopic`, and `InvalidConfig` for a single partition: the group says who reads which.
+        """
+        names = []
+        for wanted in self._wanted:
+            if not isinstance(wanted, str):
+                raise InvalidConfig("topics", wanted, f"a topic or a pattern: group {group!r} assigns the partitions")
+            if not is_pattern(wanted):
+                self._topics.topic(wanted)
+            names.append(wanted)
+        return names
+
     def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
         """Read a partition from its committed position, or from where the options say."""
         log = self._topics.open_partition(tp.topic, tp.partition, topic_id)
