@@ -9,6 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -165,9 +167,9 @@ def open(
     background: bool = True,
     recovery: RecoveryMode = "tail",
     scrub_bytes_per_s: int | None = None,
-    cleaner_dedupe_buffer_bytes: int = 128 << 20,
+    cleaner_dedupe_buffer_bytes: int = CLEANER_BUFFER_BYTES,
     cleaner_io_max_bytes_per_second: int | None = None,
-    offsets_retention_minutes: int = 10_080,
+    offsets_retention_minutes: int = OFFSETS_RETENTION_MINUTES,
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 

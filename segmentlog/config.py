@@ -1,4 +1,4 @@
-"""Every default of the project, once.
+"""Every default of the project, once; those of `segmentlog.open` in `segmentlog.defaults`.
 
 Pure: text and numbers in, frozen values out. The topic config has Kafka's keys with Kafka's meanings
 and a few of ours; a key is written with dots in files and on the command line, with underscores in Python.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
+from segmentlog.defaults import CLEANER_BUFFER_BYTES as CLEANER_BUFFER_BYTES
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.codecs import CODEC_NAMES, Compression, compression
 from segmentlog.quantities import (
@@ -25,9 +26,6 @@ from segmentlog.quantities import (
 OFFSET_CEILING_STEP = 1_000_000
 """How many offsets one durable promise covers: one fsync of the checkpoint for so many records."""
 
-
-CLEANER_BUFFER_BYTES = 128 * MIB
-"""Memory for one compaction's offset map, as Kafka's `log.cleaner.dedupe.buffer.size`."""
 
 EXPIRES_HEADER = "expires-at-ms"
 """Header whose value, decimal milliseconds since 1970, says when compaction may drop the record."""

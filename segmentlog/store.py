@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.arguments import as_bool, as_mapping
 from segmentlog.clock import Clock
-from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
+from segmentlog.config import TopicConfig
+from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name
 from segmentlog.inspection.scrubber import ScrubReport
@@ -30,7 +31,7 @@ from segmentlog.topics.topics import Topics
 if TYPE_CHECKING:
     from segmentlog.consuming.consumer import Consumer, OffsetReset, Rebalanced, Start
     from segmentlog.groups.admin import Groups
-    from segmentlog.groups.positions import GroupOffsets
+    from segmentlog.groups.positions import CommittedPositions
     from segmentlog.log.partition import Ack, Isolation
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from segmentlog.transactions.transactions import Transactions
 
 logger = logging.getLogger("segmentlog")
-
-OFFSETS_RETENTION_MINUTES: Final = 7 * 24 * 60
-"""Kafka's `offsets.retention.minutes`."""
 
 
 class LogStore:
@@ -83,7 +81,7 @@ class LogStore:
         clock = clock or Clock()
         clock.steady_ms()  # from here on a jump of the wall clock is noticed
         self._mutex = forks.reentrant_lock(self, "_mutex")
-        self._group_offsets: GroupOffsets | None = None
+        self._group_offsets: CommittedPositions | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._producers: Producers | None = None
@@ -230,20 +228,16 @@ class LogStore:
     ) -> Producer:
         """A producer that gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
-        if self._producers is None:
-            from segmentlog.producing.producers import Producers
+        from segmentlog.producing.producers import ProducerOptions, Producers
 
+        options = ProducerOptions(
+            linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
+            enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
+        )  # fmt: skip
+        if self._producers is None:
             with self._mutex:
                 self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
-        return self._producers.make(
-            name=name,
-            enable_idempotence=enable_idempotence,
-            transaction_timeout_ms=transaction_timeout_ms,
-            linger_ms=linger_ms,
-            batch_size=batch_size,
-            partitioner=partitioner,
-            ack=ack,
-        )
+        return self._producers.make(options)
 
     def _make_positions(self) -> Partition:
         """The log of committed positions, for transactions that commit some."""
@@ -271,32 +265,18 @@ class LogStore:
         on_lost: Rebalanced | None = None,
     ) -> Consumer:
         """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
-        from segmentlog.consuming.consumer import Consumer
+        from segmentlog.consuming.consumer import Consumer, ConsumerOptions
 
         self._topics.check_open()
-        consumer = Consumer(
-            self._topics,
-            topics,
-            groups=None if group is None else self.groups,
-            finish_transactions=self.finish_transactions,
-            start=start,
-            follow=follow,
-            isolation=isolation,
-            durable_only=durable_only,
-            fetch_bytes=fetch_bytes,
-            skip_damaged=skip_damaged,
-            auto_offset_reset=auto_offset_reset,
-            group=group,
-            auto_commit=auto_commit,
-            auto_commit_interval_ms=auto_commit_interval_ms,
-            assignment_strategy=assignment_strategy,
-            max_poll_interval_ms=max_poll_interval_ms,
-            max_poll_records=max_poll_records,
-            client_id=client_id,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            on_lost=on_lost,
-        )
+        options = ConsumerOptions(
+            start=start, follow=follow, isolation=isolation, durable_only=durable_only, fetch_bytes=fetch_bytes,
+            skip_damaged=skip_damaged, auto_offset_reset=auto_offset_reset, group=group, auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
+            max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
+            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+        )  # fmt: skip
+        groups = None if group is None else self.groups
+        consumer = Consumer(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
         if group is not None:
             self._members.add(consumer)
         return consumer
@@ -324,13 +304,13 @@ class LogStore:
             return 1.0
 
     @property
-    def group_offsets(self) -> GroupOffsets:
+    def group_offsets(self) -> CommittedPositions:
         """The committed positions of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.positions import GroupOffsets
+            from segmentlog.groups.positions import CommittedPositions
 
             with self._mutex:
-                self._group_offsets = self._group_offsets or GroupOffsets(self._topics)
+                self._group_offsets = self._group_offsets or CommittedPositions(self._topics)
         return self._group_offsets
 
     @property

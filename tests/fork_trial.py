@@ -168,7 +168,7 @@ class Scene:
         self.append(b"first")
         self.reader = store.consumer("t", start=self.log.log_end_offset - 1, follow=True)
         self.rest = iter(self.reader)
-        self.reader._wait()  # there is one: it only opens what wakes it
+        self.reader._follower.wait(None)  # there is one: it only opens what wakes it
         next(self.rest)
         self.member = store.consumer("t", group="parent", auto_offset_reset="latest")
         self.member.poll_group()
@@ -282,7 +282,7 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "durable append": lambda scene: scene.append(b"durable", "durable"),
     "group commit": _two_at_once,
     "read": _read,
-    "follow": lambda scene: (scene.append(b"followed"), next(scene.rest), scene.reader._watch.drain()),
+    "follow": lambda scene: (scene.append(b"followed"), next(scene.rest), scene.reader._follower.watch.drain()),
     "send": _send,
     "flush": lambda scene: scene.producer.flush(),
     "transaction": _transaction,
@@ -322,7 +322,7 @@ def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     assert next(log.read(offset)).values[0] == b"of a child"
     log.offset_for_timestamp(1)
     assert log.durable_offset > offset
-    if not scene.reader._closed and not scene.store._topics.is_closed:
+    if not scene.reader._follower.is_closed and not scene.store._topics.is_closed:
         tell("consume")
         scene.reader.seek("t", 0, "latest")
         later = threading.Timer(0.01, log.append, args=([b"of a child, later"],))
@@ -336,7 +336,7 @@ def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     _refused(lambda: scene.named.send("t", b"not mine", partition=0).result(1))
     if not scene.unsent.done():
         _refused(lambda: scene.unsent.result(1))
-    if not scene.producer._closed:
+    if not scene.producer._pump.is_closed:
         with contextlib.suppress(StoreClosed):  # closed with the store, by the thread that is gone
             scene.producer.send("t", b"of a child", partition=0)
             scene.producer.flush()

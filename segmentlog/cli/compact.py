@@ -120,7 +120,7 @@ class _Pace:
     """What a pass tells its bytes: moves the bar, keeps to the rate, and raises `Stop` after a signal."""
 
     def __init__(self, progress: Progress, max_rate: int | None, stopped: list[int]) -> None:
-        from segmentlog.topics.background import Throttle
+        from segmentlog.topics.compacting import Throttle
 
         self._progress = progress
         self._throttle = Throttle(max_rate if max_rate is not None and max_rate > 0 else None)

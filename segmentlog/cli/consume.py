@@ -121,11 +121,15 @@ def consume(
             printer.run(consumer, stopped)
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
-        for tp, base_offset, end_offset, damage in consumer.skipped:
-            say(f"{tp}: skipped damaged offsets {base_offset} to {end_offset - 1} ({damage.path})")
-        if consumer.skipped:
-            return EXIT_DAMAGE
-        return status_of(stopped) if not follow else EXIT_DONE
+        done = status_of(stopped) if not follow else EXIT_DONE
+        return EXIT_DAMAGE if _tell_skipped(consumer) else done
+
+
+def _tell_skipped(consumer: Consumer) -> bool:
+    """Say which damaged offsets were stepped over; whether there were any."""
+    for tp, base_offset, end_offset, damage in consumer.skipped:
+        say(f"{tp}: skipped damaged offsets {base_offset} to {end_offset - 1} ({damage.path})")
+    return bool(consumer.skipped)
 
 
 def _check_for_group(topic: Selector, partition: int | None, stop: Place | None) -> None:

@@ -213,15 +213,15 @@ class Membership:
             if self._out.is_abandoned():
                 back = self._not_taken()
                 self.consumer.commit({tp: back[tp] for tp in partitions if tp in back})
-            self._drop_waiting(partitions)
+            self._count_as_taken(partitions)
             self._say("hands over", partitions)
 
     def _lost(self, partitions: list[TopicPartition]) -> None:
         self._reached = None
-        self._drop_waiting(partitions)
+        self._count_as_taken(partitions)
         self._say("lost", partitions, ": others print again what was printed since the last commit")
 
-    def _drop_waiting(self, partitions: list[TopicPartition]) -> None:
+    def _count_as_taken(self, partitions: list[TopicPartition]) -> None:
         """What was printed of these counts as taken: somebody else goes on behind it."""
         self._waiting = deque(printed for printed in self._waiting if printed.tp not in partitions)
 

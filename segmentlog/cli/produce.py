@@ -68,21 +68,9 @@ def produce(
     it had appended is passed over; of a file that has grown the new lines are appended. A second
     run that starts while the first is at it takes over. Give every input a name of its own.
     """
-    if key_separator == "":
-        raise click.UsageError("--key-separator: an empty text separates nothing")
-    if key_separator is not None and shape == "json":
-        raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
-    if name is not None and skip:
-        raise click.UsageError(
-            "--skip and --producer exclude each other: a named producer knows by itself how far it is"
-        )
+    _check_options(key_separator, shape, name, skip)
     pairs = tuple(_pair(header) for header in headers)
-    if file == "-":
-        check_stdin()
-    elif os.path.isdir(file):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
-    fd = 0 if file == "-" else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    size = os.fstat(fd).st_size if file != "-" else 0
+    fd, size_bytes = _open_input(file)
     with _closed_behind(fd), open_store(ctx) as store, stoppable() as stopped:
         several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
 
@@ -91,7 +79,7 @@ def produce(
 
         spare_bytes = len(os.fsencode(key_separator or ""))
         source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes)
-        with store.producer(ack=ack, name=name) as producer, Progress("bytes", size or None) as progress:
+        with store.producer(ack=ack, name=name) as producer, Progress("bytes", size_bytes or None) as progress:
             limit = limit_now() if several else None
             tell = _teller(as_json) if print_offsets or as_json else None
             sender = _sender(store, producer, topic, partition, pairs, tell, limit, skip)
@@ -110,12 +98,40 @@ def produce(
                     say(go_on)
                 if isinstance(error, SegmentlogError | click.ClickException):
                     raise
-                if isinstance(error, TooLong):
-                    raise click.ClickException(sender.told(error, error.empty_lines)) from None
-                where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
-                raise click.ClickException(f"{where}{error}") from None
+                raise _failure(error, sender) from None
         say(sender.summary() + stopped_by(stopped))
     return status_of(stopped) if source.unread else 0
+
+
+def _check_options(key_separator: str | None, shape: str, name: str | None, skip: int) -> None:
+    """Raise UsageError for those that exclude each other."""
+    if key_separator == "":
+        raise click.UsageError("--key-separator: an empty text separates nothing")
+    if key_separator is not None and shape == "json":
+        raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
+    if name is not None and skip:
+        raise click.UsageError(
+            "--skip and --producer exclude each other: a named producer knows by itself how far it is"
+        )
+
+
+def _open_input(file: str) -> tuple[int, int]:
+    """(descriptor, size) of what is read; the size of stdin is 0."""
+    if file == "-":
+        check_stdin()
+        return 0, 0
+    if os.path.isdir(file):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    return fd, os.fstat(fd).st_size
+
+
+def _failure(error: Exception, sender: Sender) -> click.ClickException:
+    """What to tell of a record that cannot be sent."""
+    if isinstance(error, TooLong):
+        return click.ClickException(sender.told(error, error.empty_lines))
+    where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
+    return click.ClickException(f"{where}{error}")
 
 
 @contextlib.contextmanager

@@ -81,12 +81,7 @@ def aggregate(
       segmentlog spark aggregate flights --window 1h --to hourly --create 1 --checkpoint hourly.checkpoint --follow
     """
     check_incremental(checkpoint, follow)
-    if to is None and (checkpoint is not None or create is not None):
-        raise click.UsageError("--checkpoint and --create are for --to TOPIC, which takes the windows")
-    if to is not None and (as_json or limit):
-        raise click.UsageError("--to writes the windows, --json and --limit print them: give one of them")
-    if mode == "update" and checkpoint is None:
-        raise click.UsageError("--mode update is of a query that goes on: give --checkpoint DIR")
+    _check_target(to, checkpoint, create, mode, prints=as_json or limit is not None)
     require_spark()
     windows = _windows(aggregates, length, slide, keys, time, where, watermark)
     check_topic(ctx, topic)
@@ -101,19 +96,20 @@ def aggregate(
             return EXIT_DONE
         with running(checkpoint, follow, every) as run:
             report = pipeline.aggregate_to(
-                spark,
-                ctx.obj,
-                topic,
-                windows,
-                to,
-                schema=schema,
-                start=start,
-                strict=strict,
-                create=create,
-                mode=cast("Literal['append', 'update']", mode),
-                incremental=run.incremental,
-            )
+                spark, ctx.obj, topic, windows, to, schema=schema, start=start, strict=strict, create=create,
+                mode=cast("Literal['append', 'update']", mode), incremental=run.incremental,
+            )  # fmt: skip
             return run.done(report, f"aggregated to {to}")
+
+
+def _check_target(to: str | None, checkpoint: str | None, create: int | None, mode: str, *, prints: bool) -> None:
+    """Raise UsageError for options that do not go with where the windows go."""
+    if to is None and (checkpoint is not None or create is not None):
+        raise click.UsageError("--checkpoint and --create are for --to TOPIC, which takes the windows")
+    if to is not None and prints:
+        raise click.UsageError("--to writes the windows, --json and --limit print them: give one of them")
+    if mode == "update" and checkpoint is None:
+        raise click.UsageError("--mode update is of a query that goes on: give --checkpoint DIR")
 
 
 def _windows(

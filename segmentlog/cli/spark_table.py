@@ -61,12 +61,7 @@ def table(
         if as_json and (report.records or not reports):
             show_json(report)
         if report.records or not reports:
-            say(
-                f"version {report.version}: {report.records:,} records read in {report.seconds:.1f} s,"
-                f" {report.inserted:,} rows inserted, {report.updated:,} updated, {report.deleted:,} deleted;"
-                f" {report.rows:,} rows"
-                + (f"; {report.skipped:,} records without a key left out" if report.skipped else "")
-            )
+            say(_told(report))
         reports.append(report)
 
     check_topic(ctx, topic)
@@ -97,3 +92,13 @@ def table(
     if not reports:
         say(f"the table is as it was{stopped_by(stopped)}")
     return status_of(stopped)
+
+
+def _told(report: TableReport) -> str:
+    """What an update did, for people."""
+    left_out = f"; {report.skipped:,} records without a key left out" if report.skipped else ""
+    return (
+        f"version {report.version}: {report.records:,} records read in {report.seconds:.1f} s,"
+        f" {report.inserted:,} rows inserted, {report.updated:,} updated, {report.deleted:,} deleted;"
+        f" {report.rows:,} rows{left_out}"
+    )

@@ -95,22 +95,17 @@ def import_(
 
     if whole and value:
         raise click.UsageError("--whole takes the whole row for the value, --value one field: give one of them")
+    from_redis = source.startswith(("redis://", "rediss://", "unix://"))
     with ExitStack() as stack, stoppable() as stopped:
-        from_redis = source.startswith(("redis://", "rediss://", "unix://"))
         kind = None if from_redis else _Kind.of(source, shape)
         store = stack.enter_context(open_store(ctx, create=from_redis))
-        if kind is None:
-            rows = _from_redis(store, source, topic, batch_size, skip)
-        else:
-            existing_topic(store, topic, to_write=True)
-            fields = Fields(key, value, timestamp, whole, by_key)
-            rows = _from_file(stack, source, kind, fields, batch_size, skip)
-        partitions = store.topic(topic).partition_count
+        fields = Fields(key, value, timestamp, whole, by_key)
+        rows = _rows_of(stack, store, source, kind, topic, fields, batch_size, skip)
+        is_spread = store.topic(topic).partition_count > 1
         started = time.perf_counter()
-        nulls = 0
-        failure: Exception | None = None
+        nulls, failure = 0, None
         with store.producer() as producer, Progress("records", None) as progress:
-            limit_bytes = store.topic(topic).config.max_message_bytes if partitions > 1 else None
+            limit_bytes = store.topic(topic).config.max_message_bytes if is_spread else None
             sender = Sender(producer, topic, None, (), None, limit_bytes, skip)
             try:
                 for part in rows:
@@ -125,8 +120,8 @@ def import_(
             except (SegmentlogError, click.ClickException, ValueError, OSError, EOFError, zlib.error) as error:
                 failure = _failure(error, source, sender)
         seconds = max(time.perf_counter() - started, 1e-9)
-        rate = f"{sender.records / seconds:,.0f} records/s"
-        say(f"{sender.records:,} records imported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
+        told = f"{sender.records:,} records imported in {seconds:.2f} s ({sender.records / seconds:,.0f} records/s)"
+        say(told + stopped_by(stopped))
         if kind is not None and kind.form == "csv" and nulls:
             say(f"{nulls:,} of their values are null: fields that are empty and not in quotes")
         if failure is not None:
@@ -134,6 +129,17 @@ def import_(
                 say(sender.how_to_go_on(failure))
             raise failure
         return status_of(stopped)
+
+
+def _rows_of(
+    stack: ExitStack, store: LogStore, source: str, kind: _Kind | None, topic: str, fields: Fields, batch_size: int,
+    skip: int,
+) -> Iterator[Rows]:  # fmt: skip
+    """The records of a file, or without a kind of Redis, where the topic is made if it is not there."""
+    if kind is None:
+        return _from_redis(store, source, topic, batch_size, skip)
+    existing_topic(store, topic, to_write=True)
+    return _from_file(stack, source, kind, fields, batch_size, skip)
 
 
 def _failure(error: Exception, source: str, sender: Sender) -> Exception:

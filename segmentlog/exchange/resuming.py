@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from segmentlog.errors import OtherInput, SegmentlogError
-from segmentlog.policy.partitioner import partitions_for_keys
+from segmentlog.policy.partitioner import Rows, partitions_for_keys, rows_by_partition
 from segmentlog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ BLOCK_RECORDS: Final = 1024
 """So many records without a key go to one partition before it is the next one's turn."""
 
 Column = Sequence[bytes | None]
-Rows = npt.NDArray[np.intp]
 _Record = tuple[bytes | None, bytes | None]
 
 
@@ -115,9 +113,8 @@ class Resumption:
             partitions = partitions_for_keys([b"" if key is None else key for key in keys], count, 0).astype(np.int64)
             has_key = np.fromiter((key is not None for key in keys), np.bool_, length)
             partitions = np.where(has_key, partitions, blocks)
-        order = np.argsort(partitions, kind="stable")
-        numbers, starts = np.unique(partitions[order], return_index=True)
-        return dict(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)) if length else {}
+        found = rows_by_partition(partitions)
+        return {number: np.arange(length) if rows is None else rows for number, rows in found.items()}
 
     def _partition_count(self) -> int:
         """How many partitions the topic had when the job began: those that were added since get nothing of it."""

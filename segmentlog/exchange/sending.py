@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from segmentlog.errors import InvalidRecord, OtherInput, ProducerFenced, RecordTooLarge
 
 if TYPE_CHECKING:
-    from segmentlog.exchange.resuming import Resumption, Rows
+    from segmentlog.exchange.resuming import Resumption
+    from segmentlog.policy.partitioner import Rows
     from segmentlog.producing.producer import Producer
 
 _Item = TypeVar("_Item")

@@ -76,28 +76,28 @@ STAGING_FOLDER: Final = "@staging"
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
-MAX_GROUP_LENGTH: Final = 255
+_QUOTABLE_MAX: Final = 255
 _QUOTED_MAX: Final = 150
 
 
-def group_folder_name(group: object) -> str:
-    """The file name that stands for a group: its name, with what no file name should hold as ``%XX``.
+def folder_name_of(name: object, what: str) -> str:
+    """The file name that stands for the name of a group, a producer, a job: what no file name should hold is ``%XX``.
 
-    A long one is cut, and told from others by a hash. Raises `InvalidConfig` for what is no
-    name: 1 to 255 characters that UTF-8 can write.
+    A long one is cut, and told from others by a hash. Raises `InvalidConfig`, which says ``what`` it is
+    the name of, for what is none: 1 to 255 characters that UTF-8 can write.
     """
-    if not isinstance(group, str) or not 1 <= len(group) <= MAX_GROUP_LENGTH:
-        raise InvalidConfig("group", group, f"a name of 1 to {MAX_GROUP_LENGTH} characters")
+    if not isinstance(name, str) or not 1 <= len(name) <= _QUOTABLE_MAX:
+        raise InvalidConfig(what, name, f"a name of 1 to {_QUOTABLE_MAX} characters")
     try:
-        quoted = "".join(chr(byte) if chr(byte) in _LEGAL else f"%{byte:02X}" for byte in group.encode())
+        quoted = "".join(chr(byte) if chr(byte) in _LEGAL else f"%{byte:02X}" for byte in name.encode())
     except UnicodeEncodeError:
-        raise InvalidConfig("group", group, "a name that UTF-8 can write") from None
+        raise InvalidConfig(what, name, "a name that UTF-8 can write") from None
     if quoted.startswith("."):
         quoted = "%2E" + quoted[1:]
     if len(quoted) > _QUOTED_MAX:  # "@" is always quoted: no other name looks like that
         from hashlib import blake2b  # seldom needed
 
-        quoted = f"{quoted[:_QUOTED_MAX]}@{blake2b(group.encode(), digest_size=16).hexdigest()}"
+        quoted = f"{quoted[:_QUOTED_MAX]}@{blake2b(name.encode(), digest_size=16).hexdigest()}"
     return quoted
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, group_folder_name
+from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.folder import GroupFolder
 from segmentlog.groups.member import Member
-from segmentlog.groups.positions import CommittedOffset, GroupOffsets, encode
+from segmentlog.groups.positions import CommittedOffset, CommittedPositions, encode
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import read_file
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
-
-if TYPE_CHECKING:
-    pass
 
 _EXPIRE_EVERY_MS = 60_000
 
@@ -71,7 +67,7 @@ class GroupDescription(msgspec.Struct, frozen=True):
 class Groups:
     """The consumer groups of a store. Thread-safe; get it from `LogStore.groups`."""
 
-    def __init__(self, topics: Topics, offsets: GroupOffsets) -> None:
+    def __init__(self, topics: Topics, offsets: CommittedPositions) -> None:
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
@@ -175,7 +171,7 @@ class Groups:
         is no offset.
         """
         self._topics.check_writable("change consumer groups")
-        group_folder_name(group)  # raises for what is no name
+        folder_name_of(group, "group")  # raises for what is no name
         group = str(group)
         named = as_positions("positions", positions)
         metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
@@ -240,7 +236,7 @@ class Groups:
 
     def _used_ms(self, folder: GroupFolder) -> int:
         """When the group committed, or a member came or went, the last time."""
-        used_ms = max((one.committed_ms for one in self.positions.positions(folder.group).values()), default=0)
+        used_ms = max((known.committed_ms for known in self.positions.positions(folder.group).values()), default=0)
         version = folder.assignment_version()
         return used_ms if version is None else max(used_ms, version[1] // 1_000_000)
 

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import UnknownTopic
-from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
-from segmentlog.groups.positions import GroupOffsets
+from segmentlog.format.names import GROUPS_FOLDER, folder_name_of
+from segmentlog.groups.positions import CommittedPositions
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
@@ -86,12 +86,12 @@ Version = tuple[int, int, int]
 class GroupFolder:
     """A group's files. Thread-safe: every lock is on a descriptor of its own."""
 
-    def __init__(self, topics: Topics, positions: GroupOffsets, group: str) -> None:
+    def __init__(self, topics: Topics, positions: CommittedPositions, group: str) -> None:
         self.topics = topics
         self.fs = topics.fs
         self._positions = positions
         self.group = group
-        self.path = f"{topics.path}/{GROUPS_FOLDER}/{group_folder_name(group)}"
+        self.path = f"{topics.path}/{GROUPS_FOLDER}/{folder_name_of(group, 'group')}"
         self.members_path = f"{self.path}/members"
         self.partitions_path = f"{self.path}/partitions"
         self.assignment_path = f"{self.path}/assignment"
@@ -257,8 +257,8 @@ class GroupFolder:
 
     def _last_generation(self) -> int:
         """The highest that any trace is left of, for a group whose assignment is lost."""
-        committed = self._positions.positions(self.group).values()
-        return max([0, *(one.generation for one in committed), *(one.generation for one in self.owners().values())])
+        committed = [position.generation for position in self._positions.positions(self.group).values()]
+        return max([0, *committed, *(owner.generation for owner in self.owners().values())])
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
         """The topics that names and patterns mean now, with their partition counts."""

@@ -1,6 +1,6 @@
 """Consumer groups without a server: the kernel's locks are the coordinator.
 
-    @groups/<group>/             the group's name quoted, see `group_folder_name`
+    @groups/<group>/             the group's name quoted, see `folder_name_of`
       lock                       flock EX to change what follows, SH to commit or to take a partition;
                                  holds the group's name
       members/<member id>        flock EX by the member for its life; 20 digits: when it polled last
@@ -104,7 +104,7 @@ class Member:
     def join(self) -> None:
         """Become a member, under a new id. Raises `InvalidConfig` when the others have another strategy."""
         folder, fs = self.folder, self._fs
-        kept = "".join(one if one.isascii() and (one.isalnum() or one in "-_") else "_" for one in self._client_id)
+        kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id)
         self.id = f"{kept[:_CLIENT_ID_KEPT] or 'consumer'}-{uuid.uuid4().hex}"
         self._pid = os.getpid()
         info = MemberInfo(
@@ -126,40 +126,40 @@ class Member:
                 folder.rebalance(now_ms)
             except BaseException:
                 folder.unlink(path)
-                self._let_go_of_file()
+                self._close_files()
                 raise
         self._beaten_ms = now_ms
         self._resolved = folder.resolve(self.topics)
         self._seen = None
 
     def leave(self) -> None:
-        """Let go of everything; the others get it. The partitions were told about already."""
+        """Unlock everything; the others get it. The partitions were told about already."""
         if self.is_foreign:
             return
-        self.release(list(self.owned))
+        self.hand_over(list(self.owned))
         if self._fd < 0:
             return
         try:
             with self.folder.locked():
                 if self._is_member():
                     self.folder.unlink(f"{self.folder.members_path}/{self.id}")
-                self._let_go_of_file()
+                self._close_files()
                 self.folder.rebalance(self._monotonic_ms())
         finally:
-            self._let_go_of_file()
+            self._close_files()
 
     @property
     def has_left(self) -> bool:
         """Whether it holds no lock any more."""
         return self._fd < 0 and not any(fd >= 0 for fd in self.owned.values())
 
-    def forget(self) -> None:
-        """Drop what belonged to a membership that others have ended."""
-        self.release(list(self.owned))
-        self._let_go_of_file()
+    def end_membership(self) -> None:
+        """Close what belonged to a membership that others have ended."""
+        self.hand_over(list(self.owned))
+        self._close_files()
         self.assigned = set()
 
-    def _let_go_of_file(self) -> None:
+    def _close_files(self) -> None:
         if self._lock_fd >= 0:
             let_go(self._fs, self._lock_fd, self.__dict__, "_lock_fd")
         if self._fd >= 0:
@@ -249,7 +249,7 @@ class Member:
     def refresh(self) -> tuple[bool, list[TopicPartition]]:
         """Take over the current assignment: whether this member was evicted, and what it has to let go of.
 
-        Evicted, it holds nothing that counts: `forget`, then `join` again.
+        Evicted, it holds nothing that counts: `end_membership`, then `join` again.
         """
         for _ in range(2):
             version = self.folder.assignment_version()
@@ -300,8 +300,8 @@ class Member:
                 taken.append(tp)
         return taken
 
-    def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let go of partitions: others may read them now."""
+    def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
+        """Unlock partitions: others may read them now."""
         for tp in partitions:
             fd = self.owned.get(tp, -1)
             if fd >= 0:

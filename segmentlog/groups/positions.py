@@ -3,7 +3,7 @@
     key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
-The topic is the only truth; `GroupOffsets` is a view of it that reads what was appended since it
+The topic is the only truth; `CommittedPositions` is a view of it that reads what was appended since it
 last looked. Positions committed in a transaction count once the transaction is committed; until
 then they are pending, and nobody starts reading their partitions.
 
@@ -122,7 +122,7 @@ class _Entry(msgspec.Struct, frozen=True):
     record_offset: int
 
 
-class GroupOffsets:
+class CommittedPositions:
     """All groups' committed positions, as one open store sees them. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
@@ -130,10 +130,10 @@ class GroupOffsets:
         self._log: Partition | None = None
         self._tidy = Tidy()
         self._mutex = forks.lock(self, "_mutex")
-        self._forget()
-        forks.on_fork(self, "_forget")
+        self._begin_anew()
+        forks.on_fork(self, "_begin_anew")
 
-    def _forget(self) -> None:
+    def _begin_anew(self) -> None:
         """Read everything anew. In a forked child: another thread of the parent may have been at it."""
         self._position = 0
         self._generation = -1
@@ -173,8 +173,8 @@ class GroupOffsets:
     def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
         names = self._topics.topic_names({where.topic_id for where in found})
         return {
-            TopicPartition(names[where.topic_id], where.partition): one
-            for where, one in found.items()
+            TopicPartition(names[where.topic_id], where.partition): what
+            for where, what in found.items()
             if where.topic_id in names
         }
 
@@ -248,17 +248,17 @@ class GroupOffsets:
         known = self._log
         log = self._open()
         if log is not known:
-            self._forget()
+            self._begin_anew()
         if log is None or (self._position and log.log_end_offset == self._position):
             return
         end_offset, generation = log.log_end_offset, log.generation
         if self._pending and generation != self._generation:
-            self._forget()  # a compaction may have removed the marker that decides them
+            self._begin_anew()  # a compaction may have removed the marker that decides them
         self._generation = generation
         try:
             self._read(log)
         except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more
-            self._forget()
+            self._begin_anew()
             self._position = log.log_start_offset
             self._read(log)
         self._position = max(self._position, end_offset)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from segmentlog.arguments import as_positions
 from segmentlog.errors import ConsumerFenced, UnknownTopic
 from segmentlog.groups.member import Member
-from segmentlog.groups.positions import CommittedOffset, Encoded, GroupOffsets, encode
+from segmentlog.groups.positions import CommittedOffset, CommittedPositions, Encoded, encode
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import forks
 from segmentlog.storage.locks import held
@@ -62,7 +62,7 @@ class GroupSession:
     def __init__(
         self,
         topics: Topics,
-        positions: GroupOffsets,
+        positions: CommittedPositions,
         finish_transactions: Callable[[], object],
         group: str,
         member: Member,
@@ -147,7 +147,7 @@ class GroupSession:
         self._held.clear()
         self._known_positions.clear()
         self._soon.clear()
-        self.member.forget()
+        self.member.end_membership()
         try:
             listener = self._on_lost or self._on_revoked
             if told and listener is not None:
@@ -166,11 +166,11 @@ class GroupSession:
                 self._on_revoked(told)
         finally:
             self._flush_quietly()
-            self._let_go(partitions)
+            self._hand_over(partitions)
 
-    def _let_go(self, partitions: Iterable[TopicPartition]) -> None:
+    def _hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
-        self.member.release(partitions)
+        self.member.hand_over(partitions)
         self._held.difference_update(partitions)
         for tp in partitions:
             self._known_positions.pop(tp, None)
@@ -195,7 +195,7 @@ class GroupSession:
                 self._reader.begin(tp, where.topic_id, known, is_new=is_new)
             except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
                 self._held.discard(tp)
-                self.member.release([tp])
+                self.member.hand_over([tp])
                 continue
             self._held.discard(tp)
             if known is not None:
@@ -340,4 +340,4 @@ class GroupSession:
                     self._flush_quietly()
                     self.member.leave()
                 finally:
-                    self._let_go(owned)
+                    self._hand_over(owned)

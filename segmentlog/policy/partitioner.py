@@ -9,7 +9,7 @@ most of the cost, and for a list of keys in numpy, which does all of them at onc
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
@@ -24,6 +24,8 @@ Keys = Sequence[bytes | None]
 Partitions = npt.NDArray[np.int32]
 Hashes = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.intp]
+"""Indices of records in a list, ascending."""
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
@@ -125,6 +127,31 @@ def partitions_for_joined_keys(keys: bytes, lengths: Lengths, partition_count: i
         return np.zeros(0, np.int32)
     hashes = _murmur2_of_joined(keys + bytes(4), lengths) & np.uint32(_POSITIVE)
     return (hashes % np.uint32(partition_count)).astype(np.int32)
+
+
+def rows_by_partition(partitions: npt.NDArray[np.signedinteger]) -> dict[int, Rows | None]:
+    """The rows that go to each partition, in their order, by ascending partition; None where it is all of them."""
+    counts = np.bincount(partitions)
+    numbers = counts.nonzero()[0]
+    if len(numbers) <= 1:
+        return dict.fromkeys(numbers.tolist())
+    order = np.argsort(partitions, kind="stable")
+    counts = counts[numbers]
+    ends = np.cumsum(counts)
+    places = zip(numbers.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
+    return {number: order[start:end] for number, start, end in places}
+
+
+def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None:
+    """For each row how many rows before it go to the same partition; None where that is its index."""
+    rows = [some for some in rows_of.values() if some is not None]
+    if not rows:
+        return None
+    order = np.concatenate(rows)
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ranks
 
 
 def _choose(choice: Callable[[Sequence[bytes]], Partitions], keys: Keys, sticky: int) -> Partitions:

@@ -23,7 +23,7 @@ Options = tuple[Headers | None, int | None, int | None]
 
 
 class Sends(Protocol):
-    """The producer, as its chunks know it."""
+    """What sends chunks, as they know it."""
 
     def send_if_nobody_else_does(self, chunk: Chunk) -> None:
         """Somebody waits for this chunk."""
@@ -45,14 +45,16 @@ class Chunk:
     """
 
     __slots__ = (
-        "_partitions", "_positions", "_ranks", "_triples", "add", "all_headers", "all_partition", "all_timestamps",
-        "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys", "logs",
-        "needs_keys", "noted", "number", "partitions", "producer", "room", "sealed", "surely_fits", "taken",
+        "_partitions", "_positions", "_ranks", "_sends", "_triples", "add", "all_headers", "all_partition",
+        "all_timestamps", "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys",
+        "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "sealed", "surely_fits", "taken",
         "timestamps", "topic", "values",
     )  # fmt: skip
 
-    def __init__(self, producer: Sends, topic: str, room: int) -> None:
+    def __init__(self, sends: Sends, producer: object, topic: str, room: int) -> None:
+        self._sends = sends
         self.producer = producer
+        """Whose records these are: as long as somebody has a delivery of it, it counts as not dropped."""
         self.topic = topic
         self.begun_ms = time.time_ns() // 1_000_000
         self.begun_ns = time.monotonic_ns()
@@ -128,11 +130,10 @@ class Chunk:
         """Note for each record its partition and how many of the chunk come before it there (None: all of them)."""
         self._partitions, self._ranks = partitions, ranks
 
-    def given_places(self) -> tuple[npt.NDArray[np.int32] | None, int]:
-        """(the partition of each record, how many are counted) if it was placed before; else None."""
-        if self._partitions is None or not len(self._partitions):
-            return None, 0
-        return self._partitions, int(self._partitions.max()) + 1
+    @property
+    def given_places(self) -> npt.NDArray[np.int32] | None:
+        """The partition of each record if it was placed before; else None."""
+        return self._partitions
 
     def timestamp_column(self) -> npt.NDArray[np.int64] | None:
         """The timestamps of all records; None when all are from when the chunk was begun."""
@@ -153,14 +154,14 @@ class Chunk:
     def finish(self, error: Exception | None = None) -> None:
         self.error = error
         self.is_sent = True
-        self.producer.tell_waiting()
+        self._sends.tell_waiting()
 
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
             if self.generation != forks.generation():
                 raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
-            self.producer.send_if_nobody_else_does(self)
-            if not self.producer.wait_for(self, timeout_s):
+            self._sends.send_if_nobody_else_does(self)
+            if not self._sends.wait_for(self, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")
 
     def places(self) -> list[tuple[int, int, int]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
+from segmentlog.producing.options import ProducerOptions as ProducerOptions
 from segmentlog.producing.producer import Producer
 from segmentlog.storage import forks
 from segmentlog.topics.topics import Topics
@@ -31,11 +31,11 @@ class Producers:
         """In a forked child: their records are the parent's to append."""
         self._dropped.clear()
 
-    def make(self, **options: Any) -> Producer:
-        """A producer of these topics; ``options`` are those of `Producer`."""
+    def make(self, options: ProducerOptions) -> Producer:
+        """A producer of these topics."""
         producer = Producer(
-            self._topics, self._transactions, self._make_positions, on_dropped=self._dropped.append,
-            background=self._topics.background.has_threads, **options,
+            self._topics, self._transactions, self._make_positions, options, on_dropped=self._dropped.append,
+            background=self._topics.background.has_threads,
         )  # fmt: skip
         self._there.add(producer)
         return producer

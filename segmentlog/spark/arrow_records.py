@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import InvalidRecord, RecordTooLarge
+from segmentlog.errors import InvalidRecord
 from segmentlog.format.arrow import blob_column
 from segmentlog.format.columns import array_of, check_headers
 from segmentlog.format.encode import EncodedBatch, join_batch
+from segmentlog.format.fitting import encode_until_it_fits
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
-from segmentlog.policy.partitioner import HashPartitioner, Partitioner, partitions_for_joined_keys
+from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Partitions, Rows, partitions_for_joined_keys
 from segmentlog.records import Headers
-from segmentlog.staging.records import Partitions
 
 
 class ArrowRecords:
@@ -58,7 +59,7 @@ class ArrowRecords:
             chosen[keys.is_null().to_numpy(zero_copy_only=False)] = sticky
         return chosen
 
-    def take(self, rows: npt.NDArray[np.int64]) -> ArrowRecords:
+    def take(self, rows: Rows) -> ArrowRecords:
         keys, headers = self._keys, self._headers
         return ArrowRecords(
             self._values.take(rows),
@@ -98,32 +99,23 @@ class ArrowRecords:
         limit = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         batches: list[EncodedBatch] = []
         for start in range(0, len(self), limit):
-            self._encode_part(start, min(start + limit, len(self)), config, batches)
+            batches += encode_until_it_fits(partial(self._encode, config), start, min(start + limit, len(self)))
         return batches
 
-    def _encode_part(self, start: int, stop: int, config: TopicConfig, batches: list[EncodedBatch]) -> None:
-        """Append the batches for records ``[start, stop)``, halving them until they fit."""
+    def _encode(self, config: TopicConfig, start: int, stop: int) -> EncodedBatch:
+        """One batch of the records ``[start, stop)``. Raises `RecordTooLarge`."""
         some = self if stop - start == len(self) else self.part(start, stop)
         headers = some._headers if some._headers is not None and any(some._headers) else None
-        try:
-            batch = join_batch(
-                b"" if some._keys is None or some._keys.null_count == len(some) else blob_column(some._keys),
-                blob_column(some._values),
-                b"" if headers is None else array_of(headers),
-                some._timestamps,
-                None,
-                count=stop - start,
-                compression=config.compression,
-                limit_bytes=config.max_message_bytes,
-            )
-        except RecordTooLarge as error:
-            if stop - start == 1:
-                raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
-            middle = (start + stop) // 2
-            self._encode_part(start, middle, config, batches)
-            self._encode_part(middle, stop, config, batches)
-        else:
-            batches.append(batch)
+        return join_batch(
+            b"" if some._keys is None or some._keys.null_count == len(some) else blob_column(some._keys),
+            blob_column(some._values),
+            b"" if headers is None else array_of(headers),
+            some._timestamps,
+            None,
+            count=stop - start,
+            compression=config.compression,
+            limit_bytes=config.max_message_bytes,
+        )
 
 
 # ---------------------------------------------------------------- from rows

@@ -23,7 +23,9 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.options import WriteOptions
 from segmentlog.spark.reading import open_store
-from segmentlog.staging.staging import Staged, Stager, StagingFolder, publish, sweep_abandoned
+from segmentlog.staging.files import Staged
+from segmentlog.staging.folder import StagingFolder, sweep_abandoned
+from segmentlog.staging.staging import Stager, publish
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterato
         try:
             for batch in rows:
                 for topic, records, size_bytes, partitions in records_of(batch, options.topic):
-                    stager.add_records(topic, records, size_bytes, partitions)
+                    stager.add(topic, records, size_bytes, partitions)
             return stager.finish()
         except BaseException:
             stager.discard()

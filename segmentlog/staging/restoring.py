@@ -9,19 +9,20 @@ off is gone on with: what lies in the log says how far it came.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import RecordTooLarge, SegmentlogError
-from segmentlog.format.batch import decode_header
+from segmentlog.errors import SegmentlogError
 from segmentlog.format.columns import Int64Array
-from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap, read_encoded
+from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap
+from segmentlog.format.fitting import encode_until_it_fits
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, check_items
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
-from segmentlog.staging.staging import Staged, StagedFile, map_staged
+from segmentlog.staging.files import Staged, StagedFile, map_staged, read_run
 from segmentlog.storage.fs import FileSystem
 
 _BATCH_BYTES: Final = 512 * 1024
@@ -68,29 +69,17 @@ class OffsetStager:
         count = len(offsets)
         parts = max(1, min(-(-size_bytes // _BATCH_BYTES), count), -(-count // self._limit_records))
         for part in range(parts):
-            start, stop = count * part // parts, count * (part + 1) // parts
-            for base_offset, batch in self._encoded(offsets[start:stop], columns.part(start, stop)):
-                self._file.write(TopicPartition(self._topic, partition), batch, base_offset)
+            begin, end = count * part // parts, count * (part + 1) // parts
+            for start, stop in _within_reach(offsets, begin, end):
+                for base_offset, batch in encode_until_it_fits(partial(self._encode, offsets, columns), start, stop):
+                    self._file.write(TopicPartition(self._topic, partition), batch, base_offset)
 
-    def _encoded(self, offsets: Int64Array, columns: Columns) -> Iterator[tuple[int, EncodedBatch]]:
-        """(base offset, batch), halved where it would be too large or reach too far."""
-        count = len(offsets)
-        if not count:
-            return
-        base_offset, span = int(offsets[0]), int(offsets[-1] - offsets[0])
-        if span < _SPAN_MAX:
-            try:
-                yield base_offset, self._encode(columns, None if span == count - 1 else offsets - base_offset)
-                return
-            except RecordTooLarge as error:
-                if count == 1:
-                    raise RecordTooLarge(error.size_bytes, error.limit_bytes) from None
-        half = count // 2
-        yield from self._encoded(offsets[:half], columns.part(0, half))
-        yield from self._encoded(offsets[half:], columns.part(half, count))
-
-    def _encode(self, columns: Columns, deltas: Int64Array | None) -> EncodedBatch:
-        return encode_batch(
+    def _encode(self, offsets: Int64Array, columns: Columns, start: int, stop: int) -> tuple[int, EncodedBatch]:
+        """(base offset, batch) of the records ``[start, stop)``."""
+        offsets, columns = offsets[start:stop], columns.part(start, stop)
+        base_offset = int(offsets[0])
+        has_gaps = int(offsets[-1]) - base_offset != len(offsets) - 1
+        batch = encode_batch(
             columns.values,
             columns.keys,
             columns.timestamps,
@@ -98,8 +87,9 @@ class OffsetStager:
             now_ms=0,
             compression=self._compression,
             limit_bytes=self._limit_bytes,
-            offset_deltas=None if deltas is None else deltas.astype(np.uint32),
+            offset_deltas=(offsets - base_offset).astype(np.uint32) if has_gaps else None,
         )
+        return base_offset, batch
 
     def finish(self) -> Staged:
         """What is in the file."""
@@ -108,6 +98,14 @@ class OffsetStager:
     def discard(self) -> None:
         """The task failed: nothing of it is left."""
         self._file.discard()
+
+
+def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The records ``[start, stop)`` in ranges, none of which reaches over more offsets than a batch can."""
+    while start < stop:
+        end = min(stop, int(np.searchsorted(offsets, offsets[start] + _SPAN_MAX)))
+        yield start, end
+        start = end
 
 
 # ---------------------------------------------------------------- appending
@@ -175,11 +173,7 @@ def restore_staged(fs: FileSystem, logs: dict[int, Restorer], staged: Staged) ->
     view = map_staged(fs, staged.path)
     for run in staged.runs:
         restorer = logs[run.partition]
-        position = run.position
-        for _ in range(run.batch_count):
-            base_offset = decode_header(view, position, staged.path).base_offset
-            batch = read_encoded(view, position, staged.path)
-            position += batch.size_bytes
+        for base_offset, batch in read_run(view, staged.path, run):
             restorer.put(base_offset, batch)
         restorer.flush()  # its batches are views of this file
     return staged.record_count

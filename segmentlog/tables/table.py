@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segmentlog.arguments import as_bool, as_offset, as_partition
+from segmentlog.consuming.following import WAIT_S, announce
 from segmentlog.errors import InvalidConfig, LogTruncated, UnknownTopic
 from segmentlog.format.keys import MAX_EXACT, identity_of
 from segmentlog.format.record_batch import RecordBatch
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation
 
 _KEPT_BATCHES: Final = 16
-_WAIT_S: Final = 1.0
 _SMALL: Final = 1024
 
 
@@ -338,7 +338,7 @@ class Table(Mapping[bytes, bytes]):
                 for record in self._changes_behind(positions):
                     yield record
                     waiting_since = time.monotonic()
-                left_s = _WAIT_S if timeout_s is None else min(_WAIT_S, waiting_since + timeout_s - time.monotonic())
+                left_s = WAIT_S if timeout_s is None else min(WAIT_S, waiting_since + timeout_s - time.monotonic())
                 if left_s <= 0:
                     return
                 self._wait(watch, positions, left_s)
@@ -361,13 +361,9 @@ class Table(Mapping[bytes, bytes]):
         """Sleep until an appender wakes whoever follows, or the time is up."""
         self._prepare_access()
         watch.drain()
-        polled = False
-        for source in self._sources:
-            watch.add(source.log.handle.lock_path)
-            # Said before looking: who appends after this look wakes us.
-            polled |= not source.log.handle.announce_waiting(2 * _WAIT_S)
+        must_poll = announce(watch, (source.log for source in self._sources))
         if all(source.end_offset() <= positions.get(source.number, 0) for source in self._sources):
-            watch.wait(timeout_s, poll=polled)
+            watch.wait(timeout_s, poll=must_poll)
 
 
 class _Items(ItemsView[bytes, bytes]):

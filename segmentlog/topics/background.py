@@ -13,20 +13,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
-
-import msgspec
 
 from segmentlog.clock import Clock
 from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
-from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.errors import InvalidConfig, StoreClosed, UnknownTopic
 from segmentlog.format.names import OFFSETS_TOPIC
 from segmentlog.inspection.scrubber import Scrubber, ScrubReport
 from segmentlog.log.handle import Handle
-from segmentlog.log.partition import Partition
 from segmentlog.policy.retention import is_bounded
 from segmentlog.quantities import UNLIMITED
 from segmentlog.storage import forks
+from segmentlog.topics.compacting import Compactor, PartitionName, Partitions
 from segmentlog.topics.workers import Worker, Workers
 
 logger = logging.getLogger("segmentlog")
@@ -40,63 +37,6 @@ _RETENTION_TICK_MAX_S = 30.0
 _SLICE_S = 0.05
 """A tick of retention yields after so long, however many partitions are left."""
 _SLICE_PAUSE_S = 0.2
-_CLEANER_TICK_S = 15.0
-_RETRY_MIN_S = 60.0
-_RETRY_MAX_S = 3600.0
-
-
-class PartitionName(NamedTuple):
-    """A partition of the store, opened or not."""
-
-    topic: str
-    number: int
-
-
-class Partitions(Protocol):
-    """What background work needs of the store."""
-
-    def opened_partitions(self) -> list[Partition]:
-        """Those that this process has opened."""
-
-    def all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
-        """All there are, with their configuration."""
-
-    def open_partition(self, name: str, number: int) -> Partition:
-        """Open one. Raises `UnknownTopic` when it is gone."""
-
-
-class _Uncleanable(msgspec.Struct):
-    """Why compaction leaves a partition alone for now."""
-
-    why: str
-    generation: int
-    retry_ms: int | None
-    """Monotonic; None: not before its files were changed."""
-    pause_s: float
-
-
-class Stopped(Exception):
-    """The store is being closed: a pass ends where it is."""
-
-
-class Throttle:
-    """Lets ``bytes_per_s`` through, with a burst of a fifth of a second; None for no limit."""
-
-    def __init__(self, bytes_per_s: int | None, now_s: Callable[[], float] = time.monotonic) -> None:
-        if bytes_per_s is not None and (not isinstance(bytes_per_s, int) or bytes_per_s is True or bytes_per_s < 1):
-            wanted = "a whole number of bytes a second, or None for as fast as it goes"
-            raise InvalidConfig("cleaner.io.max.bytes.per.second", bytes_per_s, wanted)
-        self._bytes_per_s = bytes_per_s
-        self._now_s = now_s
-        self._free_at_s = 0.0
-
-    def wait_s(self, size_bytes: int) -> float:
-        """Seconds to wait after so many bytes."""
-        if self._bytes_per_s is None:
-            return 0.0
-        now_s = self._now_s()
-        self._free_at_s = max(self._free_at_s, now_s - 0.2) + size_bytes / self._bytes_per_s
-        return max(self._free_at_s - now_s, 0.0)
 
 
 class Background:
@@ -115,19 +55,15 @@ class Background:
         expire: Callable[[int], None] = lambda now_ms: None,
         finish_transactions: Callable[[], float] | None = None,
     ) -> None:
-        if not isinstance(cleaner_buffer_bytes, int) or cleaner_buffer_bytes < 1:
-            raise InvalidConfig("cleaner.dedupe.buffer.bytes", cleaner_buffer_bytes, "a number of bytes from 1 on")
         self._partitions = partitions
         self._clock = clock
         self._scrubber = scrubber
         self._expire = expire
-        self.cleaner_buffer_bytes = cleaner_buffer_bytes
-        self._throttle = Throttle(cleaner_io_bytes_per_s)
+        self._compactor = Compactor(partitions, clock, cleaner_buffer_bytes, cleaner_io_bytes_per_s)
         self._rolled: set[PartitionName] = set()
         self._round: Iterator[tuple[PartitionName, TopicConfig]] | None = None
         self._round_due_ms = 0
         self._round_pause_s = _RETENTION_TICK_MAX_S
-        self._uncleanable: dict[PartitionName, _Uncleanable] = {}
         self._troubles: dict[tuple[str, PartitionName], str] = {}
         """What keeps a kind of work from being done in a partition: its own affair, and told once."""
         self._workers = Workers()
@@ -139,6 +75,7 @@ class Background:
             self._flusher = self._workers.add("flush", lambda: self._flush(None)[0])
             self._retainer = self._workers.add("retention", lambda: self._retain_all(None)[0], _FIRST_LOOK_S)
             self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
+            self._compactor.worker = self._cleaner
             if finish_transactions is not None:
                 self._workers.add("transactions", finish_transactions)
         if threads and scrubber is not None:
@@ -281,86 +218,9 @@ class Background:
     def cleaner_tick(self, now_ms: int | None = None) -> float:
         """Compact the dirtiest partition that is due, if any is; seconds until the next call, 0 when more are due.
 
-        A partition that cannot be compacted is left out from then on, is told by `uncleanable`
-        and tried again later: after damage when its files have changed, else after a while.
+        See `Compactor.tick`: what cannot be compacted is left alone for a while, and `health` tells why.
         """
-        now_ms = self._clock.now_ms() if now_ms is None else now_ms
-        due: list[tuple[float, PartitionName]] = []
-        listing: OSError | None = None
-        try:
-            for name, config in self._partitions.all_partitions():
-                if config.compacts and not self._is_left_out(name):
-                    with contextlib.suppress(StoreClosed, UnknownTopic):
-                        ratio = self._dirty_ratio(name, now_ms)
-                        if ratio is not None:
-                            due.append((ratio, name))
-        except OSError as error:  # of a topic whose file cannot be read
-            listing = error
-        if due:
-            self._compact(max(due)[1], now_ms)
-        if listing is not None:
-            raise listing
-        if not due:
-            return _CLEANER_TICK_S
-        return 0.0 if len(due) > 1 else _CLEANER_TICK_S
-
-    def _is_left_out(self, name: PartitionName) -> bool:
-        known = self._uncleanable.get(name)
-        if known is None:
-            return False
-        if known.retry_ms is not None:
-            return self._clock.monotonic_ms() < known.retry_ms
-        with contextlib.suppress(SegmentlogError, OSError):
-            return self._partitions.open_partition(*name).generation == known.generation
-        return True
-
-    def _dirty_ratio(self, name: PartitionName, now_ms: int) -> float | None:
-        """How dirty a partition is that is due; None for one that is not."""
-        try:
-            partition = self._partitions.open_partition(*name)
-            return partition.dirty_ratio() if partition.compaction_due(now_ms=now_ms) else None
-        except Exception as error:
-            if isinstance(error, StoreClosed | UnknownTopic):
-                raise
-            self._leave_out(name, error)
-            return None
-
-    def _compact(self, name: PartitionName, now_ms: int) -> None:
-        try:
-            with contextlib.suppress(StoreClosed, UnknownTopic, Stopped):
-                self._partitions.open_partition(*name).compact(
-                    now_ms=now_ms, buffer_bytes=self.cleaner_buffer_bytes, pace=self._pace
-                )
-            self._uncleanable.pop(name, None)
-        except Exception as error:
-            self._leave_out(name, error)
-
-    def _pace(self, size_bytes: int) -> None:
-        wait_s = self._throttle.wait_s(size_bytes)
-        if self._cleaner is None:
-            time.sleep(wait_s)
-            return
-        while self._cleaner.pause(wait_s) is False and wait_s > 0:
-            wait_s = self._throttle.wait_s(0)
-        if self._cleaner.pause(0):
-            raise Stopped
-
-    def _leave_out(self, name: PartitionName, error: Exception) -> None:
-        known = self._uncleanable.get(name)
-        pause_s = min(2 * known.pause_s, _RETRY_MAX_S) if known is not None else _RETRY_MIN_S
-        retry_ms = None if isinstance(error, CorruptBatch) else self._clock.monotonic_ms() + int(pause_s * 1000)
-        generation = -1
-        with contextlib.suppress(SegmentlogError, OSError):
-            partition = self._partitions.open_partition(*name)
-            generation = partition.generation
-            partition.note_uncleanable(str(error))
-        if known is None or known.why != str(error):
-            logger.warning("%s/%d: cannot be compacted: %s", *name, error)
-        self._uncleanable[name] = _Uncleanable(str(error), generation, retry_ms, pause_s)
-
-    def uncleanable(self) -> dict[PartitionName, str]:
-        """Partitions that compaction leaves alone for now, and why."""
-        return {name: one.why for name, one in list(self._uncleanable.items())}
+        return self._compactor.tick(now_ms)
 
     # ------------------------------------------------------------ scrubbing
 
@@ -388,7 +248,7 @@ class Background:
                 self._troubles.pop((what, PartitionName(topic, number)), None)  # deleted since
                 continue
             problems[f"{topic}/{number}"] = f"cannot be {what}: {why}"
-        for (topic, number), why in self.uncleanable().items():
+        for (topic, number), why in self._compactor.uncleanable().items():
             problems[f"{topic}/{number}"] = f"cannot be compacted: {why}"
         return problems
 

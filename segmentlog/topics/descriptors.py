@@ -28,7 +28,7 @@ class DescriptorBudget:
         # Reentrant: a partition may be garbage-collected, or a descriptor be wanting, in the middle.
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._handles: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
-        forks.on_fork(self, "_forget")
+        forks.on_fork(self, "_forget_parent")
 
     @staticmethod
     def limit() -> int:
@@ -76,7 +76,7 @@ class DescriptorBudget:
             wanted -= 1
         return any_closed
 
-    def _forget(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: nothing is open there."""
         self._handles = OrderedDict()
 

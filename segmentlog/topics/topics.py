@@ -28,7 +28,8 @@ from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.network import NetworkMark
 from segmentlog.topics.administration import Administration, needs_upgrade
-from segmentlog.topics.background import Background, PartitionName
+from segmentlog.topics.background import Background
+from segmentlog.topics.compacting import PartitionName
 from segmentlog.topics.descriptors import budget
 from segmentlog.topics.folders import TopicFile, TopicFolders
 from segmentlog.topics.store_file import open_store_file

@@ -268,5 +268,5 @@ class Identity:
         """Let others have the name."""
         registration, self._registration = self._registration, None
         if registration is not None:
-            self._transactions.release(registration)
+            self._transactions.unregister(registration)
         self._registration = None

@@ -78,7 +78,9 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
         markers and states, whatever was written later in other files.
         """
         first_offset = entry.transaction_offset
-        if any((one.topic_id, one.partition) == where and first_offset < one.offset for one in self.unsettled):
+        if any(
+            (marker.topic_id, marker.partition) == where and first_offset < marker.offset for marker in self.unsettled
+        ):
             return True
         if where in self.partitions and entry.epoch == self.epoch:
             if self.status in ("PrepareCommit", "CompleteCommit"):
@@ -104,10 +106,10 @@ class TransactionLog:
         self._topics = topics
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._tidy = Tidy()
-        self._forget()
-        forks.on_fork(self, "_forget")
+        self._begin_anew()
+        forks.on_fork(self, "_begin_anew")
 
-    def _forget(self) -> None:
+    def _begin_anew(self) -> None:
         """Begin at the start. In a forked child: another thread of the parent may have been at it."""
         self._states: dict[str, TransactionState] = {}
         self._old_records: set[str] = set()
@@ -163,7 +165,7 @@ class TransactionLog:
         return replace(
             state,
             partitions=tuple(PartitionId(id_of(topic), partition) for topic, partition in state.partitions),
-            unsettled=tuple(replace(one, topic_id=id_of(one.topic_id)) for one in state.unsettled),
+            unsettled=tuple(replace(marker, topic_id=id_of(marker.topic_id)) for marker in state.unsettled),
             resume={id_of(topic): count for topic, count in state.resume.items()},
         )
 

@@ -62,20 +62,20 @@ class Registration:
                 self._fs.flock(self._fence_fd, UNLOCK)
 
     def close(self) -> None:
-        """Let go of the lease. Idempotent."""
+        """Remove the lease, and unlock it. Idempotent."""
         if self._lease_fd >= 0:
             with contextlib.suppress(OSError):
                 self._fs.unlink(self._lease_path)
-        self._let_go()
+        self._close_files()
 
     def __del__(self) -> None:
         # Nobody closed its producer: the name is free, as after the death of a process.
         try:
-            self._let_go()
+            self._close_files()
         except BaseException:  # nobody is there to be told
             pass
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         fds = self._fence_fd, self._lease_fd
         self._fence_fd = self._lease_fd = -1
         for fd in fds:

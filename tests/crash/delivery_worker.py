@@ -31,8 +31,8 @@ from segmentlog.producing.producer import Producer
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
+from segmentlog.transactions.names import Names
 from segmentlog.transactions.registration import Registration
-from segmentlog.transactions.transactions import Transactions
 
 
 class OneBoot(FileSystem):
@@ -321,7 +321,7 @@ def _fence_nobody() -> None:
 
 
 def _call_everybody_dead() -> None:
-    Transactions.is_alive = lambda self, name, state: False  # type: ignore[method-assign]
+    Names.is_alive = lambda self, name, state: False  # type: ignore[method-assign]
 
 
 _BROKEN = {"aborts": _show_aborted, "fences": _fence_nobody, "leases": _call_everybody_dead}

@@ -223,7 +223,7 @@ class Worker:
             with self._store.consumer(name, group=group, max_poll_interval_ms=2000) as consumer:
                 for record in consumer:
                     tp = segmentlog.TopicPartition(record.topic, record.partition)
-                    read_of = consumer._cursors[tp].log.topic_id
+                    read_of = consumer._cursors.by_partition[tp].log.topic_id
                     consumer.commit({tp: record.offset + 1}, metadata=read_of, sync=False)
             committed = self._store.group_offsets.committed(group)
             return {tp.topic: one.metadata for tp, one in committed.items()}

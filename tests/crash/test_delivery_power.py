@@ -29,8 +29,8 @@ def test_no_transaction_is_torn_at_any_crash_state() -> None:
     [
         ("segmentlog.log.aborted.AbortedTransactions.look", lambda self: {}, "aborted|dirty"),
         ("segmentlog.transactions.identity.Identity.sync_data", lambda self: None, "uncommitted|half|dirty"),
-        ("segmentlog.transactions.transactions.Transactions._still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
-        ("segmentlog.transactions.transactions.Transactions._finish_orphan", lambda *_: None, "blocked"),
+        ("segmentlog.transactions.deciding.Decisions.still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
+        ("segmentlog.transactions.finishing.Finisher._finish_orphan", lambda *_: None, "blocked"),
     ],
 )
 def test_a_broken_library_is_caught(

@@ -34,7 +34,7 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.format.control import encode_marker
-from segmentlog.format.names import GROUPS_FOLDER, group_folder_name
+from segmentlog.format.names import GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.folder import GroupFolder
 from segmentlog.groups.positions import encode
 from segmentlog.records import PartitionId, TopicPartition
@@ -287,7 +287,7 @@ def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
 )
 def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
     """Quoted for the file system; told as it is."""
-    name = group_folder_name(group)
+    name = folder_name_of(group, "group")
     assert "/" not in name
     assert len(name.encode()) <= 255
     assert name not in (".", "..")
@@ -305,7 +305,7 @@ def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
 def test_names_that_look_alike_when_quoted_stay_apart() -> None:
     """Long ones are told apart by a hash, odd ones by their quoting."""
     names = ["x" * 200 + "1", "x" * 200 + "2", ".", "%2E", "a/b", "a%2Fb", "é" * 100, "é" * 99 + "e"]
-    assert len({group_folder_name(name) for name in names}) == len(names)
+    assert len({folder_name_of(name, "group") for name in names}) == len(names)
 
 
 # ------------------------------------------------------------ several members

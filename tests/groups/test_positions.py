@@ -16,7 +16,7 @@ from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import OFFSETS_TOPIC
-from segmentlog.groups.positions import CommittedOffset, GroupOffsets, decode_key, encode
+from segmentlog.groups.positions import CommittedOffset, CommittedPositions, decode_key, encode
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.store import LogStore
 
@@ -36,7 +36,7 @@ def _id_of(tp: TopicPartition) -> str:
     return _ID
 
 
-def _commit(offsets: GroupOffsets, group: str, **positions: int) -> None:
+def _commit(offsets: CommittedPositions, group: str, **positions: int) -> None:
     named = {TopicPartition("t", int(name[1:])): offset for name, offset in positions.items()}
     offsets.append(*encode(group, named, lambda tp: offsets._topics.topic(tp.topic).id, committed_ms=7))
 

@@ -15,8 +15,8 @@ from segmentlog.errors import CorruptBatch, RecordTooLarge
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.append.encoding import Columns
 from segmentlog.log.partition import Partition
+from segmentlog.staging.files import Staged
 from segmentlog.staging.restoring import OffsetStager, OffsetTaken, Restorer, restore_staged
-from segmentlog.staging.staging import Staged
 from segmentlog.storage.fs import FileSystem
 
 FS = FileSystem()

@@ -282,7 +282,7 @@ def test_a_child_consumes_beside_its_parent(tmp_path: Path) -> None:
         log = store.topic("t").partition(0)
         log.append([b"0"])
         with store.consumer("t", follow=True) as consumer:
-            consumer._wait()
+            consumer._follower.wait(None)
             records = iter(consumer)
             assert next(records).value == b"0"
             for number in range(3):
@@ -346,7 +346,7 @@ def test_a_child_keeps_neither_name_nor_compaction(tmp_path: Path) -> None:
     with segmentlog.open(path, background=False) as store, contextlib.ExitStack() as children:
         store.create_topic("k", cleanup_policy="compact")
         log = store.topic("k").partition(0)
-        for held in (lambda: store.transactions._locked("etl"), lambda: log._cleaner._lease.hold()):
+        for held in (lambda: store.transactions._names.locked("etl"), lambda: log._cleaner._lease.hold()):
             with held():
                 assert len(locked_files(path)) == 1
                 children.enter_context(a_child_that_lives_on())

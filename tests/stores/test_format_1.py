@@ -197,7 +197,7 @@ def test_what_was_forgotten_does_not_come_back(path: Path) -> None:
         for topic in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
             store.topic(topic).partition(0).roll()
         store.groups.delete("by-hand")
-        store.transactions._write("loader", None)
+        store.transactions._log.write("loader", None)
     day_ms = 86_400_000
     for days in (10, 20, 30):
         with open_fixed(path) as store:

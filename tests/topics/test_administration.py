@@ -293,15 +293,15 @@ def _rename_between(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, whe
 
     if when == "sent":
         return rename
-    real = faulty.transactions._complete
+    real = faulty.transactions._decisions.complete
 
     def complete(*args: object) -> object:
-        faulty.transactions._complete = real  # type: ignore[method-assign]
+        faulty.transactions._decisions.complete = real  # type: ignore[method-assign]
         rename()
         return real(*args)  # type: ignore[arg-type]
 
     if when == "decided":
-        faulty.transactions._complete = complete  # type: ignore
+        faulty.transactions._decisions.complete = complete  # type: ignore
         return lambda: None
     return lambda: fs.before(when, rename)
 
@@ -353,7 +353,7 @@ def test_a_dead_producer_s_decision_reaches_a_renamed_topic(store: LogStore) -> 
         producer.send_many("t", [b"1"])
         producer.send_many("u", [b"2"])
         producer.flush()
-        opened.transactions._complete = lambda *args: os._exit(9)  # type: ignore
+        opened.transactions._decisions.complete = lambda *args: os._exit(9)  # type: ignore
         producer.commit_transaction()
 
     process = multiprocessing.get_context("fork").Process(target=die)

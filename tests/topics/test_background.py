@@ -15,7 +15,7 @@ from logs import FakeClock
 import segmentlog
 from segmentlog.errors import InvalidConfig, ReadOnlyStore
 from segmentlog.store import LogStore
-from segmentlog.topics.background import Throttle
+from segmentlog.topics.compacting import Throttle
 
 DAY_MS = 86_400_000
 

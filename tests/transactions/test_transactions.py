@@ -424,7 +424,7 @@ def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
         producer.send_many("b", [b"2"])
         coordinator: Any = store.transactions
         topics: Any = coordinator._topics
-        real_tell, real_write = topics.on_partition, coordinator._write
+        real_tell, real_write = topics.on_partition, coordinator._log.write
         told: list[PartitionId] = []
 
         def on_partition(where: PartitionId, do: Any) -> Any:
@@ -440,7 +440,7 @@ def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
             if state.status == "PrepareCommit":
                 topics.on_partition = on_partition
 
-        coordinator._write = write
+        coordinator._log.write = write
         producer.commit_transaction()
 
     in_child(die)
@@ -503,7 +503,7 @@ def test_a_name_whose_decision_hangs_cannot_be_opened(
 ) -> None:
     """The error names it; afterwards it can."""
     monkeypatch.setattr(registration, "_DECISION_WAIT_S", 0.05)
-    with store.transactions._locked("n"), pytest.raises(ProducerBusy, match="'n' cannot be opened"):
+    with store.transactions._names.locked("n"), pytest.raises(ProducerBusy, match="'n' cannot be opened"):
         store.producer(name="n")
     store.producer(name="n").close()
 
@@ -533,7 +533,7 @@ def test_a_commit_that_did_not_get_to_its_decision_is_not_part_of_the_next(
     with store.producer(name="n") as producer:
         producer.begin_transaction()
         producer.send_many("b", [b"1"])
-        with store.transactions._locked("n"), pytest.raises(ProducerBusy):
+        with store.transactions._names.locked("n"), pytest.raises(ProducerBusy):
             producer.commit_transaction()
         with producer.transaction():
             producer.send_many("b", [b"2"])
@@ -556,7 +556,7 @@ def test_a_full_disk_aborts_and_afterwards_it_goes_on(
                 raise segmentlog.DiskFull("/disk", 1)
 
             monkeypatch.setattr(log._appender, "_place_locked", full)
-            monkeypatch.setattr(store.transactions, "_write", full)
+            monkeypatch.setattr(store.transactions._log, "write", full)
         assert isinstance(caught.value.__cause__, segmentlog.DiskFull)
         assert values_of(store, "b") == [b"1"]
         monkeypatch.undo()
@@ -599,7 +599,7 @@ def _state_of(store: segmentlog.LogStore, name: str, **changes: Any) -> Transact
     from msgspec.structs import replace
 
     state = replace(store.transactions.states()[name], **changes)
-    store.transactions._write(name, state)
+    store.transactions._log.write(name, state)
     return state
 
 
@@ -653,7 +653,7 @@ def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
 ) -> None:
     """It was sent between the sync and the decision, and belongs to the transaction."""
     log = store.topic("b").partition(0)
-    real_commit, real_write = Identity.commit, store.transactions._write
+    real_commit, real_write = Identity.commit, store.transactions._log.write
     ends: list[tuple[int, int]] = []
     producer = store.producer(name="n", linger_ms=0)
 
@@ -669,7 +669,7 @@ def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
         real_write(name, state, ack)
 
     monkeypatch.setattr(Identity, "commit", commit)
-    monkeypatch.setattr(store.transactions, "_write", write)
+    monkeypatch.setattr(store.transactions._log, "write", write)
     with producer.transaction():
         producer.send_many("b", [b"1"])
     producer.close()

@@ -30,8 +30,9 @@ from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder
 from segmentlog.spark.pipelines.digests import NOTHING, digests_of
 from segmentlog.spark.pipelines.folders import locked
 from segmentlog.spark.pipelines.history import by_partition, read_ranges
+from segmentlog.staging.files import Staged
+from segmentlog.staging.folder import StagingFolder, sweep_abandoned
 from segmentlog.staging.restoring import OffsetStager, Restorer, restore_staged
-from segmentlog.staging.staging import Staged, StagingFolder, sweep_abandoned
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:

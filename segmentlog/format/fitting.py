@@ -1,0 +1,33 @@
+"""Cutting a list of records into batches that are not too large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Final, TypeVar
+
+from segmentlog.errors import RecordTooLarge
+
+_T = TypeVar("_T")
+
+_PARTS_MAX: Final = 1024
+
+
+def encode_until_it_fits(encode: Callable[[int, int], _T], start: int, stop: int) -> list[_T]:
+    """What ``encode`` makes of the records ``[start, stop)``: of all at once, or in parts where it is too large.
+
+    Raises `RecordTooLarge` with the index of a record that is too large alone.
+    """
+    try:
+        return [encode(start, stop)]
+    except RecordTooLarge as error:
+        count = stop - start
+        if count == 1:
+            raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
+        # An eighth more than the size asks for: records differ, and a part that does not fit is encoded again.
+        parts = max(2, min(count, -(-error.size_bytes * 9 // (8 * error.limit_bytes)), _PARTS_MAX))
+    bounds = [start + count * part // parts for part in range(parts + 1)]
+    made: list[_T] = []
+    for begin, end in pairwise(bounds):
+        made += encode_until_it_fits(encode, begin, end)
+    return made

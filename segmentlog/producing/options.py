@@ -1,0 +1,40 @@
+"""What a producer is told when it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from segmentlog.arguments import as_bool, as_int
+from segmentlog.errors import InvalidConfig
+from segmentlog.policy.partitioner import Partitioner
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Ack
+
+
+class ProducerOptions(msgspec.Struct, kw_only=True):
+    """See `Producer`; the defaults are those of `LogStore.producer`. Raises `InvalidConfig`."""
+
+    linger_ms: float
+    batch_size: int
+    partitioner: Partitioner | None
+    ack: Ack | None
+    name: str | None
+    enable_idempotence: bool
+    transaction_timeout_ms: int
+
+    def __post_init__(self) -> None:
+        linger_ms = self.linger_ms
+        if isinstance(linger_ms, bool) or not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
+            raise InvalidConfig("linger_ms", linger_ms, "milliseconds from 0 to 3,600,000")
+        self.batch_size = as_int("batch_size", self.batch_size, 1, 1 << 30, wanted="bytes from 1 to 1 GiB")
+        if not isinstance(self.ack, str | None) or self.ack not in (None, "written", "durable"):
+            raise InvalidConfig("ack", self.ack, "'written' or 'durable'")
+        self.transaction_timeout_ms = as_int("transaction_timeout_ms", self.transaction_timeout_ms, 1, 86_400_000)
+        self.enable_idempotence = as_bool("enable_idempotence", self.enable_idempotence)
+        if self.partitioner is not None and not callable(getattr(self.partitioner, "partitions", None)):
+            raise InvalidConfig("partitioner", self.partitioner, "an object with a method `partitions`, or None")
+        if self.name is not None and not self.enable_idempotence:
+            raise InvalidConfig("enable_idempotence", self.enable_idempotence, "True for a producer with a name")

@@ -1,0 +1,264 @@
+"""From a user's calls to appends: chunks fill, are sealed when they are full or have lingered, and are sent in order.
+
+Whoever seals a chunk sends it, or leaves it to the thread that is sending the topic's chunks already.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from segmentlog.errors import SegmentlogError, StoreClosed
+from segmentlog.format.names import check_topic_name
+from segmentlog.producing.delivery import Chunk
+from segmentlog.producing.options import ProducerOptions
+from segmentlog.producing.spreading import Spreader
+from segmentlog.storage import forks
+from segmentlog.storage.locks import News
+from segmentlog.topics.topics import Topics
+from segmentlog.topics.workers import Worker
+from segmentlog.transactions.identity import Identity
+
+if TYPE_CHECKING:
+    import threading
+
+_LOOK_AGAIN_S = 1.0
+_SPREAD_CHUNK_MAX_BYTES = 8 << 20
+"""A chunk for a thousand partitions is no larger: what may wait in memory, twice of it while one is being sent."""
+
+
+class Pump:
+    """Takes a producer's records in chunks, one a topic, and sends them. Thread-safe; one lock a topic for sending."""
+
+    def __init__(
+        self, topics: Topics, identity: Identity | None, options: ProducerOptions, *, background: bool
+    ) -> None:
+        self.is_closed = False
+        """Takes no more records; what it has may still be sent."""
+        self.chunks: dict[str, Chunk] = {}
+        """By topic: the one that takes records now."""
+        self.senders: dict[str, threading.Lock] = {}
+        """By topic: held by whoever appends to it, so that records keep their order."""
+        self.failure: Exception | None = None
+        """What nobody was told of yet."""
+        self._spreader = Spreader(topics, identity, options.partitioner, options.ack)
+        self.topics = self._spreader.topics
+        self._full: dict[str, deque[Chunk]] = {}
+        self._all_topics = topics
+        self._identity = identity
+        self._linger_ns = int(options.linger_ms * 1e6)
+        self._batch_size = options.batch_size
+        self._mutex = forks.lock(self, "_mutex")
+        self._told = News()
+        self._lingerer = Worker("linger", self.linger_tick) if background and options.linger_ms else None
+        self._lingerer_sleeps = True
+        forks.on_fork(self, "_forget_sent")
+
+    def _forget_sent(self) -> None:
+        """In a forked child: what was sent before the fork is the parent's to append."""
+        for known in (self.chunks, self._full, self.senders, self.topics):
+            known.clear()
+        self.failure = None
+        self._told = News()
+        self._lingerer_sleeps = True
+
+    # ------------------------------------------------------------ filling
+
+    def begin(self, topic: str, producer: object) -> Chunk:
+        """The chunk that takes records of a topic now. Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`."""
+        with self._mutex:
+            return self._begin_locked(topic, producer)
+
+    def _begin_locked(self, topic: str, producer: object) -> Chunk:
+        self._check_topic(topic)
+        chunk = self.chunks.get(topic)
+        if chunk is None:
+            chunk = self.chunks[topic] = Chunk(self, producer, topic, self._chunk_bytes(topic))
+            config = self.topics[topic].config
+            chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
+            if self._lingerer is not None:
+                self._lingerer.ensure_running()
+                if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
+                    self._lingerer_sleeps, self._lingerer.has_work = False, True
+                    self._lingerer.wake()
+        return chunk
+
+    def _chunk_bytes(self, topic: str) -> int:
+        """How much the topic's next chunk takes: enough that each partition's share is worth an append."""
+        if not self._linger_ns:
+            return 0
+        spread_bytes = min(self._batch_size * self._spreader.spread_over.get(topic, 1), _SPREAD_CHUNK_MAX_BYTES)
+        return max(self._batch_size, spread_bytes)
+
+    def check_topic(self, topic: str) -> None:
+        """Know a topic that is to be sent to. Raises what `begin` does."""
+        with self._mutex:
+            self._check_topic(topic)
+
+    def _check_topic(self, topic: str) -> None:
+        if self.is_closed:
+            raise StoreClosed("producer")
+        if topic.__class__ is not str:
+            topic = check_topic_name(topic)
+        if topic not in self._full:
+            check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
+            self.topics[topic] = self._all_topics.topic(topic)  # raises for one that does not exist
+            self.senders[topic] = forks.lock_of_a_moment()  # they are dropped with the dict
+            self._full[topic] = deque()  # last: an interrupt leaves no topic that is known by half
+
+    # ------------------------------------------------------------ sealing
+
+    def send_sealed(self, chunk: Chunk, number: int, value: bytes | None, key: bytes | None) -> tuple[Chunk, int]:
+        """Send a chunk that is full; the record that was added last goes to the next one if it was taken without it.
+
+        The chunk that has the record, and its number there.
+        """
+        with self._mutex:
+            if chunk.taken and not chunk.has_taken(number):
+                late = chunk
+                chunk = self._begin_locked(late.topic, late.producer)
+                options, number = late.noted.get(number), chunk.number()
+                if options is not None:
+                    chunk.noted[number] = options
+                chunk.add((number, value, key))
+            if chunk.room <= 0:
+                self._seal(chunk)
+        self._send_full(chunk.topic)
+        return chunk, number
+
+    def send_whole(self, chunk: Chunk) -> None:
+        """Send a chunk that was made as a whole, after what was sent before it. Raises what kept it from being sent."""
+        topic = chunk.topic
+        with self._mutex:
+            self._check_topic(topic)
+            earlier = self.chunks.get(topic)
+            if earlier is not None:
+                self._seal(earlier)
+            chunk.sealed = True
+            self._full[topic].append(chunk)
+        self._send_full(topic)
+        chunk.wait(None)
+        if chunk.error is not None:
+            if self.failure is chunk.error:  # told now; an earlier one's failure is still to be
+                self.failure = None
+            raise chunk.error
+
+    def _seal(self, chunk: Chunk) -> None:
+        """Let a chunk go; the next record begins another one. The caller holds the mutex."""
+        if not chunk.sealed:
+            chunk.sealed = True
+            del self.chunks[chunk.topic]
+            self._full[chunk.topic].append(chunk)
+
+    def linger_tick(self) -> float:
+        """Send the chunks that have waited long enough; returns the seconds until the next one will have."""
+        now_ns = time.monotonic_ns()
+        due: list[str] = []
+        pause_ns = 3600 * 10**9
+        with self._mutex:
+            for topic, chunk in list(self.chunks.items()):
+                rest_ns = chunk.begun_ns + self._linger_ns - now_ns
+                if rest_ns <= 0:
+                    due.append(topic)
+                    self._seal(chunk)
+                else:
+                    pause_ns = min(pause_ns, rest_ns)
+            self._lingerer_sleeps = not self.chunks
+            if self._lingerer is not None:
+                self._lingerer.has_work = not self._lingerer_sleeps
+        for topic in due:
+            self._send_full(topic)
+        return pause_ns / 1e9
+
+    def flush(self) -> None:
+        """Append everything that was sent so far. Raises the first failure that nobody was told of yet."""
+        with self._mutex:
+            topics = list(self._full)
+            for topic in topics:
+                if topic in self.chunks:
+                    self._seal(self.chunks[topic])
+        for topic in topics:
+            self._send_full(topic)
+            with self.senders[topic]:
+                pass  # another thread may still be sending what it took
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    # ------------------------------------------------------------ sending
+
+    def _send_full(self, topic: str) -> None:
+        """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
+        waiting = self._full[topic]
+        while waiting:
+            with self.senders[topic]:
+                try:
+                    chunk = waiting[0]  # it stays there until it is finished: an interrupt must not lose it
+                except IndexError:
+                    return
+                try:
+                    with self._mutex:
+                        chunk.take()
+                    if chunk.values and not chunk.is_sent:
+                        self._spreader.append(chunk)
+                    chunk.finish(chunk.error)
+                    waiting.popleft()
+                except Exception as error:
+                    if not chunk.is_sent:
+                        chunk.finish(error)
+                    if waiting and waiting[0] is chunk:
+                        waiting.popleft()
+                    if self.failure is None:
+                        self.failure = error
+                    if self._identity is not None:
+                        self._identity.note_failure(error)
+                    if not isinstance(error, SegmentlogError | OSError):
+                        raise
+                except BaseException:
+                    # Under the same numbers it is appended once, whatever was interrupted; without numbers, who knows?
+                    if self._identity is None and not chunk.is_sent:
+                        why = "what was sending it was interrupted: it may or may not be appended; look in the log"
+                        chunk.finish(SegmentlogError(why))
+                    raise
+
+    # ------------------------------------------------------------ who waits for a chunk
+
+    def send_if_nobody_else_does(self, chunk: Chunk) -> None:
+        """Somebody waits for this chunk, and no thread watches how long it lingers: send it now."""
+        if self._lingerer is None or not self._lingerer.is_running:
+            with self._mutex:
+                self._seal(chunk)
+            self._send_full(chunk.topic)
+
+    def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
+        """Wait for a chunk to be sent; False when it was not in time."""
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _LOOK_AGAIN_S if ends_s is None else min(ends_s - time.monotonic(), _LOOK_AGAIN_S)
+            if self._told.wait_for(lambda: chunk.is_sent, left_s):
+                return True
+            if ends_s is not None and time.monotonic() >= ends_s:
+                return False
+            self.send_if_nobody_else_does(chunk)  # the thread that was to do it may have come to an end
+
+    def tell_waiting(self) -> None:
+        """A chunk was sent, or failed."""
+        if self._told.anybody:
+            self._told.tell()
+
+    @property
+    def unsent_count(self) -> int:
+        """Records that were sent and are not appended yet, as nearly as can be told while others send."""
+        waiting = [*self.chunks.values(), *(chunk for chunks in self._full.values() for chunk in chunks)]
+        return sum(chunk.record_count for chunk in waiting if not chunk.is_sent)
+
+    def refuse_more(self) -> None:
+        """Take no more records; those that were sent can still be flushed."""
+        with self._mutex:
+            self.is_closed = True
+
+    def stop(self) -> None:
+        """End the thread that watches how long chunks linger."""
+        if self._lingerer is not None:
+            self._lingerer.stop()

@@ -1,0 +1,135 @@
+"""Ending what others left: transactions of processes that are gone, that take too long, or that a crash cut short."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import ProducerBusy, SegmentlogError, StoreClosed
+from segmentlog.format.producers import ProducerEntry
+from segmentlog.storage import forks
+from segmentlog.topics.topics import Topics
+from segmentlog.transactions.deciding import Decisions
+from segmentlog.transactions.journal import TransactionLog, TransactionState
+from segmentlog.transactions.names import Names
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+logger = logging.getLogger("segmentlog")
+
+ANONYMOUS: Final = "~"
+"""Begins the names of producers that were given none, and are forgotten when they are closed."""
+_BUSY_PAUSE_S: Final = 0.25
+_IDLE_PAUSE_S: Final = 1.0
+
+
+class Finisher:
+    """Looks for what nobody else will end, whoever left it. For one thread at a time; another one finds it at work."""
+
+    def __init__(self, topics: Topics, names: Names, log: TransactionLog, decisions: Decisions) -> None:
+        self._topics = topics
+        self._names = names
+        self._log = log
+        self._decisions = decisions
+        self._finishing = False
+        self.troubles: dict[str, str] = {}
+        """What kept `finish` from ending transactions, by the name of the producer."""
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: another thread of the parent may have been at it."""
+        self._finishing = False
+
+    def finish(self, now_ms: int | None = None) -> float:
+        """Finish what others left: decided transactions, those of dead instances and those that took too long.
+
+        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives. Returns the seconds
+        until it should be asked again. What keeps one from being finished does not keep it from the others:
+        `troubles` tells.
+        """
+        if self._topics.read_only or self._finishing:
+            return _IDLE_PAUSE_S
+        self._finishing = True  # opening a partition asks for this, too
+        try:
+            now_ms = self._topics.clock.monotonic_ms() if now_ms is None else now_ms
+            troubles: dict[str, str] = {}
+            undecided = self._undecided()
+            states = self._log.states()
+            is_busy = bool(undecided)
+            for name, state in states.items():
+                with self._trouble_of(name, troubles):
+                    if state.is_open:
+                        is_busy = True
+                        self._finish_one(name, now_ms)
+                    elif name.startswith(ANONYMOUS) and not self._names.is_alive(name, state):
+                        self.delete_name(name)
+            for log, entry in undecided:
+                with self._trouble_of(str(entry.producer_id), troubles):
+                    self._finish_orphan(log, entry, states)
+            self.troubles = troubles
+            return _BUSY_PAUSE_S if is_busy else _IDLE_PAUSE_S
+        finally:
+            self._finishing = False
+
+    @contextlib.contextmanager
+    def _trouble_of(self, name: str, troubles: dict[str, str]) -> Iterator[None]:
+        try:
+            yield
+        except StoreClosed:
+            raise
+        except (SegmentlogError, OSError) as error:
+            troubles[name] = str(error)
+            if self.troubles.get(name) != str(error):
+                logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
+
+    def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
+        """Open transactions in the partitions that this process has open."""
+        found = []
+        for log in self._topics.opened_partitions():
+            with contextlib.suppress(SegmentlogError, OSError):
+                found += [(log, entry) for entry in log.open_transactions()]
+        return found
+
+    def _finish_one(self, name: str, now_ms: int) -> None:
+        with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0) as fd:
+            state = self._log.states().get(name)
+            if state is None or not state.is_open:
+                return
+            if state.status == "Ongoing":
+                overdue = state.is_overdue(now_ms)
+                if not overdue and self._names.is_alive(name, state):
+                    return
+                why = "it was open for too long" if overdue else "its process is gone"
+                logger.info("producer %s: its transaction is aborted: %s", name, why)
+            self._decisions.decide(name, state, fd, fence=True)
+
+    def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
+        """End an open transaction that no state speaks of as open: a power cut took the marker, or the state.
+
+        ``states`` was read after the transaction was seen: its owner writes the state first.
+        """
+        name = next((name for name, state in states.items() if state.producer_id == seen.producer_id), None)
+        with contextlib.ExitStack() as stack:
+            if name is not None:
+                try:
+                    stack.enter_context(self._names.locked(name, wait_s=0.0))
+                except ProducerBusy:
+                    return
+            state = self._log.states().get(name) if name is not None else None
+            entry = log.producer(seen.producer_id)
+            if entry is None or entry.transaction_offset != seen.transaction_offset:
+                return
+            self._decisions.end_lost(log, state or TransactionState(seen.producer_id, entry.epoch))
+
+    def delete_name(self, name: str) -> None:
+        """Leave nothing of a name behind, unless its transaction is open or somebody is at it."""
+        with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0):
+            state = self._log.states().get(name)
+            if state is None or not state.is_open:
+                if state is not None:
+                    self._decisions.settle(state)
+                    self._log.write(name, None)
+                self._names.remove(name)
