@@ -278,6 +278,42 @@ def durable_among_others(world: World) -> Operation:
     return append
 
 
+def producers_among_others(world: World) -> Operation:
+    """Durable batches under numbers, with three other producers; whoever was told of an error repeats his batch."""
+    sequences = [0] * 4
+    pending: dict[int, bytes] = {}
+
+    def append(producer: int) -> None:
+        value = pending.setdefault(producer, world.value())
+        world.once.add(value)
+        stamp = ProducerStamp((1 << 61) + producer, 0, sequences[producer])
+        world.acked[world.log.append([value], ack="durable", producer=stamp)] = value
+        sequences[producer] += 1
+        del pending[producer]
+
+    def together() -> None:
+        stop = threading.Event()
+
+        def work(producer: int) -> None:
+            while not stop.is_set():
+                with contextlib.suppress(SegmentlogError):  # the leader was interrupted
+                    append(producer)
+
+        threads = [threading.Thread(target=work, args=(producer,), daemon=True) for producer in (1, 2, 3)]
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in range(2):
+                append(0)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(10 * SOON_S)
+                assert not thread.is_alive(), "another thread waits for ever"
+
+    return together
+
+
 def read(world: World) -> Operation:
     """Every batch of several segments."""
     world.append(20)
@@ -516,6 +552,7 @@ CASES: list[tuple[Callable[[World], Operation], dict[str, Any]]] = [
     (append_stamped, {}),
     (append_stamped, {"segment_records": 3}),
     (durable_among_others, {}),
+    (producers_among_others, {}),
     (read, {"segment_records": 5}),
     (find_timestamp, {"segment_records": 5}),
     (roll, {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from segmentlog.format.columns import (
     has_null,
 )
 from segmentlog.format.encode import EncodedBatch, encode_batch
+from segmentlog.format.fitting import encode_until_it_fits
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import Headers
 
@@ -146,34 +148,18 @@ def encode_columns_as_batches(
             pass
     else:
         check_items(columns)  # for the index of one that is wrong: that in a part would say little
+    encode_part = partial(_encode_part, columns, config, now_ms, stamp)
     batches: list[EncodedBatch] = []
     for start in range(0, count, limit):
-        _encode_part(columns, start, min(start + limit, count), config, now_ms, batches, stamp)
+        batches += encode_until_it_fits(encode_part, start, min(start + limit, count))
     return batches
 
 
 def _encode_part(
-    columns: Columns,
-    start: int,
-    stop: int,
-    config: TopicConfig,
-    now_ms: int,
-    batches: list[EncodedBatch],
-    stamp: ProducerStamp | None,
-) -> None:
-    """Append the batches for records ``[start, stop)``, halving them until they fit."""
-    try:
-        part_stamp = None if stamp is None else stamp.after(start)
-        batches.append(_encode(columns.part(start, stop), config, now_ms, bytearray(), part_stamp))
-    except RecordTooLarge as error:
-        if stop - start == 1:
-            raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
-        parts = min(stop - start, -(-error.size_bytes * 9 // (8 * error.limit_bytes)), 1024)
-        parts = max(parts, 2)
-        for part in range(parts):
-            first = start + (stop - start) * part // parts
-            last = start + (stop - start) * (part + 1) // parts
-            _encode_part(columns, first, last, config, now_ms, batches, stamp)
+    columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, start: int, stop: int
+) -> EncodedBatch:
+    part_stamp = None if stamp is None else stamp.after(start)
+    return _encode(columns.part(start, stop), config, now_ms, bytearray(), part_stamp)
 
 
 def _encode(
