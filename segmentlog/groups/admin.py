@@ -189,7 +189,7 @@ class Groups:
         """
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
-        if not os.path.isdir(folder.path) and not self.positions.positions(group):
+        if not self._fs.is_folder(folder.path) and not self.positions.positions(group):
             raise InvalidConfig("group", group, "the name of a group that has positions or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)

@@ -16,6 +16,7 @@ from segmentlog.format.names import GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.positions import CommittedPositions
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
 from segmentlog.storage.fs import read_file, replace_file, write_all
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
@@ -124,7 +125,7 @@ class GroupFolder:
             if not self.is_current(fd, self.lock_path):
                 return False
             for folder in (self.members_path, self.partitions_path):
-                if not os.path.isdir(folder):
+                if not self.fs.is_folder(folder):
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
             if not self.fs.fstat(fd).st_size:
@@ -135,10 +136,7 @@ class GroupFolder:
 
     def is_current(self, fd: int, path: str) -> bool:
         """Whether ``path`` is still the name of the open file."""
-        try:
-            return os.path.samestat(self.fs.fstat(fd), self.fs.stat(path))
-        except FileNotFoundError:
-            return False
+        return is_current(self.fs, fd, path)
 
     # ------------------------------------------------------------ members
 

@@ -36,6 +36,14 @@ def lock_within(fs: FileSystem, fd: int, wait_s: float) -> bool:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
 
+def is_current(fs: FileSystem, fd: int, path: str) -> bool:
+    """Whether ``path`` is still the name of the open file: else others lock another one by now."""
+    try:
+        return os.path.samestat(fs.fstat(fd), fs.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 class ProcessLock:
     """One thread of one process holds it at a time: a lock on the file at ``path``, which is made if it is not there.
 
@@ -66,18 +74,12 @@ class ProcessLock:
                 while True:
                     fds.append(hold_open(fs, self._path, os.O_RDWR | os.O_CREAT))
                     fs.flock(fds[0], EXCLUSIVE)
-                    if self._is_current(fds[0]):
+                    if is_current(fs, fds[0], self._path):
                         break
-                    let_go(fs, fds.pop())  # somebody removed the file: others lock another one by now
+                    let_go(fs, fds.pop())  # somebody removed the file
                 self._fds = fds
                 yield fds[0]
             finally:
                 self._fds = []
                 for fd in fds:
                     let_go(fs, fd)
-
-    def _is_current(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(self._fs.fstat(fd), self._fs.stat(self._path))
-        except FileNotFoundError:
-            return False

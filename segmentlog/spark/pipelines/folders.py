@@ -11,6 +11,7 @@ from typing import Final
 import xxhash
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.foreign import is_plain_file, open_plain
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem
@@ -52,11 +53,8 @@ def locked(path: str, who: str) -> Iterator[None]:
                 fs.flock(fd, EXCLUSIVE | AT_ONCE)
             except BlockingIOError:
                 raise SegmentlogError(f"{who} is at work there ({path} is locked); wait until it is done") from None
-            try:
-                if not os.path.samestat(os.fstat(fd), os.stat(path)):
-                    continue  # whoever had it has removed it
-            except FileNotFoundError:
-                continue
+            if not is_current(fs, fd, path):
+                continue  # whoever had it has removed it
             yield
             return
 
