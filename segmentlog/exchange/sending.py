@@ -153,7 +153,7 @@ class Sender:
         headers = lists.headers
         if self._pairs:
             given = headers or [[]] * len(lists.values)
-            headers = [[*one, *self._pairs] for one in given]
+            headers = [[*own, *self._pairs] for own in given]
         deliveries = self._producer.send_many(
             self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
         )

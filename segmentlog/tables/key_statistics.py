@@ -205,7 +205,7 @@ class KeyStatistics:
 def _cleanable_end(log: Partition, config: TopicConfig, now_ms: int) -> int:
     """Where a pass would end: before the active segment, and what is too young."""
     dirty_offset = max(log.cleaned_offset, log.log_start_offset)
-    behind = [one for one in log.segments() if one.active or one.end_offset > dirty_offset]
+    behind = [segment for segment in log.segments() if segment.active or segment.end_offset > dirty_offset]
     return cleanable_end(config, behind, dirty_offset, log.last_stable_offset, now_ms)
 
 
