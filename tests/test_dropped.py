@@ -204,7 +204,7 @@ def test_a_dropped_producer_sends_what_lingers_and_its_thread_ends(tmp_path: Pat
         partition = store.create_topic("t").partition(0)
         assert _soon(lambda: len(_threads() - before) == 4)
         workers = _threads()
-        producer = store.producer(linger_ms=300)
+        producer = store.producer(linger_ms=1500)
         producer.send("t", b"early")
         producer.flush()
         producer.send("t", b"late")

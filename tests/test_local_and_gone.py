@@ -121,8 +121,8 @@ def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tm
     place = log._appender.place
     dropped = threading.Event()
 
-    def place_and_lose(batches: Any, *rest: Any) -> Any:
-        placed = place(batches, *rest)
+    def place_and_lose(*args: Any, **options: Any) -> Any:
+        placed = place(*args, **options)
         if not dropped.is_set():
             dropped.set()
             other.truncate(1)
@@ -160,8 +160,8 @@ def test_a_recovery_by_another_process_drops_what_was_not_whole(tmp_path: Path) 
     log, other = _two(tmp_path)
     place = log._appender.place
 
-    def place_and_lose(batches: Any, *rest: Any) -> Any:
-        placed = place(batches, *rest)
+    def place_and_lose(*args: Any, **options: Any) -> Any:
+        placed = place(*args, **options)
         path = next(tmp_path.glob("*.log"))
         with open(path, "r+b") as file:  # what the failed writeback left of it
             data = path.read_bytes()

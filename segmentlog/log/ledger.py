@@ -33,7 +33,7 @@ from segmentlog.format.names import CHECKPOINT_FILE
 from segmentlog.policy.lost_ranges import with_lost_range
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.fs import DiskFailed, FileSystem
 from segmentlog.storage.state import (
     FAILED_WORD,
     PRODUCERS_WORD,
@@ -262,14 +262,21 @@ class Ledger:
     def update_checkpoint(self, **changes: Any) -> None:
         """Replace fields of it, durably. Raises `CorruptBatch` as `checkpoint` does, `DiskFull`, `DiskFailed`."""
         self._owner.check_in_place()
-        self._file.write(replace(self.checkpoint(), boot_id=self._owner.fs.boot_id(), **changes))
+        self._write(replace(self.checkpoint(), boot_id=self._owner.fs.boot_id(), **changes))
 
     def replace_checkpoint(self, checkpoint: Checkpoint, *, sync_folder: bool = True) -> None:
         """Write it as a whole, whatever is there: of a log that is recovered or repaired.
 
         With ``sync_folder=False`` the name of a new file is not durable yet.
         """
-        self._file.write(checkpoint, sync_folder=sync_folder)
+        self._write(checkpoint, sync_folder=sync_folder)
+
+    def _write(self, checkpoint: Checkpoint, *, sync_folder: bool = True) -> None:
+        try:
+            self._file.write(checkpoint, sync_folder=sync_folder)
+        except DiskFailed:  # nobody knows what the slot holds now, and another fsync would not say
+            self.mark_failed()
+            raise
 
     def announce_compaction(self, offset: int) -> None:
         """Compaction may remove records below ``offset`` from now on."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.storage import forks, locks
-from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.forks import Held, held_open
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 
@@ -69,17 +69,14 @@ class ProcessLock:
                 yield self._fds[0]
                 return
             fs = self._fs
-            fds: list[Held] = []
-            try:
-                while True:
-                    fds.append(hold_open(fs, self._path, os.O_RDWR | os.O_CREAT))
-                    fs.flock(fds[0], EXCLUSIVE)
-                    if is_current(fs, fds[0], self._path):
-                        break
-                    let_go(fs, fds.pop())  # somebody removed the file
-                self._fds = fds
-                yield fds[0]
-            finally:
-                self._fds = []
-                for fd in fds:
-                    let_go(fs, fd)
+            while True:
+                with held_open(fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
+                    fs.flock(fd, EXCLUSIVE)
+                    if not is_current(fs, fd, self._path):
+                        continue  # somebody removed the file
+                    try:
+                        self._fds = [fd]
+                        yield fd
+                    finally:
+                        self._fds = []
+                    return

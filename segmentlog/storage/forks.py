@@ -293,12 +293,31 @@ def opening() -> contextlib.AbstractContextManager[object]:
 
 def _begin_fork() -> None:
     """In the parent, before: what another thread has half done here is finished first."""
-    # CPython's own list of what is being imported; where it has another one, it is as with any other library.
-    importing = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
-    for name in [name for name in list(importing) if str(name).startswith(_PACKAGE)]:
-        with contextlib.suppress(Exception):  # whoever imports it is told
-            importlib.import_module(name)  # waits for the other thread
+    for _ in range(_IMPORTS_WAITED_FOR):
+        importing = _imported_by_others()
+        if not importing:
+            break
+        for name in importing:
+            with contextlib.suppress(Exception):  # whoever imports it is told
+                importlib.import_module(name)  # waits for the other thread, which may go on to the next one
     _opening.acquire()
+
+
+_IMPORTS_WAITED_FOR = 100
+"""In turn: more than there are modules that are loaded when they are first needed."""
+
+
+def _imported_by_others() -> list[str]:
+    """Modules of this package that other threads are importing."""
+    # CPython's own list; where it has another one, it is as with any other library.
+    locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+    found = []
+    for name, reference in list(locks.items()):
+        if str(name).startswith(_PACKAGE):
+            lock = reference()
+            if lock is not None and getattr(lock, "owner", None) != threading.get_ident():
+                found.append(str(name))
+    return found
 
 
 def _end_fork() -> None:

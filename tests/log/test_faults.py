@@ -418,10 +418,10 @@ def test_an_interrupt_of_the_leading_thread_is_not_raised_in_others(
     append_group = group._append_group
     interrupts = [KeyboardInterrupt]
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **options: Any) -> Any:
         if interrupts:
             raise interrupts.pop()
-        return before(*args)
+        return before(*args, **options)
 
     def append_when_told(waiting: Any) -> None:
         nonlocal before

@@ -11,8 +11,10 @@ import pytest
 from logs import open_log, values
 
 import segmentlog
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, PartitionFailed, StoreClosed
 from segmentlog.log.ledger import Ledger
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import LostRange
 from segmentlog.storage.state import REWRITING, LogState
 from segmentlog.testing.faults import FaultyFileSystem
@@ -86,6 +88,38 @@ def test_the_page_shows_nothing_that_a_power_cut_takes_back(
         change(handle.ledger, page.log.read())
         assert bytes(page.words) != before
     log.abandon()
+
+
+_WRITES: list[Callable[[Partition], object]] = [
+    lambda log: log.trim(2),
+    lambda log: log.truncate(3),
+    lambda log: log.append([b"x"], producer=ProducerStamp(1 << 61, 0, 0)),
+    lambda log: log.handle.ledger.note_compaction(3, 1, 0),
+    lambda log: log.close(),
+]
+
+
+@pytest.mark.parametrize("change", _WRITES, ids=["trim", "truncate", "producers", "compaction", "close"])
+def test_a_checkpoint_that_could_not_be_synced_fails_the_partition(
+    tmp_path: Path, change: Callable[[Partition], object]
+) -> None:
+    """Whoever wrote it: nobody appends any more, in no process, until the log was opened anew, and so recovered."""
+    fs = FaultyFileSystem()
+    log, other = open_log(tmp_path, fs=fs), open_log(tmp_path)
+    log.append([b"%d" % number for number in range(5)], ack="durable")
+    for sync in ("fsync", "fdatasync"):
+        fs.fail(sync, errno.EIO, times=None)
+    with pytest.raises((OSError, PartitionFailed)):
+        change(log)
+    fs.heal()
+    for one in (log, other):
+        with pytest.raises((PartitionFailed, StoreClosed)):
+            one.append([b"more"])
+    log.abandon()
+    other.abandon()
+    again = open_log(tmp_path)
+    again.append([b"more"], ack="durable")
+    assert values(again)[-1] == b"more"
 
 
 def test_a_truncation_is_announced_before_anything_is_written(tmp_path: Path) -> None:

@@ -470,10 +470,40 @@ print(os.waitpid(child, 0)[1])
 """
 
 
-def test_no_child_waits_for_a_module_that_its_parent_is_importing(tmp_path: Path) -> None:
-    """What is imported when it is first needed: a child can import it, though a thread of the parent was at it."""
+_TWO_IMPORTS = """
+import importlib, os, sys, threading, time
+import segmentlog, segmentlog.store
+FIRST, SECOND = "segmentlog.exchange.csv_file", "segmentlog.tables.key_table"
+begun = {FIRST: threading.Event(), SECOND: threading.Event()}
+class Slowly:
+    def find_spec(self, name, path, target=None):
+        if name in begun:
+            begun[name].set()
+            time.sleep(0.3)
+sys.meta_path.insert(0, Slowly())
+real = importlib.import_module
+def load(name):
+    threading.Thread(target=real, args=(name,)).start()
+    begun[name].wait()
+def import_module(name, *rest):
+    if name == FIRST:  # the fork waits for it: meanwhile another thread begins with another one
+        load(SECOND)
+    return real(name, *rest)
+load(FIRST)
+importlib.import_module = import_module
+child = os.fork()
+if not child:
+    real(FIRST), real(SECOND)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("script", [_IMPORTS, _TWO_IMPORTS], ids=["one", "two in turn"])
+def test_no_child_waits_for_a_module_that_its_parent_is_importing(tmp_path: Path, script: str) -> None:
+    """What is imported when it is first needed: a child can import it, though threads of the parent were at it."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _IMPORTS, str(tmp_path / "store")], capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "store")], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=30, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "0", done.stderr
