@@ -66,7 +66,10 @@ class ActiveEnd:
     def catch_up(self, log: LogState) -> None:
         """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
         handle = self._handle
-        self.sealed = []  # of an append that was interrupted
+        while self.sealed:  # by an append that was interrupted: it may be published, and is yet to be synced
+            left = self.sealed.pop()
+            if left.segment.fd >= 0:
+                handle.keep_sealed(left.segment)
         base = log.active_base_offset
         key = (base, log.epoch)
         index = self._index
