@@ -74,7 +74,9 @@ class SegmentIndex:
         """Take over what the files hold, what checks, and what lies below position ``limit``; it may be nothing."""
         offset_bytes, time_bytes = self._read(INDEX_SUFFIX, sealed), self._read(TIME_INDEX_SUFFIX, sealed)
         offsets, times, whole = decode_entries(offset_bytes, time_bytes)
-        kept = int(np.searchsorted(offsets["position"], np.uint32(limit), "right" if sealed else "left"))
+        kept = int(
+            np.searchsorted(offsets["position"], np.uint32(min(limit, MAX_RELATIVE)), "right" if sealed else "left")
+        )
         offsets, times = offsets[:kept], times[:kept]
         with self._lock:
             self._keep(offsets, times)

@@ -330,6 +330,9 @@ def _is_far_from_the_end(checkpoint: Checkpoint) -> bool:
     checkpoint=checkpoints.filter(lambda one: one.epochs and _is_far_from_the_end(one)),
     twice=st.booleans(),
 )
+@example(  # a position that no index entry can hold
+    data=batch_bytes([b"x"]), checkpoint=Checkpoint(0, 1, 1 << 32, epochs=(EpochStart(0, 0),)), twice=False
+)
 def test_a_forged_checkpoint(data: bytes, checkpoint: Checkpoint, twice: bool) -> None:
     """A checkpoint that claims anything at all, under a right checksum, beside a segment."""
     slot = encode_slot(checkpoint, 1).ljust(4096, b"\0")
