@@ -78,8 +78,8 @@ class Topic:
 class Topics:
     """A folder of topics in one process. Thread-safe; knows of no producer, no group and no transaction.
 
-    ``expire`` (called with the wall clock in ms) and ``finish_transactions`` are what background work does for those
-    who do; a partition that is opened with undecided transactions calls ``finish_transactions``, too.
+    ``expire`` (called with a clock in ms that never jumps ahead) and ``finish_transactions`` are what background work
+    does for those who do; a partition that is opened with undecided transactions calls ``finish_transactions``, too.
     """
 
     def __init__(
