@@ -1,0 +1,45 @@
+"""The words of access control, with Kafka's numbers."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Principal(NamedTuple):
+    """Who somebody is, once it was proved: a type (``User``) and a name."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+class ResourceType(IntEnum):
+    """What an access rule is about."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+
+
+class Operation(IntEnum):
+    """What an access rule allows or denies."""
+
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+CLUSTER_NAME = "kafka-cluster"
+"""The name of the only resource of type `ResourceType.CLUSTER`."""
