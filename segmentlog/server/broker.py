@@ -12,7 +12,9 @@ from segmentlog.server.buffers import BufferPool
 from segmentlog.server.cluster import Cluster
 from segmentlog.server.durability import Durability
 from segmentlog.server.fetch_sessions import FetchSessions
+from segmentlog.server.meter import Meter
 from segmentlog.server.names import TopicIds
+from segmentlog.server.renderings import Renderings
 from segmentlog.server.security.acls import Authorizer
 from segmentlog.server.settings import ServerSettings
 
@@ -39,6 +41,8 @@ class Broker:
         self.arrivals = Arrivals()
         self.fetch_sessions = FetchSessions(settings.limits.fetch_sessions, self.clock.monotonic_ms)
         self.topic_ids = TopicIds(store)
+        self.renderings = Renderings()
+        self.meter = Meter()
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
