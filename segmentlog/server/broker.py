@@ -78,9 +78,13 @@ class Broker:
         partition = self._partitions.get((topic, number))
         return None if partition is None or partition.is_stale else partition
 
-    def close(self) -> None:
-        """Wake all who wait, and end what runs in the background. The store stays open."""
+    def stop_waiting(self) -> None:
+        """Answer all who wait for something to come: the server stops."""
         self.arrivals.close()
         if self._groups is not None:
             self._groups.close()
+
+    def close(self) -> None:
+        """End what runs in the background, once nobody asks any more. The store stays open."""
+        self.stop_waiting()
         self.durability.close()

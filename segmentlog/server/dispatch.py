@@ -67,8 +67,7 @@ _PLACES: Final = {
 SERVED: Final = tuple(sorted(_PLACES))
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
-BEFORE_AUTHENTICATION: Final = frozenset((17, API_VERSIONS, 36))
-"""What who has not proved who he is may ask."""
+_OF_SASL: Final = frozenset((17, 36))
 
 
 class Dispatcher:
@@ -82,7 +81,11 @@ class Dispatcher:
         """The answer to one request. Raises `BadFrame` for what cannot be answered: the connection is of no more use."""
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
-            return sasl.answer_raw(frame)
+            answer = sasl.answer_raw(frame)
+            if answer is None:
+                raise BadFrame("authentication failed")
+            connection.authenticated()
+            return answer
         started_s = time.perf_counter()
         try:
             header = decode_header(frame)
@@ -101,9 +104,11 @@ class Dispatcher:
             correlation_id=header.correlation_id,
             connection=connection,
         )
-        if sasl is not None and not sasl.is_complete and header.api_key not in BEFORE_AUTHENTICATION:
-            raise BadFrame(f"{api.name} before authentication")
+        if sasl is not None and not sasl.permits(header.api_key):
+            raise BadFrame(f"{api.name} where authentication is due")
         response = self._respond(call, api, header, frame)
+        if sasl is not None and header.api_key in _OF_SASL:
+            connection.authenticated()
         self._broker.meter.request(api.name, time.perf_counter() - started_s)
         if response is None:
             return None
