@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
 WORKERS ?= auto
 
-.PHONY: help run test test-crash lint types docs bench bench-full bench-compare clean
+.PHONY: help run test test-crash lint types codec docs bench bench-full bench-compare clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: whic
 
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
+
+codec: $(VENV)/.installed-test  ## generate the codec of Kafka's protocol from its schemas
+	$(PY) -m tools.codec.generate
 
 # Anew each time: what is wrong with a page that did not change is not said again.
 docs: $(VENV)/.installed-docs  ## README, docs/ and the API as a site: build/docs/index.html

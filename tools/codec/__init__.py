@@ -1,0 +1,1 @@
+"""The codec of Kafka's protocol is generated: `condense` takes facts out of Kafka's schemas, `generate` writes code."""

@@ -1,0 +1,225 @@
+"""Write decoders: straight lines for one version of a message; adjacent fields of fixed size are read at once.
+
+That is for what a server reads, requests. What only its tests and other tools read, responses, is written in fewer
+lines: a string costs a call there.
+"""
+
+from __future__ import annotations
+
+from tools.codec.lines import Lines, one_of, struct_name
+from tools.codec.schema import FORMATS, SIZES, Field, Message, Struct, least_size, least_struct_size
+
+
+def decoder(message: Message, version: int) -> list[str]:
+    """The body of a function of ``data`` and ``at`` that returns the message."""
+    return _Decoder(message, version).write(message.struct)
+
+
+class _Decoder(Lines):
+    def __init__(self, message: Message, version: int) -> None:
+        super().__init__()
+        self._version = version
+        self._flexible = version in message.flexible
+        self._brief = message.kind == "response"
+        self._pending: list[tuple[str, str]] = []
+        # (format, variable) of fields that are read together as soon as something else than these follows.
+
+    def write(self, struct: Struct) -> list[str]:
+        made = self.name("decoded")
+        expression = self._struct(struct)
+        self._flush()
+        self.emit(f"{made} = {expression}")
+        with self.block("if at > limit:"):
+            self.emit("raise truncated()")
+        self.emit(f"return {made}")
+        if any("limit" in line for line in self.lines):
+            self.lines.insert(0, "    limit = len(data)")
+        return self.lines
+
+    def _fixed(self, one: str, wish: str) -> str:
+        variable = self.name(wish)
+        self._pending.append((one, variable))
+        return variable
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        formats = [one for one, _ in pending]
+        if formats == ["B"]:
+            self.emit(f"{pending[0][1]} = data[at]")
+        else:
+            variables = ", ".join(variable for _, variable in pending)
+            variables = variables if len(pending) > 1 else f"({variables},)"
+            self.emit(f"{variables} = {struct_name('unpack', formats)}(data, at)")
+        self.emit(f"at += {sum(SIZES[one] for one in formats)}")
+
+    def _struct(self, struct: Struct) -> str:
+        """The expression that makes it; what is pending then has to be read before."""
+        made = {}
+        for field in struct.fields:
+            if self._version in field.versions and self._version not in field.tagged:
+                made[field.name] = self._field(field)
+        if self._flexible:
+            made |= self._tags(struct)
+        return f"{struct.name}({', '.join(f'{name}={variable}' for name, variable in made.items())})"
+
+    def _tags(self, struct: Struct) -> dict[str, str]:
+        known = [field for field in struct.fields if self._version in field.tagged]
+        count = self._fixed("B", "tag_count")
+        self._flush()
+        made = {field.name: self.name(field.name) for field in known}
+        if not known:
+            with self.block(f"if {count}:"):
+                self.emit(f"at = skip_tags(data, at, {count})")
+            return made
+        for field in known:
+            self.emit(f"{made[field.name]}: {field.python_type} = {field.value}")
+        with self.block(f"if {count}:"):
+            with self.block(f"if {count} >= SHORT:"):
+                self.emit(f"{count}, at = long_uvarint(data, at, {count})")
+            with self.block(f"for _ in range({count}):"):
+                self.emit("tag, at, end = next_tag(data, at)")
+                for number, field in enumerate(known):
+                    with self.block(f"{'el' if number else ''}if tag == {field.tag}:"):
+                        expression = self._field(field)
+                        self._flush()
+                        self.emit(f"{made[field.name]} = {expression}")
+                        with self.block("if at != end:"):
+                            self.emit(f'raise wrong_size("{struct.name}.{field.name}")')
+                self.emit("at = end")
+        return made
+
+    def _field(self, field: Field) -> str:
+        nullable = self._version in field.nullable
+        if field.is_array:
+            return self._array(field, nullable)
+        if field.struct is not None:
+            return self._nullable_struct(field, field.struct) if nullable else self._struct(field.struct)
+        if field.kind == "records":
+            return self._records(field, nullable)
+        if field.kind in ("string", "bytes"):
+            return self._sized(field, nullable)
+        return self._fixed(FORMATS[field.kind], field.name)
+
+    def _nullable_struct(self, field: Field, struct: Struct) -> str:
+        mark = self._fixed("b", f"{field.name}_mark")
+        self._flush()
+        made = self.name(field.name)
+        self.emit(f"{made}: {struct.name} | None = None")
+        with self.block(f"if {mark} >= 0:"):
+            expression = self._struct(struct)
+            self._flush()
+            self.emit(f"{made} = {expression}")
+        return made
+
+    def _sized(self, field: Field, nullable: bool) -> str:
+        """A string, or bytes."""
+        wide = field.kind == "bytes"
+        if self._brief:
+            self._flush()
+            made = self.name(field.name)
+            self.emit(f"{made}, at = read{'_compact' * self._flexible}{'_nullable' * nullable}_{field.kind}(data, at)")
+            return made
+        size = self._fixed("B" if self._flexible else "i" if wide else "h", f"{field.name}_size")
+        self._flush()
+        made = self.name(field.name)
+        decode = "" if wide else ".decode()"
+        if self._flexible:
+            with self.block(f"if 0 < {size} < SHORT:"):
+                self.emit(f"{made} = TAKE_COMPACT[{size}](data, at)[0]{decode}")
+                self.emit(f"at += {size} - 1")
+        else:
+            with self.block(f"if 0 <= {size} < SHORT:"):
+                self.emit(f"{made} = TAKE[{size}](data, at)[0]{decode}")
+                self.emit(f"at += {size}")
+        with self.block("else:"):
+            helper = f"long{'_compact' * self._flexible}{'_nullable' * nullable}_{field.kind}"
+            self.emit(f"{made}, at = {helper}(data, at, {size})")
+        return made
+
+    def _count(self, wish: str, wide: str) -> str:
+        """A size or a count; -1 for null."""
+        if self._brief and self._flexible:
+            self._flush()
+            count = self.name(wish)
+            self.emit(f"{count}, at = read_compact_count(data, at)")
+            return count
+        count = self._fixed("B" if self._flexible else wide, wish)
+        self._flush()
+        if self._flexible:
+            with self.block(f"if {count} >= SHORT:"):
+                self.emit(f"{count}, at = long_uvarint(data, at, {count})")
+            self.emit(f"{count} -= 1")
+        return count
+
+    def _records(self, field: Field, nullable: bool) -> str:
+        size = self._count(f"{field.name}_size", "i")
+        made = self.name(field.name)
+        if nullable:
+            self.emit(f"{made}: memoryview | None = None")
+            with self.block(f"if {size} >= 0:"):
+                self.emit(f"{made} = data[at : at + {size}]")
+                self.emit(f"at += {size}")
+        else:
+            with self.block(f"if {size} < 0:"):
+                self.emit(f'raise wrong_count("{field.name}", {size})')
+            self.emit(f"{made} = data[at : at + {size}]")
+            self.emit(f"at += {size}")
+        return made
+
+    def _array(self, field: Field, nullable: bool) -> str:
+        count = self._count(f"{field.name}_count", "i")
+        if field.struct is not None:
+            least = least_struct_size(field.struct, self._version, self._flexible)
+        else:
+            scalar = Field(**{**vars(field), "is_array": False})
+            least = least_size(scalar, self._version, self._flexible)
+        made = self.name(field.name)
+        needed = count if least == 1 else f"{count} * {least}"
+        annotation = field.python_type.removesuffix(" | None")
+        if not nullable:
+            with self.block(f"if {count} < 0 or {needed} > limit - at:"):
+                self.emit(f'raise wrong_count("{field.name}", {count})')
+            self._elements(field, made, annotation, count, least)
+            return made
+        with self.block(f"if {needed} > limit - at:"):
+            self.emit(f'raise wrong_count("{field.name}", {count})')
+        self.emit(f"{made}: {annotation} | None = None")
+        with self.block(f"if {count} >= 0:"):
+            self._elements(field, made, None, count, least)
+        return made
+
+    def _elements(self, field: Field, made: str, annotation: str | None, count: str, least: int) -> None:
+        declared = made if annotation is None else f"{made}: {annotation}"
+        if field.struct is None and field.kind in FORMATS:
+            one = FORMATS[field.kind]
+            self.emit(f'{declared} = list(unpack_from(f">{{{count}}}{one}", data, at))')
+            self.emit(f"at += {count} * {SIZES[one]}" if SIZES[one] > 1 else f"at += {count}")
+            return
+        before = len(self.lines)
+        self.depth += 1
+        if field.struct is not None:
+            expression = self._struct(field.struct)
+        else:
+            expression = self._field(Field(**{**vars(field), "is_array": False, "name": one_of(field.name)}))
+        if field.struct is not None and len(self.lines) == before and self._pending:
+            # All of it is of fixed size: one pass in C, and no position to keep.
+            pending, self._pending = self._pending, []
+            self.depth -= 1
+            variables = ", ".join(variable for _, variable in pending)
+            variables = variables if len(pending) > 1 else f"({variables},)"
+            iterate = struct_name("iter", [one for one, _ in pending])
+            end = self.name(f"{made}_end")
+            self.emit(f"{end} = at + {count} * {least}")
+            self.emit(f"{declared} = [{expression} for {variables} in {iterate}(data[at:{end}])]")
+            self.emit(f"at = {end}")
+            return
+        self._flush()
+        inner = self.lines[before:]
+        del self.lines[before:]
+        self.depth -= 1
+        self.emit(f"{declared} = []")
+        self.emit(f"for _ in range({count}):")
+        self.lines += inner
+        self.emit(f"    {made}.append({expression})")

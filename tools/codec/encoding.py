@@ -1,0 +1,236 @@
+"""Write encoders: straight lines for one version of a message; adjacent fields of fixed size are packed at once.
+
+That is for what a server writes, responses. What only its tests and other tools write, requests, is written in fewer
+lines: a string costs a call there.
+"""
+
+from __future__ import annotations
+
+from tools.codec.lines import Lines, one_of, struct_name
+from tools.codec.schema import FORMATS, Field, Message, Struct
+
+
+def encoder(message: Message, version: int) -> tuple[list[str], dict[str, list[str]]]:
+    """The body of a function of ``message`` that returns buffers, and the functions of tagged fields, by head."""
+    writer = _Encoder(message, version)
+    return writer.write(), writer.helpers
+
+
+def has_records(struct: Struct) -> bool:
+    """Whether records lie anywhere in it."""
+    return any(
+        field.kind == "records" or (field.struct is not None and has_records(field.struct)) for field in struct.fields
+    )
+
+
+class _Encoder(Lines):
+    def __init__(self, message: Message, version: int) -> None:
+        super().__init__()
+        self._message = message
+        self._version = version
+        self._flexible = version in message.flexible
+        self._brief = message.kind == "request"
+        self._pending: list[tuple[str, str]] = []
+        # (format, expression) of fields that are packed together as soon as something else than these follows.
+        self.helpers: dict[str, list[str]] = {}
+
+    def write(self) -> list[str]:
+        with_records = has_records(self._message.struct)
+        if with_records:
+            self.emit("out: list[Buffer] = []")
+        self._begin()
+        self._struct(self._message.struct, "message")
+        self._flush()
+        if with_records:
+            with self.block("if parts:"):
+                self.emit('out.append(b"".join(parts))')
+            self.emit("return out")
+        else:
+            self.emit('return [b"".join(parts)]')
+        return self._shortened()
+
+    def _begin(self) -> None:
+        self.emit("parts: list[bytes] = []")
+        self.emit("add = parts.append")
+
+    def _shortened(self) -> list[str]:
+        if any("add(" in line for line in self.lines):
+            return self.lines
+        return [line for line in self.lines if line != "    add = parts.append"]
+
+    def _helper(self, field: Field) -> str:
+        """The name of a function that encodes the bytes of a tagged field."""
+        nested = _Encoder(self._message, self._version)
+        nested._begin()
+        nested._field(Field(**{**vars(field), "tagged": range(0)}), "value")
+        nested._flush()
+        nested.emit('return b"".join(parts)')
+        annotation = field.python_type.removesuffix(" | None")
+        name = f"_encode_{field.name}_of_{'request' if self._message.kind == 'request' else 'response'}"
+        self.helpers[f"def {name}(value: {annotation}) -> bytes:"] = nested._shortened()
+        if nested.helpers:
+            raise NotImplementedError("tagged fields in tagged fields")
+        return name
+
+    def _flush(self, uvarint: str | None = None) -> None:
+        """Pack what is pending, with ``uvarint`` behind it: a variable, of one byte as a rule."""
+        pending, self._pending = self._pending, []
+        formats = [one for one, _ in pending]
+        arguments = ", ".join(expression for one, expression in pending if one != "x")
+        if set(formats) == {"x"}:
+            packed = f"ZEROS[{len(formats)}]"
+        else:
+            packed = f"{struct_name('pack', formats)}({arguments})"
+        if uvarint is None:
+            if formats:
+                self.emit(f"add({packed})")
+        elif not formats:
+            self.emit(f"add(UVARINTS[{uvarint}] if {uvarint} < SHORT else uvarint({uvarint}))")
+        else:
+            short = f"{arguments}, {uvarint}" if arguments else uvarint
+            self.emit(
+                f"add({struct_name('pack', [*formats, 'B'])}({short}) "
+                f"if {uvarint} < SHORT else {packed} + uvarint({uvarint}))"
+            )
+
+    def _struct(self, struct: Struct, holder: str) -> None:
+        for field in struct.fields:
+            if self._version not in field.versions and not field.ignorable:
+                with self.block(f"if {field.differs(f'{holder}.{field.name}')}:"):
+                    self.emit(f'raise not_in_version("{struct.name}.{field.name}")')
+        for field in struct.fields:
+            if self._version in field.versions and self._version not in field.tagged:
+                self._field(field, f"{holder}.{field.name}")
+        if self._flexible:
+            self._tags(struct, holder)
+
+    def _tags(self, struct: Struct, holder: str) -> None:
+        known = [field for field in struct.fields if self._version in field.tagged]
+        if not known:
+            self._pending.append(("x", ""))
+            return
+        self._flush()
+        is_default = " and ".join(field.is_default(f"{holder}.{field.name}") for field in known)
+        with self.block(f"if {is_default}:"):
+            self.emit("add(ZEROS[1])")
+        with self.block("else:"):
+            tagged = self.name("tagged")
+            self.emit(f"{tagged}: list[tuple[int, bytes]] = []")
+            for field in sorted(known, key=lambda field: field.tag):
+                value = f"{holder}.{field.name}"
+                differs = field.differs(value)
+                if field.stands_for_default and field.struct is not None:
+                    differs += f" and {value} != {field.struct.name}()"
+                with self.block(f"if {differs}:"):
+                    self.emit(f"{tagged}.append(({field.tag}, {self._helper(field)}({value})))")
+            self.emit(f"add(tagged_fields({tagged}))")
+
+    def _field(self, field: Field, value: str) -> None:
+        nullable = self._version in field.nullable
+        may_be_none = bool(field.nullable) and value != "value"
+        if may_be_none and not nullable and (field.is_array or field.kind in ("string", "bytes")):
+            with self.block(f"if {value} is None:"):
+                self.emit(f'raise null_value("{field.name}")')
+        nullable = nullable and value != "value"
+        if field.is_array:
+            self._array(field, value, nullable)
+        elif field.struct is not None:
+            self._inner_struct(field, field.struct, value, nullable)
+        elif field.kind == "records":
+            self._records(field, value)
+        elif field.kind in ("string", "bytes"):
+            self._sized(field, value, nullable)
+        else:
+            self._pending.append((FORMATS[field.kind], value))
+
+    def _inner_struct(self, field: Field, struct: Struct, value: str, nullable: bool) -> None:
+        if not nullable:
+            self._struct(struct, value)
+            return
+        self._flush()
+        with self.block(f"if {value} is None:"):
+            self.emit('add(b"\\xff")')
+        with self.block("else:"):
+            self._pending.append(("b", "1"))
+            self._struct(struct, value)
+            self._flush()
+
+    def _size(self, expression: str, is_null: str | None, wide: str, wish: str) -> None:
+        """A size or a count ends what is packed at once when it is an uvarint, and is one more number otherwise."""
+        if self._brief and self._flexible:
+            self._flush()
+            size = f"{expression} + 1"
+            self.emit(f"add(uvarint({f'0 if {is_null} else ' if is_null else ''}{size}))")
+        elif self._flexible:
+            size = self.name(wish)
+            self.emit(f"{size} = {f'0 if {is_null} else ' if is_null else ''}{expression} + 1")
+            self._flush(size)
+        else:
+            self._pending.append((wide, f"-1 if {is_null} else {expression}" if is_null else expression))
+            self._flush()
+
+    def _sized(self, field: Field, value: str, nullable: bool) -> None:
+        wide = "i" if field.kind == "bytes" else "h"
+        if self._brief:
+            self._flush()
+            self.emit(f"add(write{'_compact' * self._flexible}_{field.kind}({value}))")
+            return
+        encoded = value
+        empty = f'b"" if {value} is None else ' if nullable else ""
+        if field.kind == "string" or nullable:
+            encoded = self.name(field.name)
+            self.emit(f"{encoded} = {empty}{value}{'.encode()' if field.kind == 'string' else ''}")
+        self._size(f"len({encoded})", f"{value} is None" if nullable else None, wide, f"{field.name}_size")
+        self.emit(f"add({encoded})")
+
+    def _records(self, field: Field, value: str) -> None:
+        records = self.name(field.name)
+        self.emit(f"{records} = {value}")
+        size = self.name(f"{field.name}_size")
+        null = 0 if self._flexible else -1
+        more = " + 1" if self._flexible else ""
+        with self.block(f"if {records} is None:"):
+            self.emit(f"{size} = {null}")
+        with self.block(f"elif isinstance({records}, BUFFER_TYPES):"):
+            self.emit(f"{size} = len({records}){more}")
+        with self.block("else:"):
+            self.emit(f"{size} = sum(map(len, {records})){more}")
+        if self._flexible:
+            self._flush(size)
+        else:
+            self._pending.append(("i", size))
+            self._flush()
+        with self.block(f"if {records}:"):
+            self.emit('out.append(b"".join(parts))')
+            self.emit("parts.clear()")
+            with self.block(f"if isinstance({records}, BUFFER_TYPES):"):
+                self.emit(f"out.append({records})")
+            with self.block("else:"):
+                self.emit(f"out += {records}")
+
+    def _array(self, field: Field, value: str, nullable: bool) -> None:
+        is_null = f"{value} is None" if nullable else None
+        self._size(f"len({value})", is_null, "i", f"{field.name}_count")
+        if field.struct is None and field.kind in FORMATS:
+            with self.block(f"if {value}:"):
+                self.emit(f'add(pack(f">{{len({value})}}{FORMATS[field.kind]}", *{value}))')
+            return
+        element = self.name(one_of(field.name))
+        before = len(self.lines)
+        self.depth += 1
+        if field.struct is not None:
+            self._struct(field.struct, element)
+        else:
+            self._field(Field(**{**vars(field), "is_array": False, "nullable": range(0)}), element)
+        self._flush()
+        self.depth -= 1
+        inner = self.lines[before:]
+        del self.lines[before:]
+        elements = f"{value} or ()" if nullable else value
+        if len(inner) == 1 and inner[0].lstrip().startswith("add("):
+            packed = inner[0].strip().removeprefix("add(").removesuffix(")")
+            elements = f"({elements})" if nullable else elements
+            self.emit(f"parts += [{packed} for {element} in {elements}]")
+            return
+        self.emit(f"for {element} in {elements}:")
+        self.lines += inner

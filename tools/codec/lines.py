@@ -1,0 +1,63 @@
+"""Lines of a function that is being written, the names that are taken in it, and the structs it needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_RESERVED: Final = frozenset(
+    ("data", "at", "limit", "message", "version", "parts", "add", "out", "pack", "unpack_from", "end", "tag")
+)
+_LETTERS: Final = {"16s": "u", "?": "t"}
+
+
+def struct_name(verb: str, formats: list[str]) -> str:
+    """The name in a module of a precompiled struct's method: ``_unpack_ihq``."""
+    return f"_{verb}_" + "".join(_LETTERS.get(one, one) for one in formats)
+
+
+def format_of(name: str) -> str:
+    """The format back from such a name."""
+    letters = {letter: one for one, letter in _LETTERS.items()}
+    return ">" + "".join(letters.get(letter, letter) for letter in name.rpartition("_")[2])
+
+
+class Lines:
+    """A function's body."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+        self._taken = set(_RESERVED)
+
+    def emit(self, line: str) -> None:
+        """One more line."""
+        self.lines.append("    " * self.depth + line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """What is emitted inside stands below ``head``."""
+        self.emit(head)
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def name(self, wish: str) -> str:
+        """A name that nothing else in this function has."""
+        made, number = wish, 1
+        while made in self._taken:
+            number += 1
+            made = f"{wish}_{number}"
+        self._taken.add(made)
+        return made
+
+
+def one_of(name: str) -> str:
+    """What to call one of several."""
+    if re.search(r"(ies)$", name):
+        return name[:-3] + "y"
+    if name.endswith("s") and not name.endswith(("ss", "us")):
+        return name[:-1]
+    return f"one_of_{name}"
