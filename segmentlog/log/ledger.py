@@ -239,6 +239,7 @@ class Ledger:
         current, _ = self._file.read()
         if current is not None:
             return current
+        self._owner.check_in_place()  # deleted a moment ago, it is no damage
         known, log, sync = self._file.known, self.page.log.read(), self.page.sync.read()
         if known is None or known.epoch != log.epoch:  # lost ranges only ever come with an epoch
             raise CorruptBatch(self._file.path, 0, "a checkpoint in one of its two slots", "none")

@@ -1,20 +1,31 @@
-"""One request in hand: who asks, on which connection, in which version."""
+"""One request in hand: who asks, on which connection, in which version; and how its answer becomes bytes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.server.security.principals import Operation, Principal, ResourceType
+from segmentlog.server.codec.apis import api_of
+from segmentlog.server.connection import Later
+from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
+from segmentlog.server.transport import Buffer
 
 if TYPE_CHECKING:
     from segmentlog.server.broker import Broker
+    from segmentlog.server.connection import Connection
 
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")
 
+_HEAD: Final = Struct(">ii")
+_HEAD_WITH_TAGS: Final = Struct(">iib")
+_JOINED_BYTES: Final = 4096
+"""A first buffer up to this size is put behind the head: one buffer less for the kernel."""
 
-class Call(msgspec.Struct, gc=False):
+
+class Call(msgspec.Struct, gc=False, kw_only=True):
     """What a handler is told beside the request itself. It belongs to one thread."""
 
     broker: Broker
@@ -23,7 +34,51 @@ class Call(msgspec.Struct, gc=False):
     client_id: str
     client_host: str
     principal: Principal = ANONYMOUS
+    correlation_id: int = 0
+    connection: Connection | None = None
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether who asks may do that to the resource of this name."""
         return self.broker.authorizer.allows(self.principal, self.client_host, operation, resource, name)
+
+    def allows_topic(self, operation: Operation, name: str) -> bool:
+        """The same for a topic."""
+        return self.broker.authorizer.allows(self.principal, self.client_host, operation, ResourceType.TOPIC, name)
+
+    def allows_cluster(self, operation: Operation) -> bool:
+        """The same for the cluster."""
+        return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def encode(self, response: Any) -> Sequence[Buffer]:
+        """The bytes of the answer, its length in front."""
+        api = api_of(self.api_key)
+        assert api is not None  # or there would be no call
+        buffers = api.messages().encode_response(response, self.version)
+        has_tags = api.response_has_tags(self.version)
+        size = (5 if has_tags else 4) + sum(map(len, buffers))
+        head = (
+            _HEAD_WITH_TAGS.pack(size, self.correlation_id, 0) if has_tags else _HEAD.pack(size, self.correlation_id)
+        )
+        if len(buffers[0]) <= _JOINED_BYTES:
+            buffers[0] = head + buffers[0]
+            return buffers
+        return [head, *buffers]
+
+    def answer_later(self) -> PendingAnswer:
+        """For a handler that is not to keep its connection waiting: it returns this, and somebody completes it."""
+        assert self.connection is not None
+        return PendingAnswer(self, Later(self.connection))
+
+
+class PendingAnswer:
+    """An answer that waits for something. `complete` it once, from any thread."""
+
+    __slots__ = ("_call", "later")
+
+    def __init__(self, call: Call, later: Later) -> None:
+        self._call = call
+        self.later = later
+
+    def complete(self, response: Any) -> None:
+        """Send it when its turn comes."""
+        self.later.complete(self._call.encode(response))

@@ -13,6 +13,7 @@ import ctypes
 import os
 import select
 import struct
+from collections.abc import Iterator
 from itertools import starmap
 from typing import Final
 
@@ -24,6 +25,8 @@ _IN_CLOSE_WRITE: Final = 0x8
 _IN_MOVED_TO: Final = 0x80
 _IN_CREATE: Final = 0x100
 _IN_DELETE: Final = 0x200
+_IN_Q_OVERFLOW: Final = 0x4000
+_IN_IGNORED: Final = 0x8000
 _EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that follows
 
 _POLL_MIN_S: Final = 0.0005
@@ -41,6 +44,7 @@ class Watch:
         self._fd = self._wake_read = self._wake_write = -1
         self._delay = _POLL_MIN_S
         self._endings_watched = self._ended = False
+        self._paths: dict[int, str] = {}
         self._is_parents: dict[str, int] | None = None
         """In a forked child, until it is used there: what is to be watched, by the masks."""
         self._open()
@@ -64,7 +68,7 @@ class Watch:
         """In a forked child: what it reads would be missing in the parent, and what it writes wakes that."""
         watched = self._watched if self._wake_read >= 0 else self._is_parents
         self.close()
-        self._watched, self._is_parents = {}, watched
+        self._watched, self._paths, self._is_parents = {}, {}, watched
 
     def _ensure_own(self) -> None:
         if self._is_parents is not None:
@@ -100,6 +104,7 @@ class Watch:
         if descriptor < 0:
             return False
         self._watched[path] = mask
+        self._paths[descriptor] = path
         return True
 
     def wait(self, timeout_s: float, *, poll: bool = False) -> bool:
@@ -116,6 +121,24 @@ class Watch:
         if woken:
             self.drain()
         return woken
+
+    def wait_for_changes(self, timeout_s: float) -> set[str]:
+        """Sleep like `wait`, and say which of the watched paths changed; all of them where the system lost count."""
+        self._ensure_own()
+        self._poll.poll(max(timeout_s, 0) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 1 << 16)
+        changed: set[str] = set()
+        with contextlib.suppress(BlockingIOError):
+            while self._fd >= 0 and (events := os.read(self._fd, 1 << 16)):
+                for descriptor, mask in _events_of(events):
+                    if mask & _IN_Q_OVERFLOW:
+                        changed.update(self._watched)
+                    elif path := self._paths.get(descriptor):
+                        changed.add(path)
+                        if mask & _IN_IGNORED:  # the file is gone; another one may get the name, and be watched
+                            del self._paths[descriptor], self._watched[path]
+        return changed
 
     def drain(self) -> None:
         """Forget the events so far: look at the logs after this, then wait."""
@@ -157,13 +180,16 @@ class Watch:
 
 
 def _tells_of_an_end(events: bytes) -> bool:
+    return any(mask & (_IN_CLOSE_WRITE | _IN_DELETE) for _, mask in _events_of(events))
+
+
+def _events_of(events: bytes) -> Iterator[tuple[int, int]]:
+    """The watch descriptor and the mask of each."""
     position = 0
     while position < len(events):
-        _, mask, _, name_size = _EVENT.unpack_from(events, position)
-        if mask & (_IN_CLOSE_WRITE | _IN_DELETE):
-            return True
+        descriptor, mask, _, name_size = _EVENT.unpack_from(events, position)
+        yield descriptor, mask
         position += _EVENT.size + name_size
-    return False
 
 
 _loaded: ctypes.CDLL | None = None

@@ -1,0 +1,82 @@
+"""What all connections of one worker have in common: the store, and what waits, wakes and judges for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from segmentlog.clock import Clock
+from segmentlog.errors import UnknownTopic
+from segmentlog.server.arrivals import Arrivals
+from segmentlog.server.buffers import BufferPool
+from segmentlog.server.cluster import Cluster
+from segmentlog.server.durability import Durability
+from segmentlog.server.fetch_sessions import FetchSessions
+from segmentlog.server.names import TopicIds
+from segmentlog.server.security.acls import Authorizer
+from segmentlog.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+    from segmentlog.server.groups.coordinator import GroupCoordinator
+    from segmentlog.store import LogStore
+
+
+class Broker:
+    """One worker. Thread-safe."""
+
+    def __init__(
+        self, store: LogStore, cluster: Cluster, settings: ServerSettings, authorizer: Authorizer,
+        clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.cluster = cluster
+        self.settings = settings
+        self.authorizer = authorizer
+        self.clock = clock or Clock()
+        self.buffers = BufferPool()
+        self.durability = Durability()
+        self.arrivals = Arrivals()
+        self.fetch_sessions = FetchSessions(settings.limits.fetch_sessions, self.clock.monotonic_ms)
+        self.topic_ids = TopicIds(store)
+        self._mutex = threading.Lock()
+        self._groups: GroupCoordinator | None = None
+        self._partitions: dict[tuple[str, int], Partition] = {}
+
+    @property
+    def broker_id(self) -> int:
+        """Of this worker."""
+        return self.cluster.own_id
+
+    @property
+    def groups(self) -> GroupCoordinator:
+        """Made when it is first asked for: who only produces needs none."""
+        if self._groups is None:
+            from segmentlog.server.groups.coordinator import GroupCoordinator
+
+            with self._mutex:
+                self._groups = self._groups or GroupCoordinator(self.store, self.clock)
+        return self._groups
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open."""
+        partition = self._partitions.get((topic, number))
+        if partition is not None and not partition.is_stale:
+            return partition
+        if topic.startswith("__"):
+            raise UnknownTopic(topic, "it is the store's own")
+        partition = self.store.open_partition(topic, number)
+        self._partitions[topic, number] = partition
+        return partition
+
+    def opened(self, topic: str, number: int) -> Partition | None:
+        """The partition if it is open already."""
+        partition = self._partitions.get((topic, number))
+        return None if partition is None or partition.is_stale else partition
+
+    def close(self) -> None:
+        """Wake all who wait, and end what runs in the background. The store stays open."""
+        self.arrivals.close()
+        if self._groups is not None:
+            self._groups.close()
+        self.durability.close()

@@ -1,0 +1,55 @@
+"""Which worker answers for what. To a Kafka client each worker is a broker.
+
+Any process may append anywhere, so this is no matter of right or wrong, only of who does it: a request at the wrong
+worker is sent to the right one by the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+
+class Node(NamedTuple):
+    """A worker as clients see it."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+class Cluster:
+    """The workers of a server. Immutable."""
+
+    def __init__(self, cluster_id: str, nodes: Sequence[Node], own_id: int) -> None:
+        self.cluster_id = cluster_id
+        self.nodes = tuple(nodes)
+        self.own_id = own_id
+        self._is_single = len(nodes) == 1
+
+    @property
+    def own(self) -> Node:
+        """This process."""
+        return next(node for node in self.nodes if node.node_id == self.own_id)
+
+    def leader_of(self, topic_id: str, partition: int) -> Node:
+        """The worker that a partition is read and written through: those of one topic are spread evenly."""
+        if self._is_single:
+            return self.nodes[0]
+        return self.nodes[(xxhash.xxh3_64_intdigest(topic_id.encode()) + partition) % len(self.nodes)]
+
+    def leads(self, topic_id: str, partition: int) -> bool:
+        """Whether this worker leads the partition."""
+        return self._is_single or self.leader_of(topic_id, partition).node_id == self.own_id
+
+    def coordinator_of(self, key: str) -> Node:
+        """The worker that coordinates a group or a transactional id."""
+        if self._is_single:
+            return self.nodes[0]
+        return self.nodes[xxhash.xxh3_64_intdigest(key.encode()) % len(self.nodes)]
+
+    def is_coordinator(self, key: str) -> bool:
+        """Whether this worker coordinates the group or the transactional id."""
+        return self._is_single or self.coordinator_of(key).node_id == self.own_id

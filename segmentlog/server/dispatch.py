@@ -1,0 +1,132 @@
+"""From the bytes of a request to the bytes of its answer: decode, hand to its handler, encode.
+
+Handlers are imported when the first request of their kind comes, so that a server is ready at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from segmentlog.server.call import Call, PendingAnswer
+from segmentlog.server.codec.apis import Api, api_of
+from segmentlog.server.codec.framing import RequestHeader, decode_header
+from segmentlog.server.codec.primitives import MalformedMessage
+from segmentlog.server.connection import Answer, Connection
+from segmentlog.server.frames import BadFrame
+
+if TYPE_CHECKING:
+    from segmentlog.server.broker import Broker
+
+logger = logging.getLogger("segmentlog.server")
+
+Handler = Callable[[Call, Any], Any]
+"""Of a request its response, or a `PendingAnswer`, or None where none is wanted."""
+
+_PLACES: Final = {
+    0: "produce:produce",
+    1: "fetch:fetch",
+    2: "list_offsets:list_offsets",
+    3: "metadata:metadata",
+    8: "group_offsets:offset_commit",
+    9: "group_offsets:offset_fetch",
+    10: "groups:find_coordinator",
+    11: "groups:join_group",
+    12: "groups:heartbeat",
+    13: "groups:leave_group",
+    14: "groups:sync_group",
+    15: "group_admin:describe_groups",
+    16: "group_admin:list_groups",
+    17: "sasl:sasl_handshake",
+    18: "versions:api_versions",
+    19: "topics:create_topics",
+    20: "topics:delete_topics",
+    21: "records:delete_records",
+    22: "producers:init_producer_id",
+    23: "epochs:offset_for_leader_epoch",
+    29: "acls:describe_acls",
+    30: "acls:create_acls",
+    31: "acls:delete_acls",
+    32: "configs:describe_configs",
+    33: "configs:alter_configs",
+    35: "records:describe_log_dirs",
+    36: "sasl:sasl_authenticate",
+    37: "topics:create_partitions",
+    42: "group_admin:delete_groups",
+    44: "configs:incremental_alter_configs",
+    46: "cluster:list_partition_reassignments",
+    47: "group_offsets:offset_delete",
+    60: "cluster:describe_cluster",
+    75: "metadata:describe_topic_partitions",
+}
+"""What is answered, by API key: file and function below ``handlers``."""
+
+SERVED: Final = tuple(sorted(_PLACES))
+PRODUCE: Final = 0
+API_VERSIONS: Final = 18
+BEFORE_AUTHENTICATION: Final = frozenset((17, API_VERSIONS, 36))
+"""What who has not proved who he is may ask."""
+
+
+class Dispatcher:
+    """Does the requests of all connections of a broker. Thread-safe."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._handlers: dict[int, Handler] = {}
+
+    def handle(self, connection: Connection, frame: memoryview) -> Answer:
+        """The answer to one request. Raises `BadFrame` for what cannot be answered: the connection is of no more use."""
+        sasl = connection.sasl
+        if sasl is not None and sasl.takes_raw_tokens:
+            return sasl.answer_raw(frame)
+        started_s = time.perf_counter()
+        try:
+            header, at = decode_header(frame)
+        except MalformedMessage as error:
+            raise BadFrame(f"no request: {error}") from None
+        api = api_of(header.api_key)
+        if api is None or header.api_key not in _PLACES:
+            raise BadFrame(f"a request of API key {header.api_key}, which is not served")
+        call = Call(
+            broker=self._broker,
+            api_key=header.api_key,
+            version=header.api_version,
+            client_id=header.client_id or "",
+            client_host=connection.client_host,
+            principal=connection.principal,
+            correlation_id=header.correlation_id,
+            connection=connection,
+        )
+        if sasl is not None and not sasl.is_complete and header.api_key not in BEFORE_AUTHENTICATION:
+            raise BadFrame(f"{api.name} before authentication")
+        response = self._respond(call, api, header, frame, at)
+        self._broker.meter.request(api.name, time.perf_counter() - started_s)
+        if response is None:
+            return None
+        return response.later if isinstance(response, PendingAnswer) else call.encode(response)
+
+    def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview, at: int) -> Any:
+        if not api.min_version <= header.api_version <= api.max_version:
+            if header.api_key == API_VERSIONS:
+                from segmentlog.server.handlers.versions import of_unknown_version
+
+                call.version = 0
+                return of_unknown_version(call)
+            raise BadFrame(f"{api.name} of version {header.api_version}, where {api.min_version} to {api.max_version} are")
+        try:
+            request = api.messages().decode_request(frame, at, header.api_version)
+        except MalformedMessage as error:
+            raise BadFrame(f"{api.name} of version {header.api_version}: {error}") from None
+        return self._handler(header.api_key)(call, request)
+
+    def _handler(self, api_key: int) -> Handler:
+        handler = self._handlers.get(api_key)
+        if handler is None:
+            module, _, name = _PLACES[api_key].partition(":")
+            handler = getattr(importlib.import_module(f"segmentlog.server.handlers.{module}"), name)
+            self._handlers[api_key] = handler
+        return handler

@@ -1,0 +1,115 @@
+"""Waiting for the disk, for all connections together: one fsync covers whoever came meanwhile.
+
+Each partition that somebody waits for is synced by one thread of a few; those who come while its fsync runs are covered
+by the next one. So never is there an fsync for each request, and partitions do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from segmentlog.errors import LogTruncated
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+THREADS: Final = 8
+"""Partitions that are synced at the same time."""
+
+Done = Callable[[Exception | None], None]
+"""Told that the records are on disk, or why nobody can say so. Must not raise, nor wait."""
+
+
+class _Waiter(msgspec.Struct, gc=False):
+    base_offset: int
+    end_offset: int
+    done: Done
+
+
+class Durability:
+    """Syncs partitions for those who wait. Thread-safe."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._threads = threads
+        self._started = self._idle = 0
+        self._mutex = threading.Lock()
+        self._waiting: dict[Partition, list[_Waiter]] = {}
+        self._due: queue.SimpleQueue[Partition | None] = queue.SimpleQueue()
+
+    def when_durable(self, partition: Partition, base_offset: int, end_offset: int, done: Done) -> None:
+        """Call ``done`` once the records ``[base_offset, end_offset)`` are on disk: in another thread, or right here."""
+        if partition.durable_offset >= end_offset:
+            done(None)
+            return
+        with self._mutex:
+            waiters = self._waiting.get(partition)
+            if waiters is not None:
+                waiters.append(_Waiter(base_offset, end_offset, done))
+                return
+            self._waiting[partition] = [_Waiter(base_offset, end_offset, done)]
+            if not self._idle and self._started < self._threads:
+                self._started += 1
+                threading.Thread(target=self._work, name=f"segmentlog-sync-{self._started}", daemon=True).start()
+        self._due.put(partition)
+
+    def wait(self, partition: Partition, base_offset: int, end_offset: int) -> None:
+        """Return once the records are on disk. Raises what `Partition.sync_upto` does."""
+        event = threading.Event()
+        outcome: list[Exception | None] = []
+
+        def done(error: Exception | None) -> None:
+            outcome.append(error)
+            event.set()
+
+        self.when_durable(partition, base_offset, end_offset, done)
+        event.wait()
+        if outcome[0] is not None:
+            raise outcome[0]
+
+    def close(self) -> None:
+        """End the threads, once everybody was told who waits now."""
+        with self._mutex:
+            started = self._started
+        for _ in range(started):
+            self._due.put(None)
+
+    def _work(self) -> None:
+        while True:
+            self._idle += 1  # a hint: under the GIL it may be off by one, and then there is a thread more or less
+            partition = self._due.get()
+            self._idle -= 1
+            if partition is None:
+                return
+            self._sync(partition)
+
+    def _sync(self, partition: Partition) -> None:
+        with self._mutex:
+            waiters = self._waiting[partition]
+            self._waiting[partition] = []
+        error = _sync(partition, waiters)
+        if isinstance(error, LogTruncated) and len(waiters) > 1:  # of some of them: each asks for itself
+            for waiter in waiters:
+                waiter.done(_sync(partition, [waiter]))
+        else:
+            for waiter in waiters:
+                waiter.done(error)
+        with self._mutex:
+            if self._waiting[partition]:
+                self._due.put(partition)
+            else:
+                del self._waiting[partition]
+
+
+def _sync(partition: Partition, waiters: list[_Waiter]) -> Exception | None:
+    base = min(waiter.base_offset for waiter in waiters)
+    end = max(waiter.end_offset for waiter in waiters)
+    try:
+        partition.sync_upto(end, base)
+    except Exception as error:
+        return error
+    return None

@@ -1,0 +1,62 @@
+"""The engine's exceptions in Kafka's words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from segmentlog.errors import (
+    ConsumerFenced,
+    CorruptBatch,
+    DiskFull,
+    GroupNotEmpty,
+    InvalidConfig,
+    InvalidRecord,
+    InvalidTopicName,
+    LocalError,
+    LogTruncated,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    PartitionFailed,
+    ProducerBusy,
+    ProducerFenced,
+    ReadOnlyStore,
+    RecordTooLarge,
+    StoreClosed,
+    TopicExists,
+    TransactionAborted,
+    UnknownTopic,
+)
+from segmentlog.server.codec.errors import ErrorCode
+
+_CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
+    (UnknownTopic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (TopicExists, ErrorCode.TOPIC_ALREADY_EXISTS),
+    (InvalidTopicName, ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (InvalidConfig, ErrorCode.INVALID_CONFIG),
+    (RecordTooLarge, ErrorCode.MESSAGE_TOO_LARGE),
+    (InvalidRecord, ErrorCode.INVALID_RECORD),
+    (OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (LogTruncated, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (OutOfOrderSequence, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (ProducerFenced, ErrorCode.INVALID_PRODUCER_EPOCH),
+    (ProducerBusy, ErrorCode.CONCURRENT_TRANSACTIONS),
+    (TransactionAborted, ErrorCode.INVALID_TXN_STATE),
+    (ConsumerFenced, ErrorCode.UNKNOWN_MEMBER_ID),
+    (GroupNotEmpty, ErrorCode.NON_EMPTY_GROUP),
+    (CorruptBatch, ErrorCode.KAFKA_STORAGE_ERROR),
+    (DiskFull, ErrorCode.KAFKA_STORAGE_ERROR),
+    (PartitionFailed, ErrorCode.KAFKA_STORAGE_ERROR),
+    (LocalError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (ReadOnlyStore, ErrorCode.POLICY_VIOLATION),
+    # A client that is told so asks who is there now, and tries again.
+    (StoreClosed, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (OSError, ErrorCode.KAFKA_STORAGE_ERROR),
+)
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """What a client is told of it; `ErrorCode.UNKNOWN_SERVER_ERROR` of what nobody foresaw."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return ErrorCode.UNKNOWN_SERVER_ERROR

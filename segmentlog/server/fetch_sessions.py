@@ -1,0 +1,117 @@
+"""Fetch sessions (KIP-227): a consumer of many partitions says once which, and then only what changes.
+
+A session is a table of partitions that client and server both keep, with an epoch that each request counts on. The
+server answers only for partitions with something to say. The longest unused makes room for a new one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+NO_SESSION: Final = 0
+FIRST_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+_EVICTABLE_AFTER_MS: Final = 120_000
+"""Kafka's: one that was used a moment ago makes no room."""
+_EPOCH_END: Final = 2**31 - 1
+
+Key = tuple[str, bytes, int]
+"""A topic by name or by id (the other is empty), and a partition."""
+
+
+class Wanted(msgspec.Struct, gc=False):
+    """A partition of a session: what is wanted of it, and what was said of it last."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+    said_high_watermark: int = -2
+    said_log_start: int = -2
+    said_error: bool = False
+
+
+class FetchSession:
+    """One client's table. Used by one request at a time: its client waits for the answer."""
+
+    def __init__(self, session_id: int, used_ms: int) -> None:
+        self.id = session_id
+        self.epoch = 1
+        """That the next request has to have."""
+        self.used_ms = used_ms
+        self.partitions: OrderedDict[Key, Wanted] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def advance(self) -> None:
+        """A request was taken."""
+        self.epoch = 1 if self.epoch >= _EPOCH_END else self.epoch + 1
+
+    def update(self, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> None:
+        """What a request adds, changes and drops."""
+        for one in wanted:
+            key = (one.topic, one.topic_id, one.partition)
+            known = self.partitions.get(key)
+            if known is None:
+                self.partitions[key] = one
+            else:
+                known.fetch_offset, known.max_bytes = one.fetch_offset, one.max_bytes
+                known.leader_epoch, known.last_fetched_epoch = one.leader_epoch, one.last_fetched_epoch
+        for key in forgotten:
+            self.partitions.pop(key, None)
+
+    def move_to_end(self, key: Key) -> None:
+        """It had something: next time the others come first."""
+        if key in self.partitions:
+            self.partitions.move_to_end(key)
+
+
+class FetchSessions:
+    """The sessions of a worker. Thread-safe."""
+
+    def __init__(self, slots: int, monotonic_ms: Callable[[], int]) -> None:
+        self._slots = slots
+        self._monotonic_ms = monotonic_ms
+        self._mutex = threading.Lock()
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+
+    def make(self) -> FetchSession | None:
+        """A session, or None when there is no room for one more: then each request says everything."""
+        now_ms = self._monotonic_ms()
+        with self._mutex:
+            if len(self._sessions) >= self._slots:
+                oldest = next(iter(self._sessions.values()), None)
+                if oldest is None or now_ms - oldest.used_ms < _EVICTABLE_AFTER_MS:
+                    return None
+                del self._sessions[oldest.id]
+            while True:
+                session_id = secrets.randbelow(_EPOCH_END) + 1
+                if session_id not in self._sessions:
+                    break
+            session = self._sessions[session_id] = FetchSession(session_id, now_ms)
+            return session
+
+    def find(self, session_id: int) -> FetchSession | None:
+        """The session, which counts as used now."""
+        with self._mutex:
+            session = self._sessions.get(session_id)
+            if session is not None:
+                session.used_ms = self._monotonic_ms()
+                self._sessions.move_to_end(session_id)
+            return session
+
+    def drop(self, session_id: int) -> None:
+        """Its client needs it no more."""
+        with self._mutex:
+            self._sessions.pop(session_id, None)
+
+    def __len__(self) -> int:
+        return len(self._sessions)

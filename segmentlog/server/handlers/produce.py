@@ -1,0 +1,159 @@
+"""Produce (0): batches are checked, stored as they came, and acknowledged as ``acks`` asks.
+
+acks=0     nothing is answered; an error ends the connection, as in Kafka
+acks=1     once they are written: they survive this process (or are on disk, where the topic's policy is ``always``)
+acks=all   once they are on disk; with ``--acks-all written`` as acks=1
+
+Batches are placed in the order in which they come. One that has to wait for the disk does not keep the connection: its
+answer waits in the queue while the next request is read.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.call import Call, PendingAnswer
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.produce import (
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from segmentlog.server.faults import code_of
+from segmentlog.server.frames import BadFrame
+from segmentlog.server.names import is_visible, wire_epoch
+from segmentlog.server.security.principals import Operation
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+_IDS_FROM = 13
+_ALL, _NONE = -1, 0
+
+
+class _Unsynced:
+    """A partition's answer that counts only once these records are on disk."""
+
+    __slots__ = ("answer", "base_offset", "end_offset", "partition")
+
+    def __init__(
+        self, partition: Partition, base_offset: int, end_offset: int, answer: PartitionProduceResponse
+    ) -> None:
+        self.partition = partition
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+        self.answer = answer
+
+
+def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAnswer | None:
+    """Append each partition's batch; a wrong one does not keep the others from it."""
+    response = ProduceResponse()
+    unsynced: list[_Unsynced] = []
+    acks = request.acks
+    refused = _refusal(call, request)
+    for topic in request.topic_data:
+        name, code = (topic.name, refused) if refused else _name_of(call, topic)
+        answers = [
+            _append(call, name, data, acks, response, unsynced) if not code else _error(data.index, code)
+            for data in topic.partition_data
+        ]
+        response.responses.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
+    if acks == _NONE:
+        wrong = [answer for topic in response.responses for answer in topic.partition_responses if answer.error_code]
+        if wrong:
+            code = ErrorCode(wrong[0].error_code)
+            raise BadFrame(f"a batch that wanted no answer was refused: {code.name}")
+        return None
+    if not unsynced:
+        return response
+    return _answer_once_durable(call, response, unsynced)
+
+
+def _refusal(call: Call, request: ProduceRequest) -> ErrorCode | None:
+    """Why nothing of the request can be done."""
+    if request.acks not in (_ALL, _NONE, 1):
+        return ErrorCode.INVALID_REQUIRED_ACKS
+    if request.transactional_id is not None:
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return None
+
+
+def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, ErrorCode | None]:
+    """(what the topic is called, why it cannot be written to)."""
+    name = topic.name
+    if call.version >= _IDS_FROM:
+        found = call.broker.topic_ids.name_of(topic.topic_id)
+        if found is None:
+            return "", ErrorCode.UNKNOWN_TOPIC_ID
+        name = found
+    if not call.allows_topic(Operation.WRITE, name):
+        hidden = call.version >= _IDS_FROM and not call.allows_topic(Operation.DESCRIBE, name)
+        return name, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return name, None if is_visible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def _append(
+    call: Call, name: str, data: PartitionProduceData, acks: int, response: ProduceResponse, unsynced: list[_Unsynced]
+) -> PartitionProduceResponse:
+    broker = call.broker
+    try:
+        partition = broker.partition(name, data.index)
+        if not broker.cluster.leads(partition.topic_id, data.index):
+            return _elsewhere(call, partition, response)
+        if not isinstance(data.records, memoryview) or not len(data.records):
+            return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
+        placed = partition.append_wire(data.records)
+    except (SegmentlogError, OSError) as error:
+        return _error(data.index, code_of(error), str(error))
+    answer = PartitionProduceResponse(
+        data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
+    )
+    waits = acks == _ALL and broker.settings.acks_all == "durable"
+    if acks != _NONE and (waits or placed.wants_sync):
+        unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer))
+    return answer
+
+
+def _elsewhere(call: Call, partition: Partition, response: ProduceResponse) -> PartitionProduceResponse:
+    """Who asked here is told who leads the partition."""
+    node = call.broker.cluster.leader_of(partition.topic_id, partition.number)
+    if call.version >= 10 and all(known.node_id != node.node_id for known in response.node_endpoints):
+        response.node_endpoints.append(NodeEndpoint(node.node_id, node.host, node.port))
+    answer = _error(partition.number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    answer.current_leader = LeaderIdAndEpoch(node.node_id, wire_epoch(partition.epoch))
+    return answer
+
+
+def _error(index: int, code: ErrorCode, message: str | None = None) -> PartitionProduceResponse:
+    return PartitionProduceResponse(index, int(code), -1, error_message=message)
+
+
+def _answer_once_durable(call: Call, response: ProduceResponse, unsynced: list[_Unsynced]) -> PendingAnswer:
+    """The answer goes once the last of the partitions is synced; one that cannot be is an error of its own."""
+    pending = call.answer_later()
+    mutex = threading.Lock()
+    left = len(unsynced)
+
+    def note(item: _Unsynced, error: Exception | None) -> None:
+        nonlocal left
+        if error is not None:
+            answer = item.answer
+            answer.error_code, answer.error_message, answer.base_offset = int(code_of(error)), str(error), -1
+        with mutex:
+            left -= 1
+            is_last = not left
+        if is_last:
+            pending.complete(response)
+
+    for item in unsynced:
+        call.broker.durability.when_durable(
+            item.partition, item.base_offset, item.end_offset, lambda error, item=item: note(item, error)
+        )
+    return pending

@@ -1,0 +1,39 @@
+"""ApiVersions (18): what a client is told first, and decides by what it asks for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from segmentlog.server.call import Call
+from segmentlog.server.codec.apis import api_of
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from segmentlog.server.dispatch import API_VERSIONS, PRODUCE, SERVED
+
+_ADVERTISED_FROM = {PRODUCE: 0}
+"""Below what can be decoded: librdkafka judges by Produce v0 whether a broker knows compression (KAFKA-18659)."""
+
+
+@cache
+def _advertised() -> tuple[ApiVersion, ...]:
+    versions = []
+    for key in SERVED:
+        api = api_of(key)
+        if api is not None:
+            versions.append(ApiVersion(key, _ADVERTISED_FROM.get(key, api.min_version), api.max_version))
+    return tuple(versions)
+
+
+def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    """Every API that is served, and in which versions."""
+    return ApiVersionsResponse(api_keys=list(_advertised()))
+
+
+def of_unknown_version(call: Call) -> ApiVersionsResponse:
+    """For a client that is ahead of us: it asks again, in a version that is told here."""
+    api = api_of(API_VERSIONS)
+    assert api is not None
+    return ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[ApiVersion(API_VERSIONS, api.min_version, api.max_version)],
+    )

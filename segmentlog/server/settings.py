@@ -1,0 +1,46 @@
+"""What a server is told when it starts, checked; and the defaults, once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+AcksAll = Literal["durable", "written"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client, or all of them, may take. Where Kafka has the limit, the name and the default are its."""
+
+    request_bytes: int = 100 << 20
+    """`socket.request.max.bytes`."""
+    unauthenticated_request_bytes: int = 512 << 10
+    """`sasl.server.max.receive.size`: of a request by who has not said who he is yet."""
+    connections: int = 4096
+    """`max.connections`, of a worker."""
+    connections_per_address: int = 4096
+    """`max.connections.per.ip`."""
+    idle_s: float = 600.0
+    """`connections.max.idle.ms`: between two requests."""
+    patience_s: float = 30.0
+    """For a request that was begun to come, and for an answer to be taken, for each 64 KiB of it."""
+    fetch_bytes: int = 55 << 20
+    """`fetch.max.bytes`."""
+    fetch_wait_ms_max: int = 60_000
+    """Longest a fetch waits for something to come."""
+    fetch_sessions: int = 1000
+    """`max.incremental.fetch.session.cache.slots`."""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server serves."""
+
+    auto_create: bool = True
+    """`auto.create.topics.enable`: who asks for a topic that there is not gets one."""
+    default_partitions: int = 1
+    """`num.partitions`: of a topic that is made without saying how many."""
+    acks_all: AcksAll = "durable"
+    """What ``acks=all`` waits for: the disk, or as Kafka does that it is written."""
+    durable_reads: bool = False
+    """Consumers see only what no crash can take back."""
+    limits: Limits = Limits()

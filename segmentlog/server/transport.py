@@ -1,0 +1,203 @@
+"""Bytes over one connection, plain or encrypted. One thread receives; any may send, one at a time.
+
+Blocking, with the kernel's own time-outs: Python's `settimeout` asks `poll` before each call, which is a system call
+more for every request. Of a TLS connection OpenSSL lets one thread at a time do anything, so a receiver waits for bytes
+outside of the lock that a sender takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+GATHER_MAX: Final = 1024
+"""Buffers that one system call takes (Linux: IOV_MAX)."""
+_SLOWEST_BYTES: Final = 64 << 10
+"""What a reader takes at the least in a send time-out, or it is cut off."""
+_TLS_RECORD_BYTES: Final = 16 << 10
+_TIMEVAL: Final = struct.Struct("ll")
+
+
+class Idle(Exception):
+    """Nothing came for as long as one waits at a time; the connection is as it was."""
+
+
+class Transport(Protocol):
+    """What a connection needs of it. Errors are `OSError`: after one nothing more can be sent or received."""
+
+    def receive_into(self, view: memoryview) -> int:
+        """How many bytes came, 0 at the end. Raises `Idle`."""
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """All of them."""
+
+    def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """As much as goes without waiting; returns the rest."""
+
+    def shut_down(self) -> None:
+        """End it for both sides; whoever waits for bytes gets none. For any thread."""
+
+    def close(self) -> None:
+        """Give the descriptor back. For the thread that receives."""
+
+
+class PlainTransport:
+    """A socket as it is."""
+
+    def __init__(self, sock: socket.socket, receive_timeout_s: float, send_timeout_s: float) -> None:
+        self._socket = sock
+        self._send_timeout_s = send_timeout_s
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(receive_timeout_s))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout_s))
+
+    def receive_into(self, view: memoryview) -> int:
+        try:
+            return self._socket.recv_into(view)
+        except BlockingIOError:
+            raise Idle from None
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        pace = _Pace(self._send_timeout_s)
+        left = list(buffers)
+        try:
+            while left:
+                sent = self._socket.sendmsg(left[:GATHER_MAX])
+                left = behind(left, sent)
+                if left:
+                    pace.sent(sent)
+        except BlockingIOError:
+            raise TimeoutError("the peer takes nothing") from None
+
+    def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        left = list(buffers)
+        with contextlib.suppress(BlockingIOError):
+            while left:
+                left = behind(left, self._socket.sendmsg(left[:GATHER_MAX], (), socket.MSG_DONTWAIT))
+        return left
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class TlsTransport:
+    """A socket that was wrapped by an `ssl.SSLContext`, its handshake done."""
+
+    def __init__(self, sock: ssl.SSLSocket, receive_timeout_s: float, send_timeout_s: float) -> None:
+        self._socket = sock
+        self._receive_timeout_s = receive_timeout_s
+        self._send_timeout_s = send_timeout_s
+        self._mutex = threading.Lock()
+        sock.setblocking(False)
+
+    def receive_into(self, view: memoryview) -> int:
+        while True:
+            with self._mutex:
+                try:
+                    return self._socket.recv_into(view)
+                except ssl.SSLWantReadError:
+                    events = select.POLLIN
+                except ssl.SSLWantWriteError:  # a handshake within
+                    events = select.POLLOUT
+                except ssl.SSLEOFError:  # without a goodbye: frames have lengths, so none is taken for whole
+                    return 0
+            if not _wait(self._socket, events, self._receive_timeout_s):
+                raise Idle
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        pace = _Pace(self._send_timeout_s)
+        left = list(buffers)
+        while left:
+            before = _size(left)
+            left = self.send_now(left)
+            if left:
+                if not _wait(self._socket, select.POLLOUT, self._send_timeout_s):
+                    raise TimeoutError("the peer takes nothing")
+                pace.sent(before - _size(left))
+
+    def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        left = list(buffers)
+        with contextlib.suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            while left:
+                # Small ones together: each write is an encrypted record of its own.
+                if len(left) > 1 and len(left[0]) < _TLS_RECORD_BYTES:
+                    left = _merged(left)
+                with self._mutex:
+                    sent = self._socket.send(left[0])
+                left = behind(left, sent)
+        return left
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Pace:
+    """Cuts off who takes next to nothing, but always something."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ends_s = time.monotonic() + timeout_s
+        self._bytes = 0
+
+    def sent(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        if self._bytes >= _SLOWEST_BYTES:
+            self._bytes, self._ends_s = 0, time.monotonic() + self._timeout_s
+        elif time.monotonic() > self._ends_s:
+            raise TimeoutError("the peer takes too little")
+
+
+def behind(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
+    """What is left of the buffers once so many bytes of them have gone."""
+    for at, buffer in enumerate(buffers):
+        if sent_bytes < len(buffer):
+            rest = buffers[at:]
+            if sent_bytes:
+                rest[0] = memoryview(buffer)[sent_bytes:]
+            return rest
+        sent_bytes -= len(buffer)
+    return []
+
+
+def _merged(buffers: list[Buffer]) -> list[Buffer]:
+    """The same bytes, the first buffer joined with those behind it up to a record's size."""
+    size, count = 0, 0
+    for buffer in buffers:
+        if count and size + len(buffer) > _TLS_RECORD_BYTES:
+            break
+        size, count = size + len(buffer), count + 1
+    return [b"".join(islice(buffers, count)), *buffers[count:]]
+
+
+def _size(buffers: Sequence[Buffer]) -> int:
+    return sum(map(len, buffers))
+
+
+def _wait(sock: socket.socket, events: int, timeout_s: float) -> bool:
+    """Whether the socket got ready. Not `select`: that knows no descriptor above 1,023."""
+    poll = select.poll()
+    poll.register(sock, events)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
