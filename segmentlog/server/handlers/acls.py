@@ -37,7 +37,10 @@ logger = logging.getLogger("segmentlog.server")
 _Refusal = tuple[ErrorCode, str | None]
 _DISABLED: Final = (ErrorCode.SECURITY_DISABLED, "No Authorizer is configured: segmentlog serve --acls FILE")
 _DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, None)
-_UNKNOWN: Final = (ErrorCode.INVALID_REQUEST, "the filter has a type, a pattern, an operation or a permission that is unknown")
+_UNKNOWN: Final = (
+    ErrorCode.INVALID_REQUEST,
+    "a type, pattern, operation or permission in it is unknown",
+)
 _FAILED: Final = (ErrorCode.UNKNOWN_SERVER_ERROR, "the file of rules could not be changed: the server's log says why")
 
 

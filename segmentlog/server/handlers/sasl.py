@@ -13,7 +13,7 @@ from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
 
 def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
     """Whether the mechanism is one that there is, and which there are."""
-    session = call.connection.sasl
+    session = call.connection.sasl if call.connection is not None else None
     if session is None:
         return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
     error_code, mechanisms = session.handshake(request.mechanism, call.version)
@@ -22,7 +22,7 @@ def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeRe
 
 def sasl_authenticate(call: Call, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
     """The server's token to the client's."""
-    session = call.connection.sasl
+    session = call.connection.sasl if call.connection is not None else None
     if session is None:
         message = "SaslHandshake comes first, and nobody has to authenticate himself here"
         return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=message)
@@ -31,5 +31,5 @@ def sasl_authenticate(call: Call, request: SaslAuthenticateRequest) -> SaslAuthe
         error_code=error_code,
         error_message=message_or_none,
         auth_bytes=token,
-        session_lifetime_ms=session.session_lifetime_ms if session.is_proved else 0,
+        session_lifetime_ms=session.session_lifetime_ms if session.is_complete else 0,
     )

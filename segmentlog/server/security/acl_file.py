@@ -10,9 +10,9 @@
     allow "User:CN=Ann Lee,O=Acme"  read  "topic:clicks"
 
 Operations: all read write create delete alter describe cluster-action describe-configs alter-configs
-idempotent-write. A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a star
-at the end for a prefix; ``topic=raw*`` is the one name that ends with a star. What starts with ``#`` is a comment, and
-stays when a Kafka client adds or deletes rules.
+idempotent-write. A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a
+star at the end for a prefix; ``topic=raw*`` is the one name that ends with a star. What starts with ``#`` is a comment,
+and stays when a Kafka client adds or deletes rules.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
-    """Refuse to listen where others can reach what nothing protects. Raises `UnsafeListening`, which says what to do."""
+    """Refuse to listen where others can reach what nothing protects: `UnsafeListening`, which says what to do."""
     if tls or sasl or insecure:
         return
     try:

@@ -8,14 +8,13 @@ import stat
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from segmentlog.format.names import TEMPORARY_SUFFIX
+from segmentlog.format.names import FILE_LOCK_SUFFIX, TEMPORARY_SUFFIX
 from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.fs import FileSystem, opened, read_file, write_all
 
 T = TypeVar("T")
 
 PRIVATE: Final = 0o600
-LOCK_SUFFIX: Final = ".lock"
 
 
 def change_file(
@@ -29,7 +28,7 @@ def change_file(
     """
     fs = fs or FileSystem()
     real = os.path.realpath(path)
-    with ProcessLock(fs, real + LOCK_SUFFIX).held():
+    with ProcessLock(fs, real + FILE_LOCK_SUFFIX).held():
         try:
             before = read_file(fs, real)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """What a connection knows of who is at its other end: from SaslHandshake to a principal, and again (KIP-368).
 
     begun         a SaslHandshake may come, and ApiVersions
-    exchanging    SaslAuthenticate requests; after a SaslHandshake of version 0 bare tokens, each with its length in front
+    exchanging    SaslAuthenticate requests; after a SaslHandshake of version 0 bare tokens, each behind its length
     proved        everything; a SaslHandshake begins anew
     proving anew  as exchanging, and the name must be the same
     failed        nothing: the connection is closed, after a while
@@ -21,6 +21,7 @@ from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.security.errors import AuthenticationFailed
 from segmentlog.server.security.mechanisms import MECHANISMS, Exchange, begin
 from segmentlog.server.security.principals import Principal
+from segmentlog.storage.fs import Buffer
 
 if TYPE_CHECKING:
     from segmentlog.server.security.users import Users
@@ -64,7 +65,7 @@ class SaslSession:
     ) -> None:
         self.principal: Principal | None = None
         """Who it is; None until that is proved."""
-        self.raw_tokens = False
+        self.takes_raw_tokens = False
         """Whether what comes next is no request, but a token with its length in front, and is answered likewise."""
         self.session_lifetime_ms = session_lifetime_ms
         self._users = users
@@ -81,12 +82,12 @@ class SaslSession:
         return self._state is _State.FAILED
 
     @property
-    def is_proved(self) -> bool:
-        """Whether the last exchange has come to its good end."""
+    def is_complete(self) -> bool:
+        """Whether there is a `principal`, and nothing is being proved anew."""
         return self._state is _State.PROVED
 
     def permits(self, api_key: int) -> bool:
-        """Whether a request of this kind may be answered now. If not: ILLEGAL_SASL_STATE, and the connection is closed."""
+        """Whether a request of this kind may be answered now. If not, the connection is closed."""
         if self._state is _State.PROVED:
             return self._clock() < self._ends_s or api_key in _TO_BEGIN
         if self._state is _State.BEGUN:
@@ -108,7 +109,7 @@ class SaslSession:
         self._mechanism = mechanism
         self._exchange = begin(mechanism, self._users)
         self._state = _State.PROVING_ANEW if anew else _State.EXCHANGING
-        self.raw_tokens = version == 0
+        self.takes_raw_tokens = version == 0
         return ErrorCode.NONE, enabled
 
     def authenticate(self, token: bytes) -> tuple[int, str | None, bytes]:
@@ -128,17 +129,22 @@ class SaslSession:
             return ErrorCode.SASL_AUTHENTICATION_FAILED, str(error), b""
         return ErrorCode.NONE, None, answer
 
+    def answer_raw(self, token: Buffer) -> list[Buffer] | None:
+        """The answer to a bare token, behind its length. None when it `has_failed`: such clients are told nothing."""
+        error_code, _, answer = self.authenticate(bytes(token))
+        return None if error_code else [len(answer).to_bytes(4, "big") + answer]
+
     def _prove(self, principal: Principal) -> None:
         if self.principal not in (None, principal):
             raise AuthenticationFailed("Cannot change principals during re-authentication")
         self.principal = principal
         self._state = _State.PROVED
         self._exchange = None
-        self.raw_tokens = False
+        self.takes_raw_tokens = False
         if self.session_lifetime_ms:
             self._ends_s = self._clock() + self.session_lifetime_ms / 1000
 
     def _fail(self) -> None:
         self._state = _State.FAILED
         self._exchange = None
-        self.raw_tokens = False
+        self.takes_raw_tokens = False

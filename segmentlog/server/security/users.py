@@ -1,4 +1,4 @@
-"""The users file: who may come in, and what proves it. No password is in it, and none can be got out of it but by guessing.
+"""The users file: who may come in, and what proves it. No password is in it, nor to be got out of it but by guessing.
 
 JSON, UTF-8, readable for its owner alone:
 
@@ -158,7 +158,8 @@ def add_user(
 
     The file is made if it is not there. Raises `InvalidUser`, `SecurityFileError` and OSError.
     """
-    _check_user(name, password, iterations)
+    check_name(name)
+    _check_password(password, iterations)
     made = {
         mechanism: derive(mechanism, password, secrets.token_bytes(_SALT_BYTES), iterations) for mechanism in HASHES
     }
@@ -200,12 +201,16 @@ def list_users(path: str, *, fs: FileSystem | None = None) -> list[User]:
     ]
 
 
-def _check_user(name: str, password: str, iterations: int) -> None:
+def check_name(name: str) -> None:
+    """Raises `InvalidUser` for what is no name for a user."""
     if not 1 <= len(name) <= NAME_MAX or name in _RESERVED or not is_prepared(name):
         raise InvalidUser(
             f"{name!r} is no name for a user: 1 to {NAME_MAX} characters that SASLprep leaves as they are, and neither"
             f" {' nor '.join(sorted(_RESERVED))}"
         )
+
+
+def _check_password(password: str, iterations: int) -> None:
     if not password:
         raise InvalidUser("the password is empty")
     if not is_prepared(password):  # and say nothing of it
