@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "import": ("segmentlog.cli.transfer:import_", "records from NDJSON, CSV, Parquet or a kafkaesque Redis"),
     "export": ("segmentlog.cli.transfer:export", "records to NDJSON, CSV or Parquet"),
     "spark": ("segmentlog.cli.spark:spark", "pipelines on Spark: import, archive, aggregate, table, sql, verify"),
+    "users": ("segmentlog.cli.users:users", "who may come in over Kafka's protocol: add, remove, list"),
     "bench": ("segmentlog.cli.bench:bench", "measure this disk under each fsync policy"),
     "demo": ("segmentlog.cli.demo:demo", "watch the log at work on 336,776 real flights"),
 }

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from segmentlog.config import TopicConfig
 from segmentlog.errors import StoreVersionError, UnknownTopic
 from segmentlog.format.names import (
+    ACLS_FILE,
     ADMINISTRATION_FILE,
+    FILE_LOCK_SUFFIX,
     GROUPS_FOLDER,
     HIDDEN,
     PRODUCERS_FOLDER,
@@ -21,6 +23,7 @@ from segmentlog.format.names import (
     STORE_FILE,
     TEMPORARY_SUFFIX,
     TOPIC_FILE,
+    USERS_FILE,
 )
 from segmentlog.inspection.files import check_store_file, read_topic_file, read_topic_id
 from segmentlog.inspection.findings import Finding, Tally
@@ -94,6 +97,8 @@ def inspect_store(
     if topic is None:
         yield from _ids_given_twice(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, *topics}
+        for name in (USERS_FILE, ACLS_FILE):
+            known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
 
 

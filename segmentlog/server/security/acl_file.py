@@ -1,0 +1,233 @@
+"""The file of access rules, for people: a rule a line.
+
+    super User:admin                                                # everything, whatever else is said
+    allow User:ann   read,write   topic:clicks
+    allow User:ann   read         group:*                           # all of them
+    allow User:etl   all          topic:raw-*    from 10.0.0.7      # all that begin so
+    deny  User:*     delete       topic:raw-*
+    allow User:etl   write        transactional-id:etl-1
+    allow User:etl   describe     cluster
+    allow "User:CN=Ann Lee,O=Acme"  read  "topic:clicks"
+
+Operations: all read write create delete alter describe cluster-action describe-configs alter-configs
+idempotent-write. A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a
+star at the end for a prefix; ``topic=raw*`` is the one name that ends with a star. What starts with ``#`` is a comment,
+and stays when a Kafka client adds or deletes rules.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from segmentlog.server.security.acl_rules import ANYTHING, SUPPORTED, Pattern, Permission, Rule
+from segmentlog.server.security.errors import SecurityFileError
+from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
+
+_WORD: Final = re.compile(r'\s*(?:(?P<comment>#.*)|(?P<quoted>"(?:[^"\\]|\\.)*")(?=\s|$)|(?P<plain>[^\s"#][^\s"]*)|$)')
+_PLAIN: Final = re.compile(r'[^\s"#][^\s"]*')
+_OPERATIONS: Final = {operation.name.lower().replace("_", "-"): operation for operation in Operation}
+_TYPES: Final = {kind.name.lower().replace("_", "-"): kind for kind in ResourceType}
+_PERMISSIONS: Final = {"allow": Permission.ALLOW, "deny": Permission.DENY}
+_PRINCIPAL: Final = "User:"
+
+
+class Acls(NamedTuple):
+    """What such a file says."""
+
+    rules: tuple[Rule, ...]
+    super_users: frozenset[str]
+
+
+class _Malformed(ValueError):
+    """What is wrong with a line."""
+
+
+class _Line(NamedTuple):
+    rules: tuple[Rule, ...]
+    super_users: tuple[str, ...]
+    comment: str
+
+
+def parse_acls(path: str, data: bytes) -> Acls:
+    """The rules in a file. Raises `SecurityFileError`, which tells the line and what would be right."""
+    rules: list[Rule] = []
+    super_users: list[str] = []
+    for line in _lines(path, data):
+        rules += line.rules
+        super_users += line.super_users
+    return Acls(tuple(rules), frozenset(super_users))
+
+
+def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
+    """The file with rules added at its end, but for those that it has."""
+    there = set(parse_acls(path, data).rules)
+    text = data.decode()
+    if text and not text.endswith("\n"):
+        text += "\n"
+    new = list(dict.fromkeys(rule for rule in added if rule not in there))
+    for _, alike in groupby(new, key=_but_operation):
+        text += f"{format_rules(list(alike))}\n"
+    return text.encode()
+
+
+def without_rules(path: str, data: bytes, is_unwanted: Callable[[Rule], bool]) -> tuple[bytes, list[Rule]]:
+    """The file without some rules, all else as it stands there; and the rules that were taken out."""
+    removed: list[Rule] = []
+    kept: list[str] = []
+    for text, line in zip(data.decode().split("\n"), _lines(path, data), strict=True):
+        unwanted = list(filter(is_unwanted, line.rules))
+        left = [rule for rule in line.rules if rule not in unwanted]
+        removed += unwanted
+        if not unwanted:
+            kept.append(text)
+        elif left:
+            kept.append(f"{format_rules(left)}{'  ' if line.comment else ''}{line.comment}")
+    return "\n".join(kept).encode(), list(dict.fromkeys(removed))
+
+
+def check_rule(rule: Rule) -> None:
+    """Raises ValueError, which says why, for one that no file may hold."""
+    if not rule.principal.startswith(_PRINCIPAL) or rule.principal == _PRINCIPAL:
+        raise _Malformed(f"{rule.principal!r} is nobody: User:NAME, or User:* for everybody")
+    if rule.operation is not Operation.ALL and rule.operation not in SUPPORTED[rule.resource_type]:
+        possible = ", ".join(map(_text_of, (Operation.ALL, *SUPPORTED[rule.resource_type])))
+        what = _text_of(rule.operation)
+        raise _Malformed(f"{what} is nothing that is done with a {_text_of(rule.resource_type)}: {possible}")
+    if not rule.name:
+        raise _Malformed("the name is empty")
+    if rule.resource_type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER_NAME, Pattern.LITERAL):
+        raise _Malformed(f"there is one cluster, {CLUSTER_NAME}")
+    if rule.host != ANYTHING and normal_host(rule.host) != rule.host:
+        raise _Malformed(f"{rule.host!r} is no address of a machine, as 10.0.0.7, nor * for all")
+
+
+def normal_host(host: str) -> str:
+    """The one spelling of an address; an IPv4 address stays one, whatever socket it came through."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def format_rules(alike: list[Rule]) -> str:
+    """One line for rules that differ in their operations only."""
+    rule = alike[0]
+    words = [
+        rule.permission.name.lower(),
+        rule.principal,
+        ",".join(_text_of(one.operation) for one in alike),
+        _resource_text(rule),
+        *([] if rule.host == ANYTHING else ["from", rule.host]),
+    ]
+    return " ".join(map(_quoted, words))
+
+
+# ------------------------------------------------------------ a line
+
+
+def _lines(path: str, data: bytes) -> list[_Line]:
+    found = []
+    try:
+        texts = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SecurityFileError(path, "not UTF-8", line) from None
+    for number, text in enumerate(texts, 1):
+        try:
+            found.append(_parse_line(text))
+        except ValueError as error:
+            raise SecurityFileError(path, str(error), number) from None
+    return found
+
+
+def _parse_line(text: str) -> _Line:
+    words, comment = _words(text)
+    if not words:
+        return _Line((), (), comment)
+    if words[0] == "super":
+        for principal in words[1:]:
+            if not principal.startswith(_PRINCIPAL) or principal in (_PRINCIPAL, f"{_PRINCIPAL}*"):
+                raise _Malformed(f"{principal!r} is nobody in particular: User:NAME")
+        if len(words) < 2:
+            raise _Malformed("super User:NAME")
+        return _Line((), tuple(words[1:]), comment)
+    return _Line(tuple(_parse_rules(words)), (), comment)
+
+
+def _parse_rules(words: list[str]) -> list[Rule]:
+    has_host = len(words) == 6 and words[4] == "from"
+    if words[0] not in _PERMISSIONS or not (len(words) == 4 or has_host):
+        raise _Malformed("a rule is: allow|deny User:NAME OPERATIONS TYPE:NAME [from ADDRESS]")
+    permission, principal, operations, resource = words[:4]
+    host = words[5] if has_host else ANYTHING
+    resource_type, name, pattern = _parse_resource(resource)
+    rules = []
+    for text in operations.split(","):
+        operation = _OPERATIONS.get(text)
+        if operation is None:
+            raise _Malformed(f"{text!r} is no operation: {', '.join(_OPERATIONS)}")
+        host = host if host == ANYTHING else normal_host(host) or host
+        rule = Rule(principal, _PERMISSIONS[permission], operation, resource_type, name, pattern, host)
+        check_rule(rule)
+        rules.append(rule)
+    return rules
+
+
+def _parse_resource(text: str) -> tuple[ResourceType, str, Pattern]:
+    if text == "cluster":
+        return ResourceType.CLUSTER, CLUSTER_NAME, Pattern.LITERAL
+    found = re.match(r"([a-z-]+)([:=])(.+)", text, re.DOTALL)
+    if found is None or found[1] not in _TYPES or found[1] == "cluster":
+        raise _Malformed(f"{text!r} is nothing that there are rules for: topic:NAME, group:NAME, transactional-id:NAME,"
+                         " cluster; NAME* for all that begin so")  # fmt: skip
+    name = found[3]
+    if found[2] == ":" and name != ANYTHING and name.endswith("*"):
+        return _TYPES[found[1]], name[:-1], Pattern.PREFIXED
+    return _TYPES[found[1]], name, Pattern.LITERAL
+
+
+def _words(text: str) -> tuple[list[str], str]:
+    words: list[str] = []
+    at = 0
+    while at < len(text):
+        found = _WORD.match(text, at)
+        if found is None:
+            raise _Malformed("a quote that does not end, or stands in a word: such a word is a JSON string")
+        if found["comment"]:
+            return words, found["comment"]
+        if found["quoted"]:
+            word = json.loads(found["quoted"])
+            word.encode()  # half of a pair of surrogates is no text
+            words.append(word)
+        elif found["plain"]:
+            words.append(found["plain"])
+        at = found.end()
+    return words, ""
+
+
+def _quoted(word: str) -> str:
+    return word if _PLAIN.fullmatch(word) and word.isprintable() else json.dumps(word)
+
+
+def _resource_text(rule: Rule) -> str:
+    if rule.resource_type is ResourceType.CLUSTER:
+        return "cluster"
+    kind = _text_of(rule.resource_type)
+    if rule.pattern is Pattern.PREFIXED:
+        return f"{kind}:{rule.name}*"
+    return f"{kind}{'=' if rule.name.endswith('*') and rule.name != ANYTHING else ':'}{rule.name}"
+
+
+def _text_of(word: Operation | ResourceType) -> str:
+    return word.name.lower().replace("_", "-")
+
+
+def _but_operation(rule: Rule) -> Rule:
+    return rule._replace(operation=Operation.ALL)

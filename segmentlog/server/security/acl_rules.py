@@ -1,0 +1,191 @@
+"""What an access rule says, which of them a filter means, and what they come to together. As in Kafka.
+
+A rule is about one operation. Deny beats allow; what no rule allows is denied. Whoever may read, write, delete or alter
+may also describe, and whoever may alter configurations may describe them; that only goes for rules that allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from segmentlog.server.security.principals import Operation, Principal, ResourceType
+
+ANYTHING: Final = "*"
+"""As the name of a resource: all of them. As a host: all of them."""
+ANYBODY: Final = "User:*"
+
+
+class Permission(IntEnum):
+    """What a rule does with those it is about."""
+
+    DENY = 2
+    ALLOW = 3
+
+
+class Pattern(IntEnum):
+    """Which resources a rule's name stands for."""
+
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class Rule(NamedTuple):
+    """Who may do what with what, or may not, and from where."""
+
+    principal: str
+    """``User:name``, or `ANYBODY`."""
+    permission: Permission
+    operation: Operation
+    resource_type: ResourceType
+    name: str
+    pattern: Pattern = Pattern.LITERAL
+    host: str = ANYTHING
+    """An address, or `ANYTHING`."""
+
+
+SUPPORTED: Final = {
+    ResourceType.TOPIC: (
+        Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        Operation.READ, Operation.DELETE, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        Operation.CREATE, Operation.ALTER, Operation.DESCRIBE, Operation.CLUSTER_ACTION, Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS, Operation.IDEMPOTENT_WRITE,
+    ),
+    ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE),
+}  # fmt: skip
+"""What there is to do with each kind of resource."""
+
+_IMPLIED_BY: Final = {
+    Operation.DESCRIBE: frozenset((Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)),
+    Operation.DESCRIBE_CONFIGS: frozenset((Operation.ALTER_CONFIGS,)),
+}
+
+
+def is_about(rule: Rule, operation: Operation) -> bool:
+    """Whether a rule speaks of the operation: by name, as one of all, or because it is implied by what is allowed."""
+    return rule.operation in (operation, Operation.ALL) or (
+        rule.permission is Permission.ALLOW and rule.operation in _IMPLIED_BY.get(operation, ())
+    )
+
+
+def is_for(rule: Rule, principal: Principal, host: str) -> bool:
+    """Whether a rule is about somebody, from there."""
+    return rule.principal in (ANYBODY, str(principal)) and rule.host in (ANYTHING, host)
+
+
+class RuleIndex:
+    """Rules of one kind of resource, by the names that they are about. Immutable."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._literal: dict[str, list[Rule]] = {}
+        self._prefixed: dict[str, list[Rule]] = {}
+        for rule in rules:
+            by_name = self._prefixed if rule.pattern is Pattern.PREFIXED else self._literal
+            by_name.setdefault(rule.name, []).append(rule)
+        self._lengths = sorted({len(prefix) for prefix in self._prefixed})
+
+    def _about(self, name: str) -> Iterator[Rule]:
+        yield from self._literal.get(name, ())
+        if name != ANYTHING:
+            yield from self._literal.get(ANYTHING, ())
+        for length in self._lengths:
+            if length > len(name):
+                break
+            yield from self._prefixed.get(name[:length], ())
+
+    def allow(self, principal: Principal, host: str, operation: Operation, name: str) -> bool:
+        """Whether they come to an allowance."""
+        is_allowed = False
+        for rule in self._about(name):
+            if is_for(rule, principal, host) and is_about(rule, operation):
+                if rule.permission is Permission.DENY:
+                    return False
+                is_allowed = True
+        return is_allowed
+
+    def allow_any(self, principal: Principal, host: str, operation: Operation) -> bool:
+        """Whether there may be a name for which they come to an allowance: no rule that denies covers all of it."""
+        allowed: list[Rule] = []
+        denied_names, denied_prefixes = set(), set()
+        for rule in self._all():
+            if is_for(rule, principal, host) and is_about(rule, operation):
+                if rule.permission is Permission.ALLOW:
+                    allowed.append(rule)
+                elif rule.pattern is Pattern.PREFIXED:
+                    denied_prefixes.add(rule.name)
+                elif rule.name == ANYTHING:
+                    return False
+                else:
+                    denied_names.add(rule.name)
+        return any(
+            not any(_start(rule).startswith(prefix) for prefix in denied_prefixes)
+            and not (rule.pattern is Pattern.LITERAL and rule.name in denied_names)
+            for rule in allowed
+        )
+
+    def _all(self) -> Iterator[Rule]:
+        for by_name in (self._literal, self._prefixed):
+            for rules in by_name.values():
+                yield from rules
+
+
+def _start(rule: Rule) -> str:
+    """What all names begin with that a rule is about."""
+    return "" if rule.pattern is Pattern.LITERAL and rule.name == ANYTHING else rule.name
+
+
+# ------------------------------------------------------------ filters
+
+_ANY: Final = 1
+_MATCH: Final = 2
+_PATTERNS: Final = frozenset((_ANY, _MATCH, *Pattern))
+
+
+class RuleFilter(NamedTuple):
+    """Which rules somebody asks for. 1 as a number and None as a text stand for any."""
+
+    resource_type: int
+    name: str | None
+    pattern: int
+    """Or 2: all patterns that a resource of this name is covered by."""
+    principal: str | None
+    host: str | None
+    operation: int
+    permission: int
+
+    def is_known(self) -> bool:
+        """Whether this version knows what is asked for."""
+        return (
+            self.resource_type in (_ANY, *ResourceType)
+            and self.pattern in _PATTERNS
+            and self.operation in (_ANY, *Operation)
+            and self.permission in (_ANY, *Permission)
+        )
+
+    def matches(self, rule: Rule) -> bool:
+        """Whether a rule is meant."""
+        return (
+            self.resource_type in (_ANY, rule.resource_type)
+            and self._matches_name(rule)
+            and self.principal in (None, rule.principal)
+            and self.host in (None, rule.host)
+            and self.operation in (_ANY, rule.operation)
+            and self.permission in (_ANY, rule.permission)
+        )
+
+    def _matches_name(self, rule: Rule) -> bool:
+        if self.pattern not in (_ANY, _MATCH, rule.pattern):
+            return False
+        if self.name is None:
+            return True
+        if self.pattern != _MATCH:
+            return self.name == rule.name
+        if rule.pattern is Pattern.PREFIXED:
+            return self.name.startswith(rule.name)
+        return rule.name in (self.name, ANYTHING)

@@ -1,0 +1,153 @@
+"""Who may do what: `Authorizer` by the rules of a file, `OpenAuthorizer` where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from segmentlog.server.security.acl_file import Acls, normal_host, parse_acls, with_rules, without_rules
+from segmentlog.server.security.acl_rules import SUPPORTED, Rule, RuleFilter, RuleIndex
+from segmentlog.server.security.errors import SecurityFileError
+from segmentlog.server.security.principals import Operation, Principal, ResourceType
+from segmentlog.server.security.replacing import change_file
+from segmentlog.server.security.watched import LOOK_EVERY_S, WatchedFile
+from segmentlog.storage.fs import FileSystem
+
+_KNOWN_MAX: Final = 20_000
+"""Decisions that are remembered. Beyond that all are forgotten: clients may ask for any names."""
+
+
+class _Decisions:
+    """One state of the file, and what followed from it so far."""
+
+    def __init__(self, acls: Acls, super_users: frozenset[str]) -> None:
+        self.acls = acls
+        self.known: dict[tuple[Principal, str, Operation, ResourceType, str | None], bool] = {}
+        self._super_users = acls.super_users | super_users
+        self._indexes = {
+            kind: RuleIndex(rule for rule in acls.rules if rule.resource_type is kind) for kind in ResourceType
+        }
+
+    def decide(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str | None
+    ) -> bool:
+        """``name`` None: any."""
+        if str(principal) in self._super_users:
+            is_allowed = True
+        else:
+            index = self._indexes[resource_type]
+            normal = normal_host(host) or host
+            if name is None:
+                is_allowed = index.allow_any(principal, normal, operation)
+            else:
+                is_allowed = index.allow(principal, normal, operation, name)
+        if len(self.known) >= _KNOWN_MAX:
+            self.known.clear()
+        self.known[principal, host, operation, resource_type, name] = is_allowed
+        return is_allowed
+
+
+class Authorizer:
+    """Decides by the rules of a file, those of half a second ago at the oldest. Thread-safe.
+
+    What is wrong with the file raises `SecurityFileError` and OSError when this is made. A file that is broken or gone
+    later leaves the former rules in force, and an error in the log.
+    """
+
+    def __init__(
+        self, path: str, *, super_users: Iterable[str] = (), fs: FileSystem | None = None,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self._fs = fs or FileSystem()
+        more = frozenset(super_users)
+        try:
+            self._file = WatchedFile(
+                path, lambda data: _Decisions(parse_acls(path, data), more), fs=self._fs, look_every_s=look_every_s
+            )
+        except FileNotFoundError:
+            raise SecurityFileError(path, "there is no such file; an empty one denies everything") from None
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        """Whether somebody may do that to the resource of this name, from that address."""
+        decisions = self._file.current()
+        known = decisions.known.get((principal, host, operation, resource_type, name))
+        return decisions.decide(principal, host, operation, resource_type, name) if known is None else known
+
+    def allows_any(self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType) -> bool:
+        """Whether there may be a resource of this type that somebody may do that to."""
+        decisions = self._file.current()
+        known = decisions.known.get((principal, host, operation, resource_type, None))
+        return decisions.decide(principal, host, operation, resource_type, None) if known is None else known
+
+    def authorized_operations(self, principal: Principal, host: str, resource_type: ResourceType, name: str) -> int:
+        """What somebody may do to a resource, as answers to Metadata and Describe requests have it: a bit for each."""
+        return sum(
+            1 << operation
+            for operation in SUPPORTED[resource_type]
+            if self.allows(principal, host, operation, resource_type, name)
+        )
+
+    # ------------------------------------------------------------ the rules themselves
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are no rules to show or to change, and everything is allowed."""
+        return False
+
+    def reload(self) -> None:
+        """Look at the file now, and not within the next half second."""
+        self._file.reload()
+
+    def rules(self, wanted: RuleFilter) -> list[Rule]:
+        """The rules that somebody asks for, each once, as they are on disk now."""
+        return list(dict.fromkeys(filter(wanted.matches, self._file.reload().acls.rules)))
+
+    def add(self, rules: Iterable[Rule]) -> None:
+        """Add rules, durably; this process goes by them at once. Raises `SecurityFileError` and OSError."""
+        self._change(lambda before: (with_rules(self.path, before, rules), None))
+
+    def remove(self, unwanted: Iterable[RuleFilter]) -> list[Rule]:
+        """Remove the rules that any of the filters means, durably; those that there were. Raises as `add` does."""
+        filters = list(unwanted)
+
+        def change(before: bytes) -> tuple[bytes, list[Rule]]:
+            return without_rules(self.path, before, lambda rule: any(one.matches(rule) for one in filters))
+
+        removed: list[Rule] = self._change(change)
+        return removed
+
+    def _change(self, change: Callable[[bytes], tuple[bytes, list[Rule] | None]]) -> list[Rule]:
+        def change_what_is_there(before: bytes | None) -> tuple[bytes | None, list[Rule]]:
+            if before is None:
+                raise SecurityFileError(self.path, "the file is gone, and what it said goes on to count")
+            after, result = change(before)
+            return after, result or []
+
+        result = change_file(self.path, change_what_is_there, fs=self._fs)
+        self._file.reload()
+        return result
+
+
+class OpenAuthorizer(Authorizer):
+    """Where there is no file of rules: whoever got in may do everything."""
+
+    def __init__(self) -> None:
+        """It needs nothing."""
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return True
+
+    def allows_any(self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType) -> bool:
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    def reload(self) -> None:
+        """There is nothing to read."""

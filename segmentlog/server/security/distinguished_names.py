@@ -1,0 +1,101 @@
+"""The name in a certificate as Kafka writes it: RFC 2253, in the spelling of Java's ``X500Principal.getName()``.
+
+``CN=ann,OU=Engineering,O=Acme\\, Inc.,C=DE``: the last part of the certificate's name comes first, attributes that RFC
+2253 has no keyword for are ``OID=#hex``. Rules written for Kafka are so the same here. Python's `ssl` has forgotten
+what such a name needs (the types of its strings), so the few bytes of DER around it are read here; OpenSSL has checked
+all of them before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+_KEYWORDS: Final = {
+    "2.5.4.3": "CN",
+    "2.5.4.6": "C",
+    "2.5.4.7": "L",
+    "2.5.4.8": "ST",
+    "2.5.4.9": "STREET",
+    "2.5.4.10": "O",
+    "2.5.4.11": "OU",
+    "0.9.2342.19200300.100.1.1": "UID",
+    "0.9.2342.19200300.100.1.25": "DC",
+}
+_ENCODINGS: Final = {
+    0x0C: "utf-8",
+    0x13: "ascii",  # PrintableString
+    0x14: "latin-1",  # TeletexString, as everybody reads it
+    0x16: "ascii",  # IA5String
+    0x1B: "ascii",  # GeneralString
+    0x1E: "utf-16-be",  # BMPString
+}
+_ESCAPED: Final = frozenset(',=+<>#;"\\')
+_VERSION: Final = 0xA0
+_Element = tuple[int, bytes, bytes]
+"""Tag, contents, all of it."""
+
+
+def subject_of(certificate: bytes) -> str:
+    """The distinguished name of whom a certificate (DER) is for. Raises ValueError for what is no certificate."""
+    try:
+        (_, outer, _), *_ = _elements(certificate)
+        (_, inner, _), *_ = _elements(outer)
+        parts = [part for part in _elements(inner) if part[0] != _VERSION]
+        _, name, _ = parts[4]  # behind serial number, algorithm, issuer and validity
+        return name_of(name)
+    except (IndexError, ValueError) as error:
+        raise ValueError("not a certificate in DER") from error
+
+
+def name_of(contents: bytes) -> str:
+    """A Name (the contents of its SEQUENCE) in the form of RFC 2253."""
+    parts = ["+".join(map(_attribute, _elements(one_part))) for _, one_part, _ in _elements(contents)]
+    return ",".join(reversed(parts))
+
+
+def _attribute(element: _Element) -> str:
+    (_, identifier, _), (tag, value, whole) = _elements(element[1])
+    dotted = _dotted(identifier)
+    keyword = _KEYWORDS.get(dotted)
+    if keyword is None or tag not in _ENCODINGS:
+        return f"{keyword or dotted}=#{whole.hex()}"
+    return f"{keyword}={_escape(value.decode(_ENCODINGS[tag]))}"
+
+
+def _escape(text: str) -> str:
+    escaped = "".join(f"\\{character}" if character in _ESCAPED else character for character in text)
+    core = escaped.strip(" ")
+    if not core:
+        return "\\ " * len(escaped)
+    before = len(escaped) - len(escaped.lstrip(" "))
+    behind = len(escaped) - len(escaped.rstrip(" "))
+    return "\\ " * before + core + "\\ " * behind
+
+
+def _elements(data: bytes) -> Iterator[_Element]:
+    """What lies one behind the other in DER. Raises ValueError and IndexError for what is none."""
+    at = 0
+    while at < len(data):
+        began, tag, size = at, data[at], data[at + 1]
+        at += 2
+        if size & 0x80:
+            count = size & 0x7F
+            size = int.from_bytes(data[at : at + count], "big")
+            at += count
+        if not 0 <= size <= len(data) - at:
+            raise ValueError("cut short")
+        yield tag, data[at : at + size], data[began : at + size]
+        at += size
+
+
+def _dotted(identifier: bytes) -> str:
+    numbers = []
+    number = 0
+    for byte in identifier:
+        number = number << 7 | byte & 0x7F
+        if not byte & 0x80:
+            numbers.append(number)
+            number = 0
+    first = min(numbers[0] // 40, 2)
+    return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))

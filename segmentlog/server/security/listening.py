@@ -1,0 +1,63 @@
+"""Where a server may listen, and by what people may prove there who they are."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from segmentlog.server.security.errors import UnsafeListening
+from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``: all that it stands for. Raises OSError.
+
+    The name of a Unix socket or an empty one, which listens everywhere, is none.
+    """
+    if not host:
+        return False
+    try:
+        found = [host] if _is_address(host) else [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+    except UnicodeError:
+        raise OSError(None, "no name for a machine", host) from None
+    return bool(found) and all(_is_loopback_address(address) for address in found)
+
+
+def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
+    """Refuse to listen where others can reach what nothing protects: `UnsafeListening`, which says what to do."""
+    if tls or sasl or insecure:
+        return
+    try:
+        if is_loopback(host):
+            return
+    except OSError as error:
+        raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}") from None
+    raise UnsafeListening(
+        host,
+        "others can reach that address, and nothing would keep them from reading and deleting everything:"
+        " give --tls-cert and --tls-key, or --users, or --insecure if the network keeps them out;"
+        " or listen on 127.0.0.1",
+    )
+
+
+def mechanisms_for(host: str, tls: bool, insecure: bool) -> tuple[str, ...]:
+    """What is offered to clients: PLAIN, which sends the password itself, only where nobody can listen to it."""
+    try:
+        is_private = tls or insecure or is_loopback(host)
+    except OSError:
+        is_private = False
+    return MECHANISMS if is_private else SCRAM_MECHANISMS
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+        return True
+    except ValueError:
+        return False
+
+
+def _is_loopback_address(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

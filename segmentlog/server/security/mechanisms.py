@@ -1,0 +1,108 @@
+"""Proving who one is: one exchange of PLAIN (RFC 4616) or SCRAM (RFC 5802, 7677), token by token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from segmentlog.server.security.errors import AuthenticationFailed
+from segmentlog.server.security.saslprep import saslprep
+from segmentlog.server.security.users import HASHES
+
+if TYPE_CHECKING:
+    from scramp.core import ScramServer
+
+    from segmentlog.server.security.users import Users
+
+PLAIN: Final = "PLAIN"
+SCRAM_MECHANISMS: Final = tuple(HASHES)
+MECHANISMS: Final = (*SCRAM_MECHANISMS, PLAIN)
+
+
+class Exchange(Protocol):
+    """From a client's first token to the name that it has proved."""
+
+    name: str | None
+    """Who it is; None until that is proved."""
+
+    def step(self, token: bytes) -> bytes:
+        """The answer to a token. Raises `AuthenticationFailed`."""
+
+
+def begin(mechanism: str, users: Users) -> Exchange:
+    """An exchange of one of `MECHANISMS`."""
+    return PlainExchange(users) if mechanism == PLAIN else ScramExchange(mechanism, users)
+
+
+class PlainExchange:
+    """Name and password in the clear."""
+
+    def __init__(self, users: Users) -> None:
+        self.name: str | None = None
+        self._users = users
+
+    def step(self, token: bytes) -> bytes:
+        failed = AuthenticationFailed("Authentication failed: Invalid username or password")
+        try:
+            authorize, name, password = token.decode().split("\0")
+        except ValueError:  # neither UTF-8 nor three parts
+            raise failed from None
+        name, authorize, password = map(_prepared, (name, authorize, password))
+        if not name or not password:
+            raise failed
+        # To be somebody else is not offered, in Kafka neither.
+        if not self._users.verify(name, password) or authorize not in ("", name):
+            raise failed
+        self.name = name
+        return b""
+
+
+class ScramExchange:
+    """A challenge and its answer, from which nobody learns the password. What the messages hold is left to scramp."""
+
+    def __init__(self, mechanism: str, users: Users) -> None:
+        # Here, as it takes 0.1 s: servers without users never need it, others once somebody has come.
+        from scramp import ScramMechanism
+
+        self.name: str | None = None
+        self._users = users
+        self._mechanism = mechanism
+        self._claimed = ""
+        self._is_known = False
+        self._server: ScramServer = ScramMechanism(mechanism).make_server(self._credential)
+        self._was_challenged = False
+
+    def step(self, token: bytes) -> bytes:
+        from scramp import ScramException
+
+        try:
+            text = token.decode()
+            if not self._was_challenged:
+                self._was_challenged = True
+                self._server.set_client_first(text)
+                return str(self._server.get_server_first()).encode()
+            self._server.set_client_final(text)
+            answer = str(self._server.get_server_final()).encode()
+        except (ScramException, ValueError):  # also what is no UTF-8
+            answer = b""
+        # Nobody has a key that fits what is made up for unknown users; they are refused whatever they have.
+        if not answer or not self._is_known:
+            raise AuthenticationFailed(
+                f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
+                f" {self._mechanism}"
+            )
+        self.name = self._claimed
+        return answer
+
+    def _credential(self, name: str) -> tuple[bytes, bytes, bytes, int]:
+        """What scramp asks for: of a name nobody has it is made up, so that this cannot be told from outside."""
+        found, self._is_known = self._users.challenge(name, self._mechanism)
+        self._claimed = name
+        return found.salt, found.stored_key, found.server_key, found.iterations
+
+
+def _prepared(text: str) -> str:
+    """As the users file has it; what cannot be prepared fits nobody there, and is taken as it is."""
+    try:
+        return saslprep(text)
+    except ValueError:
+        return text

@@ -1,0 +1,150 @@
+"""TLS: the server's certificate, and who has to show one. Renewed files count for the next connection."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from segmentlog.server.security.distinguished_names import subject_of
+from segmentlog.server.security.errors import SecurityFileError
+from segmentlog.server.security.principals import Principal
+from segmentlog.server.security.watched import LOOK_EVERY_S
+from segmentlog.storage.locks import if_free
+
+logger = logging.getLogger("segmentlog.server")
+
+_SETTLED_NS: Final = 2_000_000_000
+
+
+def server_context(cert_path: str, key_path: str, client_ca_path: str | None = None) -> ssl.SSLContext:
+    """A context for a server: TLS 1.2 or newer; with a CA clients have to have a certificate of it.
+
+    Raises `SecurityFileError`, which says which of the files cannot be used, and why.
+    """
+    for path, what in ((cert_path, "certificate"), (key_path, "key"), (client_ca_path, "CA's certificate")):
+        if path is not None:
+            _check_readable(path, what)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_own(context, cert_path, key_path)
+    if client_ca_path is not None:
+        try:
+            context.load_verify_locations(cafile=client_ca_path)
+        except (ssl.SSLError, OSError):
+            raise SecurityFileError(client_ca_path, "no certificates in PEM are in it") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class ServerTls:
+    """The context for the next connection, made anew when one of the files is another. Thread-safe.
+
+    What cannot be used raises `SecurityFileError` when this is made; later on the certificate before stays, and an
+    error is logged.
+    """
+
+    def __init__(
+        self,
+        cert_path: str,
+        key_path: str,
+        client_ca_path: str | None = None,
+        *,
+        look_every_s: float = LOOK_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths = (cert_path, key_path, client_ca_path)
+        self._look_every_s = look_every_s
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._complaint = ""
+        self._versions, self._is_settled = self._look()
+        self._context = server_context(*self._paths)
+        self._next_look_s = clock() + look_every_s
+
+    @property
+    def wants_certificates(self) -> bool:
+        """Whether clients prove who they are by TLS."""
+        return self._paths[2] is not None
+
+    def context(self) -> ssl.SSLContext:
+        """To wrap the next connection's socket with."""
+        if self._clock() >= self._next_look_s:
+            with if_free(self._mutex) as is_mine:
+                if is_mine:
+                    self._refresh()
+        return self._context
+
+    def _refresh(self) -> None:
+        self._next_look_s = self._clock() + self._look_every_s
+        versions, is_settled = self._look()
+        if versions == self._versions and self._is_settled:
+            return
+        is_changed = versions != self._versions
+        try:
+            # A new context, and not new files into the old one: handshakes are going on with that.
+            self._context = server_context(*self._paths)
+        except SecurityFileError as error:
+            # Certificate and key are two files: for a moment one of them may be older than the other.
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.error("the certificate before stays in use: %s", error)
+            return
+        self._versions, self._is_settled, self._complaint = versions, is_settled, ""
+        if is_changed:
+            logger.info("%s: read anew", self._paths[0])
+
+    def _look(self) -> tuple[list[tuple[int, int, int]], bool]:
+        versions = []
+        for path in self._paths:
+            try:
+                found = os.stat(path) if path is not None else None
+            except OSError:  # told when it is read
+                found = None
+            versions.append((found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else (0, 0, 0))
+        newest_ns = max(modified_ns for _, modified_ns, _ in versions)
+        return versions, time.time_ns() - newest_ns > _SETTLED_NS
+
+
+def principal_of(connection: ssl.SSLSocket | ssl.SSLObject) -> Principal | None:
+    """Who is at the other end, by the certificate that was checked; None when there is none.
+
+    As by Kafka's default, the whole distinguished name: ``User:CN=ann,OU=Engineering,O=Acme,C=DE``.
+    """
+    certificate = connection.getpeercert(binary_form=True)
+    return Principal("User", subject_of(certificate)) if certificate else None
+
+
+def _check_readable(path: str, what: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise SecurityFileError(path, f"the {what} cannot be read: {error.strerror}") from None
+
+
+def _no_passphrase() -> str:
+    """Instead of asking for it on a terminal that is none."""
+    raise _Encrypted
+
+
+class _Encrypted(Exception):
+    pass
+
+
+def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str) -> None:
+    try:
+        context.load_cert_chain(cert_path, key_path, password=_no_passphrase)
+    except _Encrypted:
+        raise SecurityFileError(key_path, "the key is encrypted: 'openssl pkey' can write it without") from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise SecurityFileError(key_path, f"the key is not that of the certificate {cert_path}") from None
+        raise SecurityFileError(
+            cert_path, f"the certificate, or the key {key_path}, is none in PEM: {error.reason or error}"
+        ) from None
