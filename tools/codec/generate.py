@@ -88,12 +88,12 @@ def _primitives() -> set[str]:
 
 def _span(versions: Iterable[int]) -> str:
     numbers = list(versions)
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    return f"Version {numbers[0]}" if len(numbers) == 1 else f"Versions {numbers[0]} to {numbers[-1]}"
 
 
 def _class(struct: Struct, message: Message) -> list[str]:
     top = struct is message.struct
-    title = f"Versions {_span(message.versions)}." if top else "Part of a message."
+    title = f"{_span(message.versions)}." if top else "Part of a message."
     lines = [f"class {struct.name}(msgspec.Struct, gc=False):", f'    """{title}"""', ""]
     for field in struct.fields:
         note = ""
@@ -139,7 +139,7 @@ def _bodies(message: Message, word: str) -> list[str]:
                     lines += [head.replace(plain, helper_names[key]), *helper, "", ""]
                 text = re.sub(rf"\b{plain}\(", f"{helper_names[key]}(", text)
             name = f"_{verb}_{word}_{versions[0]}"
-            lines += [f"def {name}({takes}) -> {gives}:", f'    """Versions {_span(versions)}."""', text, "", ""]
+            lines += [f"def {name}({takes}) -> {gives}:", f'    """{_span(versions)}."""', text, "", ""]
             by_version += [name] * len(versions)
         constant = f"_{verb}_{word}".upper()
         arguments = "memoryview, int" if verb == "decode" else message.name
