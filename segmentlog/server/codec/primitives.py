@@ -105,6 +105,12 @@ def not_in_version(field: str) -> NotInVersion:
 
 def long_uvarint(data: memoryview, at: int, first: int) -> tuple[int, int]:
     """(value, position behind it) of an uvarint whose first byte says that more follow, the next of them at ``at``."""
+    second = data[at]
+    if second < 0x80:  # what most are, and those below
+        return first & 0x7F | second << 7, at + 1
+    third = data[at + 1]
+    if third < 0x80:
+        return first & 0x7F | (second & 0x7F) << 7 | third << 14, at + 2
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
         byte = data[at]

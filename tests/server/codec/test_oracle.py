@@ -128,7 +128,6 @@ def test_the_list_of_what_is_lacking_is_not_stale():
     ] == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("seed", seeds("codec oracle"))
 @pytest.mark.parametrize(("name", "version"), COMPARED)
 def test_another_codec_agrees(name, version, seed):
