@@ -16,6 +16,7 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TRUNCATED,
     Buffer,
+    MalformedMessage,
     long_nullable_bytes,
     long_nullable_string,
     long_string,
@@ -132,7 +133,7 @@ def decode_assignment(data: memoryview) -> tuple[int, ConsumerProtocolAssignment
     try:
         (version,) = _unpack_h(data, 0)
         if version < 0:
-            raise unknown_version("ConsumerProtocolAssignment", version)
+            raise MalformedMessage(f"ConsumerProtocolAssignment of version {version}")
         return version, _DECODE_ASSIGNMENT[min(version, 3)](data, 2)
     except TRUNCATED as problem:
         raise malformed(problem, "ConsumerProtocolAssignment", 3) from None
@@ -451,7 +452,7 @@ def decode_subscription(data: memoryview) -> tuple[int, ConsumerProtocolSubscrip
     try:
         (version,) = _unpack_h(data, 0)
         if version < 0:
-            raise unknown_version("ConsumerProtocolSubscription", version)
+            raise MalformedMessage(f"ConsumerProtocolSubscription of version {version}")
         return version, _DECODE_SUBSCRIPTION[min(version, 3)](data, 2)
     except TRUNCATED as problem:
         raise malformed(problem, "ConsumerProtocolSubscription", 3) from None
