@@ -74,6 +74,13 @@ class Listener:
         """Clients that are connected."""
         return self._by_host.total()
 
+    def is_well(self, patience_s: float) -> bool:
+        """Whether connections can come and go, and somebody accepts them."""
+        if not self._mutex.acquire(timeout=patience_s):
+            return False
+        self._mutex.release()
+        return self._thread.is_alive()
+
     def close(self, timeout_s: float) -> None:
         """Accept nobody any more; let each connection answer what came, and close those that take too long."""
         self._is_closed = True
