@@ -12,8 +12,9 @@ from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens on ``host``: all that it stands for. Raises OSError.
 
-    The name of a Unix socket or an empty one, which listens everywhere, is none.
+    An empty name stands for all addresses of the machine.
     """
+    host = host.removeprefix("[").removesuffix("]")
     if not host:
         return False
     try:

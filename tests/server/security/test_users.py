@@ -20,6 +20,7 @@ from segmentlog.storage.fs import FileSystem
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
+    """Where a users file may be made."""
     return str(tmp_path / "users.json")
 
 
@@ -101,7 +102,20 @@ def test_a_file_that_others_may_read_is_told(path: str, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize(
     "name",
-    ["", "*", "ANONYMOUS", "x" * 256, "a\nb", "a\0b", "ﬁ", "a\u00a0b", "e\u0301", "\ud800", "soft\u00adhyphen", "\u05d0a"],
+    [
+        "",
+        "*",
+        "ANONYMOUS",
+        "x" * 256,
+        "a\nb",
+        "a\0b",
+        "ﬁ",
+        "a\u00a0b",
+        "e\u0301",
+        "\ud800",
+        "soft\u00adhyphen",
+        "\u05d0a",
+    ],
 )
 def test_names_that_clients_send_differently_are_refused(path: str, name: str) -> None:
     """Or that rules could not tell from everybody."""
@@ -312,4 +326,5 @@ def test_unknown_users_look_like_others(path: str) -> None:
 
 
 def known_parts(credential: users_module.Credential) -> tuple[bytes, bytes, bytes]:
+    """What is random in it."""
     return credential.salt, credential.stored_key, credential.server_key
