@@ -42,6 +42,9 @@ if TYPE_CHECKING:
         InvalidTopicName as InvalidTopicName,
     )
     from segmentlog.errors import (
+        InvalidWireBatch as InvalidWireBatch,
+    )
+    from segmentlog.errors import (
         LocalError as LocalError,
     )
     from segmentlog.errors import (
@@ -89,6 +92,7 @@ if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch as RecordBatch
     from segmentlog.groups.admin import GroupDescription as GroupDescription
     from segmentlog.groups.positions import CommittedOffset as CommittedOffset
+    from segmentlog.log.append.wire import WireAppended as WireAppended
     from segmentlog.log.partition import Partition as Partition
     from segmentlog.log.producers import ProducerStamp as ProducerStamp
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
@@ -135,7 +139,7 @@ _HOMES = {
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
         "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig",
-        "InvalidRecord", "InvalidTopicName", "LocalError", "LogTruncated",
+        "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError", "LogTruncated",
         "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",
@@ -143,6 +147,7 @@ _HOMES = {
     "segmentlog.format.record_batch": ("RecordBatch",),
     "segmentlog.groups.admin": ("GroupDescription",),
     "segmentlog.groups.positions": ("CommittedOffset",),
+    "segmentlog.log.append.wire": ("WireAppended",),
     "segmentlog.log.partition": ("Partition",),
     "segmentlog.log.producers": ("ProducerStamp",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),

@@ -92,6 +92,21 @@ class RecordTooLarge(SegmentlogError, ValueError):
         )
 
 
+class InvalidWireBatch(SegmentlogError, ValueError):
+    """A batch of Kafka's protocol that a client must not send, or that was damaged on its way; nothing was appended.
+
+    ``reason`` is one word, for who has to translate it: magic, length, crc, control, delete_horizon, count, codec,
+    producer, timestamp, records, transaction.
+    """
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(reason, why)
+        self.reason, self.why = reason, why
+
+    def __str__(self) -> str:
+        return f"the Kafka batch was refused ({self.reason}): {self.why}; nothing was appended"
+
+
 class OffsetOutOfRange(SegmentlogError, LookupError):
     """An offset below the log start or beyond the log end."""
 

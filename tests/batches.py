@@ -11,6 +11,7 @@ import xxhash
 from hypothesis import strategies as st
 
 from segmentlog.format.batch import CHECKED_SIZE, HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batches import record_batch
 from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, compression_of
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import encode_batch as encode
@@ -73,7 +74,7 @@ def read_batch(data: bytes | memoryview, position: int = 0) -> RecordBatch:
     """The batch at ``position``, everything checked as a reader checks it."""
     view = memoryview(data)
     header = decode_header(view, position)
-    return RecordBatch(header, check_payload(view, position, header), position=position)
+    return record_batch(header, check_payload(view, position, header), position=position)
 
 
 def read_everything(data: bytes | memoryview, position: int = 0) -> list[Record]:

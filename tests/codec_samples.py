@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from tools.codec.generate import SCHEMAS
-from tools.codec.schema import Field, Message, Struct, load, snake
+from tools.codec.schema import Field, Struct, load, snake
 
 MESSAGES: Final = load(SCHEMAS)
 

@@ -2,7 +2,8 @@
 
     magic               4s    "SLB" and the format version, 1
     attributes          u16   bits 0-2 codec (`codecs`), 3 timestamp type (1 LogAppendTime),
-                              4 transactional, 5 control, 6 base_timestamp is a delete horizon
+                              4 transactional, 5 control, 6 base_timestamp is a delete horizon,
+                              7 the payload is one of Kafka's batches (`wire`), and no columns
     producer_epoch      i16   -1 without a producer id
     base_offset         i64   offset of the first record
     partition_epoch     u32   epoch of the partition when it was appended
@@ -19,7 +20,7 @@
     keys_size           u32   take what the other four leave of raw_size
     values_size         u32
     headers_size        u32
-    payload_checksum    u64   XXH3-64 of the payload as stored
+    payload_checksum    u64   XXH3-64 of the payload as stored; of Kafka's batch from byte 16 on
     header_checksum     u64   XXH3-64 of the 88 bytes above
     ------------------- 96 bytes, then the payload
 
@@ -27,6 +28,10 @@ Nothing in the payload depends on where the batch lands: encoding, compressing a
 happen before the partition's lock, and under it only ``base_offset`` and
 ``partition_epoch`` (and the timestamps, under LogAppendTime) are filled in and the header
 hashed again. The same makes a batch movable into another log.
+
+But for a batch of Kafka's as the payload: the first 16 bytes of that one say where it lies, and how long it is.
+They are made from this header, left out of the hash, and checked against this header. It has its sizes and column
+sizes from the payload as it is stored: ``raw_size`` and ``values_size`` are ``payload_size``, the others 0.
 
 A batch may end behind its last record, and may hold none: compaction leaves no hole between
 the offsets of one batch and the next, so that a hole is always damage.
@@ -52,6 +57,9 @@ LOG_APPEND_TIME: Final = 1 << 3
 TRANSACTIONAL: Final = 1 << 4
 CONTROL: Final = 1 << 5
 DELETE_HORIZON: Final = 1 << 6
+KAFKA_LAYOUT: Final = 1 << 7
+MIRRORED: Final = CODEC_MASK | LOG_APPEND_TIME | TRANSACTIONAL | DELETE_HORIZON
+"""The attributes that mean the same in Kafka's batches, and stand in both headers. (Control batches are our own.)"""
 
 MAX_RAW_SIZE: Final = 512 << 20
 """Largest payload, decompressed, that a header may claim. `max.message.bytes` cannot be set above it."""
@@ -60,6 +68,19 @@ _MAX_OFFSET: Final = 2**63 - 2
 # So that the offset after it is an i64 as well.
 NO_VALUES: Final = b"\x90"
 """The payload of a batch without records: an empty MessagePack array."""
+
+PLACE_SIZE: Final = 16
+"""Bytes of a batch of Kafka's that say where it lies: base offset i64, bytes behind this i32, leader epoch i32."""
+_PLACE = struct.Struct(">qiI")
+WIRE_HEADER_SIZE: Final = 61
+LEADER_EPOCH_MASK: Final = 2**31 - 1
+"""Kafka's epochs are signed: what it is told of a partition's epoch."""
+_WIRE_CODECS: Final = 5
+_WIRE_DELTA_MAX: Final = 2**31 - 1
+_WIRE_RAW_MAX: Final = 128 << 20
+_WIRE_RAW_FACTOR: Final = 4
+RECORD_SIZE_MIN: Final = 7
+"""Bytes of a record of Kafka's that holds nothing: its length, attributes, two deltas, two sizes, a count."""
 
 HEADER: Final = struct.Struct("<4sHhqIIqqqiIIIIIIIQQ")
 _PAYLOAD_SIZE = struct.Struct("<I")
@@ -107,6 +128,11 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def codec(self) -> int:
         return self.attributes & CODEC_MASK
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether the payload is a batch of Kafka's."""
+        return bool(self.attributes & KAFKA_LAYOUT)
 
     @property
     def is_control(self) -> bool:
@@ -185,6 +211,8 @@ def header_with_payload(view: memoryview, position: int, size_bytes: int, checks
 
 def flaw_of(header: BatchHeader) -> str | None:
     """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
+    if header.attributes & KAFKA_LAYOUT:
+        return _flaw_of_wire(header)
     raw, stored, count = header.raw_size, header.payload_size, header.record_count
     base, last, codec = header.base_offset, header.last_offset_delta, BY_NUMBER.get(header.attributes & CODEC_MASK)
     deltas = raw - (header.timestamps_size + header.keys_size + header.values_size + header.headers_size)
@@ -199,11 +227,36 @@ def flaw_of(header: BatchHeader) -> str | None:
     return None
 
 
+def _flaw_of_wire(header: BatchHeader) -> str | None:
+    """`flaw_of` of a header in front of a batch of Kafka's."""
+    stored, count, last = header.payload_size, header.record_count, header.last_offset_delta
+    if header.codec >= _WIRE_CODECS or header.attributes & CONTROL:
+        return f"attributes {header.attributes:#06x} of a Kafka batch"
+    if not (header.raw_size == header.values_size == stored >= WIRE_HEADER_SIZE) or stored > MAX_RAW_SIZE:
+        return f"a Kafka batch of {stored} bytes with {header.raw_size} bytes raw and {header.values_size} of values"
+    if header.timestamps_size or header.keys_size or header.headers_size:
+        return "columns beside a Kafka batch"
+    if count * RECORD_SIZE_MIN > wire_raw_max(stored):
+        return f"{count} records in a Kafka batch of {stored} bytes"
+    if not 0 <= header.base_offset <= _MAX_OFFSET - last or not count <= last + 1 <= _WIRE_DELTA_MAX + 1:
+        return f"{count} records from offset {header.base_offset} on, the last at +{last}"
+    return None
+
+
+def wire_raw_max(stored: int) -> int:
+    """The bytes that the records of a batch of Kafka's may take once decompressed, with its header; others say no size.
+
+    Whoever reads it has to hold all of them: a client can make gigabytes of a megabyte.
+    """
+    return min(MAX_RAW_SIZE, max(_WIRE_RAW_MAX, _WIRE_RAW_FACTOR * stored))
+
+
 def check_payload(view: memoryview, position: int, header: BatchHeader, path: str = "") -> memoryview:
     """The stored payload of the batch at ``position``, its checksum checked. Raises `CorruptBatch`."""
     start = position + HEADER_SIZE
     payload = view[start : start + header.payload_size]
-    digest = hash_of(payload)
+    is_kafka = header.attributes & KAFKA_LAYOUT
+    digest = hash_of(payload[PLACE_SIZE:] if is_kafka else payload)
     if digest != header.payload_checksum:
         raise CorruptBatch(
             path,
@@ -212,7 +265,18 @@ def check_payload(view: memoryview, position: int, header: BatchHeader, path: st
             f"{digest:#018x}",
             header.base_offset,
         )
+    if is_kafka:
+        place = _PLACE.unpack_from(payload)
+        said = header.base_offset, header.payload_size - 12, header.partition_epoch & LEADER_EPOCH_MASK
+        if place != said:
+            wanted, found = (f"base offset {at[0]}, length {at[1]} and epoch {at[2]}" for at in (said, place))
+            raise CorruptBatch(path, start, wanted, found, header.base_offset)
     return payload
+
+
+def pack_place(base_offset: int, payload_size: int, partition_epoch: int) -> bytes:
+    """The first `PLACE_SIZE` bytes of a batch of Kafka's that lies there."""
+    return _PLACE.pack(base_offset, payload_size - 12, partition_epoch & LEADER_EPOCH_MASK)
 
 
 def decompress(header: BatchHeader, payload: memoryview) -> memoryview:

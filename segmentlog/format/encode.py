@@ -26,8 +26,6 @@ from segmentlog.format.batch import (
     MAX_RAW_SIZE,
     NO_VALUES,
     TRANSACTIONAL,
-    check_payload,
-    decode_header,
     hash_of,
 )
 from segmentlog.format.codecs import CODEC_NONE, LZ4, Compression
@@ -230,20 +228,6 @@ def _finish(
         )
     )
     return EncodedBatch(header, payload, count, last_offset_delta, max_timestamp, attributes, producer_id)
-
-
-def read_encoded(view: memoryview, position: int, path: str = "") -> EncodedBatch:
-    """The finished batch that lies at ``position``, checked, to be placed in another log. Raises `CorruptBatch`.
-
-    Its payload is not copied: ``view`` must last until it is written.
-    """
-    header = decode_header(view, position, path)
-    payload = check_payload(view, position, header, path)
-    attributes = header.attributes & ~CODEC_MASK
-    return EncodedBatch(
-        bytearray(view[position : position + HEADER_SIZE]), payload, header.record_count, header.last_offset_delta,
-        header.max_timestamp, attributes, header.producer_id,
-    )  # fmt: skip
 
 
 def encoded_gap(offset_count: int) -> EncodedBatch:

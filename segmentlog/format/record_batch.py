@@ -109,6 +109,26 @@ class RecordBatch:
         return self._payload
 
     @property
+    def has_keys(self) -> bool:
+        """Whether a record of the whole batch may have a key."""
+        return self.header.keys_size > 0
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether a record of the whole batch may have headers."""
+        return self.header.headers_size > 0
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether offsets are missing between the records of the whole batch, or before the first."""
+        return self.header.offset_deltas_size > 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether records at the end of the whole batch are not shown."""
+        return self._stop < self.header.record_count
+
+    @property
     def values(self) -> list[bytes | None]:
         """The values; None is a null value (a tombstone where the topic is compacted)."""
         if self._values is None:
@@ -218,7 +238,7 @@ class RecordBatch:
         stop = length if stop is None else max(min(stop, length), start)
         if stop - start == length:
             return self
-        part = RecordBatch(
+        part = self.__class__(
             self.header,
             self._payload,
             topic=self.topic,

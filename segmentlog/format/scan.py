@@ -28,6 +28,7 @@ from segmentlog.format.batch import (
     HEADER_SIZE,
     MAGIC,
     MAX_RAW_SIZE,
+    PLACE_SIZE,
     BatchHeader,
     check_payload,
     claimed_header,
@@ -196,16 +197,19 @@ def _proven_end(
     if not is_remnant or claimed.payload_checksum in _FILLS or furthest <= start:
         return None
     said = start + claimed.payload_size
-    digest, done = xxhash.xxh3_64(), start
+    # Of a batch of Kafka's the hash begins behind its first bytes; the bit that says so may be what is damaged.
+    digests = (start, xxhash.xxh3_64()), (start + PLACE_SIZE, xxhash.xxh3_64())
+    done = start
     for end_position in _merged(_magics(window, start + 1, furthest), sorted({min(said, furthest), furthest})):
-        digest.update(window[done:end_position])
+        for begin, digest in digests:
+            digest.update(window[max(done, begin) : max(end_position, begin)])
         done, size = end_position, end_position - start
-        found = digest.intdigest()
-        for checksum in (claimed.payload_checksum, found):
+        found = [digest.intdigest() for _, digest in digests]
+        for checksum in (claimed.payload_checksum, *found):
             header = header_with_payload(window, position, size, checksum)
             if header is not None and header.base_offset >= expected_offset:
                 return end_position, header.next_offset
-        if found == claimed.payload_checksum:
+        if claimed.payload_checksum in found:
             return end_position, None
     return None
 

@@ -20,6 +20,7 @@ from segmentlog.format.names import parse_segment_name
 from segmentlog.format.producers import Malformed, ProducerEntry, decode_aborted, decode_end, decode_snapshot
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, looks_like_batch, walk_over_damage
+from segmentlog.format.wire_codecs import WIRE_CODEC_NAMES
 from segmentlog.inspection.segment import around as around_file
 from segmentlog.quantities import format_time
 from segmentlog.storage.belief import why_doubted
@@ -96,10 +97,11 @@ def _batch_line(item: Whole) -> Line:
         for name, bit in (("LogAppendTime", LOG_APPEND_TIME), ("transactional", TRANSACTIONAL), ("control", CONTROL))
         if header.attributes & bit
     ]
-    codec = codec_name(header.codec)
+    codec = f"Kafka {WIRE_CODEC_NAMES[header.codec]}" if header.is_kafka else codec_name(header.codec)
     fields = asdict(header)
     del fields["magic"]
     document: Document = {"type": "batch", "position": item.position, "size_bytes": header.size_bytes, **fields}
+    document |= {"layout": "kafka" if header.is_kafka else "columns"}
     document |= {"codec": codec, "marks": marks, "flaw": item.flaw, "delete_horizon_ms": header.delete_horizon_ms}
     horizon_ms = header.delete_horizon_ms
     first_ms = int(item.batch.timestamps[0]) if horizon_ms is not None else header.base_timestamp

@@ -18,11 +18,13 @@ from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.wire import Buffer
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.appends import Ack as Ack
 from segmentlog.log.append.appends import Appends
 from segmentlog.log.append.encoding import Columns, check_columns
 from segmentlog.log.append.syncer import Syncer
+from segmentlog.log.append.wire import WireAppended, append_wire
 from segmentlog.log.compaction.cleaner import Cleaner
 from segmentlog.log.compaction.compaction_pass import Pace
 from segmentlog.log.handle import Handle
@@ -175,6 +177,36 @@ class Partition:
         if not batches:
             return self.log_end_offset
         return self._appends.batches(batches, ack, producer)
+
+    def append_wire(self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False) -> WireAppended:
+        """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
+
+        ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
+        producer's numbers count: a batch that this producer has appended before is not appended again. The records
+        are not looked at, but for a compacted topic, whose records need keys, or with ``check_records``: a batch
+        whose records do not decode is damage to every reader here.
+
+        Raises `InvalidWireBatch` with a reason (a transactional batch only goes where its producer has a transaction
+        open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a record without a key
+        that needs one, and what `append` raises.
+        """
+        self._check_appendable()
+        return append_wire(self._handle, self._appender, self._appends, data, ack, check_records=check_records)
+
+    def aborted_transactions(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
+        """Aborted transactions with offsets in ``[from_offset, to_offset)``: (producer id, first offset), by offset.
+
+        Of each the first offset is that of its first batch here. A reader that is told of them, and of the control
+        batches (`read` with ``control``), leaves out what was aborted by itself, as Kafka's clients do.
+        """
+        self._check_open()
+        found = [
+            (first, producer_id)
+            for producer_id, ranges in self._reader.aborted.look().items()
+            for first, last in ranges
+            if first < to_offset and last >= from_offset
+        ]
+        return [(producer_id, first) for first, producer_id in sorted(found)]
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool) -> int | None:
         """Write the marker that commits or aborts the producer's open transaction in this partition.

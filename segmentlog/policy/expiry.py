@@ -20,7 +20,7 @@ def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64
     ends: npt.NDArray[np.int64] | None = None
     if ttl_ms is not None:
         ends = np.minimum(batch.timestamps, NEVER - ttl_ms) + np.int64(ttl_ms)
-    if batch.header.headers_size:
+    if batch.has_headers:
         own = [_own_expiry(headers) for headers in batch.headers]
         if min(own, default=NEVER) != NEVER:
             ends = np.array(own, np.int64) if ends is None else np.minimum(ends, np.array(own, np.int64))

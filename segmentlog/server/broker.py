@@ -12,7 +12,9 @@ from segmentlog.server.buffers import BufferPool
 from segmentlog.server.cluster import Cluster
 from segmentlog.server.durability import Durability
 from segmentlog.server.fetch_sessions import FetchSessions
+from segmentlog.server.meter import Meter
 from segmentlog.server.names import TopicIds
+from segmentlog.server.renderings import Renderings
 from segmentlog.server.security.acls import Authorizer
 from segmentlog.server.settings import ServerSettings
 
@@ -39,6 +41,8 @@ class Broker:
         self.arrivals = Arrivals()
         self.fetch_sessions = FetchSessions(settings.limits.fetch_sessions, self.clock.monotonic_ms)
         self.topic_ids = TopicIds(store)
+        self.renderings = Renderings()
+        self.meter = Meter()
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
@@ -74,9 +78,13 @@ class Broker:
         partition = self._partitions.get((topic, number))
         return None if partition is None or partition.is_stale else partition
 
-    def close(self) -> None:
-        """Wake all who wait, and end what runs in the background. The store stays open."""
+    def stop_waiting(self) -> None:
+        """Answer all who wait for something to come: the server stops."""
         self.arrivals.close()
         if self._groups is not None:
             self._groups.close()
+
+    def close(self) -> None:
+        """End what runs in the background, once nobody asks any more. The store stays open."""
+        self.stop_waiting()
         self.durability.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.server.codec.apis import api_of
+from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.framing import frame_response
 from segmentlog.server.connection import Later
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.server.transport import Buffer
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")
 
-_HEAD: Final = Struct(">ii")
-_HEAD_WITH_TAGS: Final = Struct(">iib")
 _JOINED_BYTES: Final = 4096
-"""A first buffer up to this size is put behind the head: one buffer less for the kernel."""
+"""A first buffer up to this size is joined with the head: one less for the kernel."""
 
 
 class Call(msgspec.Struct, gc=False, kw_only=True):
@@ -51,18 +49,13 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
 
     def encode(self, response: Any) -> Sequence[Buffer]:
         """The bytes of the answer, its length in front."""
-        api = api_of(self.api_key)
-        assert api is not None  # or there would be no call
-        buffers = api.messages().encode_response(response, self.version)
-        has_tags = api.response_has_tags(self.version)
-        size = (5 if has_tags else 4) + sum(map(len, buffers))
-        head = (
-            _HEAD_WITH_TAGS.pack(size, self.correlation_id, 0) if has_tags else _HEAD.pack(size, self.correlation_id)
+        api = APIS[self.api_key]
+        buffers = frame_response(
+            api, self.version, self.correlation_id, api.codec.encode_response(response, self.version)
         )
-        if len(buffers[0]) <= _JOINED_BYTES:
-            buffers[0] = head + buffers[0]
-            return buffers
-        return [head, *buffers]
+        if len(buffers[1]) <= _JOINED_BYTES:
+            buffers[:2] = (b"".join(buffers[:2]),)
+        return buffers
 
     def answer_later(self) -> PendingAnswer:
         """For a handler that is not to keep its connection waiting: it returns this, and somebody completes it."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.server.frames import BadFrame, FrameReader
+from segmentlog.server.security.sasl import FAILED_DELAY_S
 from segmentlog.server.transport import Buffer, Transport
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ logger = logging.getLogger("segmentlog.server")
 
 _WAITING_MAX: Final = 128
 """Answers that wait for the disk; no more requests are read until one has gone."""
+
+
+_LAST_ANSWERS_S: Final = 10.0
+"""How long who sends nothing more is still answered."""
 
 
 class Later:
@@ -57,6 +63,7 @@ class Connection:
         client_host: str,
         principal: Principal,
         sasl: SaslSession | None = None,
+        limit_bytes: int,
     ) -> None:
         self.client_host = client_host
         self.principal = principal
@@ -67,6 +74,9 @@ class Connection:
         self.is_closed = False
         self._transport = transport
         self._handle = handle
+        self._limit_bytes = limit_bytes
+        """Of a request, once it is known who sends it."""
+        self._is_last = False
         self._sending = threading.Lock()
         self._waiting: deque[Later | Sequence[Buffer]] = deque()
         self._has_room = threading.Condition()
@@ -79,10 +89,13 @@ class Connection:
             while not self.is_closed:
                 frame = self.frames.next()
                 if frame is None:
+                    self.wait_for_answers(_LAST_ANSWERS_S)
                     break
                 answer = self._handle(self, frame)
                 if answer is not None:
                     self._put(answer)
+                if self._is_last:
+                    break
         except BadFrame as error:
             logger.info("%s: closed: %s", self.client_host, error)
         except OSError as error:
@@ -94,6 +107,22 @@ class Connection:
             self.frames.release()
             with self._sending:  # nobody is in the middle of sending
                 self._transport.close()
+
+    def authenticated(self) -> None:
+        """The SASL session may have come further: who has failed is kept waiting, and then closed."""
+        sasl = self.sasl
+        if sasl is None:
+            return
+        if sasl.has_failed:
+            time.sleep(FAILED_DELAY_S)  # who tries passwords waits for each
+            self._is_last = True
+        elif sasl.is_complete and sasl.principal is not None:
+            self.principal = sasl.principal
+            self.frames.limit_bytes = self._limit_bytes
+
+    def finish(self) -> None:
+        """Take no more requests, answer those that came, and end."""
+        self._transport.stop_receiving()
 
     def close(self) -> None:
         """End it; whoever reads from it or writes to it finds that it has ended."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog.server.call import Call, PendingAnswer
-from segmentlog.server.codec.apis import Api, api_of
+from segmentlog.server.codec.apis import APIS, Api
 from segmentlog.server.codec.framing import RequestHeader, decode_header
 from segmentlog.server.codec.primitives import MalformedMessage
 from segmentlog.server.connection import Answer, Connection
@@ -67,8 +67,7 @@ _PLACES: Final = {
 SERVED: Final = tuple(sorted(_PLACES))
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
-BEFORE_AUTHENTICATION: Final = frozenset((17, API_VERSIONS, 36))
-"""What who has not proved who he is may ask."""
+_OF_SASL: Final = frozenset((17, 36))
 
 
 class Dispatcher:
@@ -82,13 +81,17 @@ class Dispatcher:
         """The answer to one request. Raises `BadFrame` for what cannot be answered: the connection is of no more use."""
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
-            return sasl.answer_raw(frame)
+            answer = sasl.answer_raw(frame)
+            if answer is None:
+                raise BadFrame("authentication failed")
+            connection.authenticated()
+            return answer
         started_s = time.perf_counter()
         try:
-            header, at = decode_header(frame)
+            header = decode_header(frame)
         except MalformedMessage as error:
             raise BadFrame(f"no request: {error}") from None
-        api = api_of(header.api_key)
+        api = APIS.get(header.api_key)
         if api is None or header.api_key not in _PLACES:
             raise BadFrame(f"a request of API key {header.api_key}, which is not served")
         call = Call(
@@ -101,24 +104,28 @@ class Dispatcher:
             correlation_id=header.correlation_id,
             connection=connection,
         )
-        if sasl is not None and not sasl.is_complete and header.api_key not in BEFORE_AUTHENTICATION:
-            raise BadFrame(f"{api.name} before authentication")
-        response = self._respond(call, api, header, frame, at)
+        if sasl is not None and not sasl.permits(header.api_key):
+            raise BadFrame(f"{api.name} where authentication is due")
+        response = self._respond(call, api, header, frame)
+        if sasl is not None and header.api_key in _OF_SASL:
+            connection.authenticated()
         self._broker.meter.request(api.name, time.perf_counter() - started_s)
         if response is None:
             return None
         return response.later if isinstance(response, PendingAnswer) else call.encode(response)
 
-    def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview, at: int) -> Any:
+    def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview) -> Any:
         if not api.min_version <= header.api_version <= api.max_version:
             if header.api_key == API_VERSIONS:
                 from segmentlog.server.handlers.versions import of_unknown_version
 
                 call.version = 0
                 return of_unknown_version(call)
-            raise BadFrame(f"{api.name} of version {header.api_version}, where {api.min_version} to {api.max_version} are")
+            raise BadFrame(
+                f"{api.name} of version {header.api_version}, where {api.min_version} to {api.max_version} are"
+            )
         try:
-            request = api.messages().decode_request(frame, at, header.api_version)
+            request = api.codec.decode_request(frame, header.body_at, header.api_version)
         except MalformedMessage as error:
             raise BadFrame(f"{api.name} of version {header.api_version}: {error}") from None
         return self._handler(header.api_key)(call, request)

@@ -44,8 +44,11 @@ class Transport(Protocol):
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """As much as goes without waiting; returns the rest."""
 
+    def stop_receiving(self) -> None:
+        """Whoever waits for bytes gets none; what is to be sent can be. For any thread."""
+
     def shut_down(self) -> None:
-        """End it for both sides; whoever waits for bytes gets none. For any thread."""
+        """End it for both sides. For any thread."""
 
     def close(self) -> None:
         """Give the descriptor back. For the thread that receives."""
@@ -85,6 +88,10 @@ class PlainTransport:
             while left:
                 left = behind(left, self._socket.sendmsg(left[:GATHER_MAX], (), socket.MSG_DONTWAIT))
         return left
+
+    def stop_receiving(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def shut_down(self) -> None:
         with contextlib.suppress(OSError):
@@ -140,6 +147,10 @@ class TlsTransport:
                     sent = self._socket.send(left[0])
                 left = behind(left, sent)
         return left
+
+    def stop_receiving(self) -> None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RD)
 
     def shut_down(self) -> None:
         with contextlib.suppress(OSError):

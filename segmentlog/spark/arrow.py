@@ -56,7 +56,7 @@ _Maker = Callable[[list[RecordBatch], pa.DataType], pa.Array]
 
 def _blobs(name: str, column: Callable[[RecordBatch], pa.Array], invalid_text: InvalidText) -> _Maker:
     def make(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
-        if name == "key" and not any(batch.header.keys_size for batch in batches):
+        if name == "key" and not any(batch.has_keys for batch in batches):
             return pa.nulls(sum(map(len, batches)), kind)
         arrays = [column(batch) for batch in batches]
         array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
@@ -115,7 +115,7 @@ def _timestamp_types(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
 
 
 def _headers(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
-    if not any(batch.header.headers_size for batch in batches):
+    if not any(batch.has_headers for batch in batches):
         return pa.nulls(sum(map(len, batches)), kind)
     # Null without any, as in Spark's Kafka source.
     return pa.array([list(headers) or None for batch in batches for headers in batch.headers], kind)

@@ -11,7 +11,8 @@ import msgspec
 
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.batch import decode_header
-from segmentlog.format.encode import EncodedBatch, read_encoded
+from segmentlog.format.encode import EncodedBatch
+from segmentlog.format.encoded import read_encoded
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
 

@@ -31,6 +31,7 @@ from segmentlog.format.batch import (
     CODEC_MASK,
     CONTROL,
     HEADER_SIZE,
+    KAFKA_LAYOUT,
     LOG_APPEND_TIME,
     MAX_RAW_SIZE,
     TRANSACTIONAL,
@@ -75,7 +76,7 @@ def test_a_batch_comes_back(given, base_offset, epoch, codec):
 
 @given(
     given=columns(),
-    attributes=st.integers(0, 2**16 - 1).map(lambda bits: bits & ~CODEC_MASK & ~LOG_APPEND_TIME),
+    attributes=st.integers(0, 2**16 - 1).map(lambda bits: bits & ~CODEC_MASK & ~LOG_APPEND_TIME & ~KAFKA_LAYOUT),
     producer_id=st.integers(-1, 2**63 - 1),
     producer_epoch=st.integers(-1, 2**15 - 1),
     base_sequence=st.integers(-1, 2**31 - 1),

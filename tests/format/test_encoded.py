@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL
 from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
-from segmentlog.format.encode import encoded_gap, read_encoded
+from segmentlog.format.encode import encoded_gap
+from segmentlog.format.encoded import read_encoded
 
 
 def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:

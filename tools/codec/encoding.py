@@ -78,7 +78,7 @@ class _Encoder(Lines):
         formats = [one for one, _ in pending]
         arguments = ", ".join(expression for one, expression in pending if one != "x")
         if set(formats) == {"x"}:
-            packed = f"ZEROS[{len(formats)}]"
+            packed = 'b"' + "\\0" * len(formats) + '"'
         else:
             packed = f"{struct_name('pack', formats)}({arguments})"
         if uvarint is None:
@@ -112,7 +112,7 @@ class _Encoder(Lines):
         self._flush()
         is_default = " and ".join(field.is_default(f"{holder}.{field.name}") for field in known)
         with self.block(f"if {is_default}:"):
-            self.emit("add(ZEROS[1])")
+            self.emit('add(b"\\0")')
         with self.block("else:"):
             tagged = self.name("tagged")
             self.emit(f"{tagged}: list[tuple[int, bytes]] = []")
@@ -229,8 +229,9 @@ class _Encoder(Lines):
         elements = f"{value} or ()" if nullable else value
         if len(inner) == 1 and inner[0].lstrip().startswith("add("):
             packed = inner[0].strip().removeprefix("add(").removesuffix(")")
-            elements = f"({elements})" if nullable else elements
-            self.emit(f"parts += [{packed} for {element} in {elements}]")
+            # A comprehension is a call even if there is nothing to go through.
+            with self.block(f"if {value}:"):
+                self.emit(f"parts += [{packed} for {element} in {value}]")
             return
         self.emit(f"for {element} in {elements}:")
         self.lines += inner

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
-from segmentlog.errors import ProducerFenced, SegmentlogError
+from segmentlog.errors import InvalidWireBatch, ProducerFenced, SegmentlogError
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.active_end import ActiveEnd, Observed
@@ -133,6 +133,12 @@ class Appender:
             offset, _ = self._place_locked(log, [marker], now_ms, stable_offset)
             self._take_note(log, [marker], lambda at, _: states.ended(producer_id, epoch, at, now_ms), now_ms)
             return offset
+
+    def require_transaction(self, producer_id: int) -> None:
+        """Raise `InvalidWireBatch` unless the producer has a transaction open here. Under the append lock."""
+        if self._states.open_transaction(producer_id) < 0:
+            why = f"producer {producer_id} has no transaction open in this partition"
+            raise InvalidWireBatch("transaction", why)
 
     @held
     def producers(self) -> Iterator[ProducerStates]:

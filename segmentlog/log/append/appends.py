@@ -53,7 +53,10 @@ class Appends:
         return base_offset
 
     def batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
-        """Append finished batches; with a ``stamp`` under that producer's numbers, counted on from batch to batch."""
+        """Append finished batches; with a ``stamp`` under that producer's numbers, counted on from batch to batch.
+
+        A batch of Kafka's has its producer's numbers since its client made it: they are the stamp's.
+        """
         if stamp is not None:
             following = stamp
             for batch in batches:

@@ -22,6 +22,7 @@ import msgspec
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
+from segmentlog.format.batches import record_batch
 from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
@@ -197,7 +198,7 @@ class CompactionPass:
                 payload = check_payload(view, position, header, mapped.path)
                 self._totals.bytes_read += header.size_bytes
                 self._pace(header.size_bytes)
-            yield position, RecordBatch(header, payload, path=mapped.path, position=position), payload
+            yield position, record_batch(header, payload, path=mapped.path, position=position), payload
 
     def _batches_from(self, segments: Sequence[SegmentInfo], offset: int) -> Iterator[RecordBatch]:
         """Every batch that ends behind ``offset``."""
@@ -325,7 +326,7 @@ class CompactionPass:
                 payload = check_payload(mapped.view, one.position, header, mapped.path)
                 if self._decided.strips(header):
                     header = stripped(header)
-                batch = RecordBatch(header, payload, path=mapped.path, position=one.position)
+                batch = record_batch(header, payload, path=mapped.path, position=one.position)
                 kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept)
                 self._pace(2 * header.size_bytes)
                 copy.add(batch, payload, kept, horizon_ms)

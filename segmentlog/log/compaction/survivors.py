@@ -150,7 +150,7 @@ class Survivors:
         if self.dirty_offset <= header.base_offset and header.next_offset <= self.map_end:
             kept = np.zeros(header.record_count, np.bool_)
             offsets = self._map.kept(header.base_offset, header.next_offset)
-            if header.offset_deltas_size:
+            if batch.has_gaps:
                 kept[np.searchsorted(batch.offsets, offsets)] = True
             else:
                 kept[offsets - header.base_offset] = True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL, check_payload, decode_header
+from segmentlog.format.batches import record_batch
 from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
@@ -192,9 +193,7 @@ class Reader:
                     raise CorruptBatch(mapped.path, position, limit, f"{header.raw_size} claimed", header.base_offset)
                 if header.next_offset > offset:
                     payload = check_payload(view, position, header, mapped.path)
-                    yield RecordBatch(
-                        header, payload, topic=topic, partition=partition, path=mapped.path, position=position
-                    )
+                    yield record_batch(header, payload, topic, partition, mapped.path, position)
                 position += header.size_bytes
                 expected = header.next_offset
             except CorruptBatch as damage:

@@ -9,6 +9,7 @@ import numpy as np
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import BatchHeader, check_payload, decode_header
+from segmentlog.format.batches import record_batch
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.names import segment_name
 from segmentlog.format.record_batch import RecordBatch
@@ -95,7 +96,7 @@ def _scan_segment(mapped: MappedSegment, tail: Tail, known: Checkpoint) -> bool:
                 tail.torn = f"offset {cut}, where the log was truncated"
                 if cut > header.base_offset:
                     payload = check_payload(mapped.view, position, header, mapped.path)
-                    batch = RecordBatch(header, payload, path=mapped.path, position=position)
+                    batch = record_batch(header, payload, path=mapped.path, position=position)
                     tail.split = batch.slice(0, int(np.searchsorted(batch.offsets, cut)))
                     tail.end_offset = cut
                 return False

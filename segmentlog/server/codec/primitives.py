@@ -31,6 +31,8 @@ _SIZE_MAX: Final = 2**31 - 1
 
 _unpack_h: Final = Struct(">h").unpack_from
 _unpack_i: Final = Struct(">i").unpack_from
+_pack_BB: Final = Struct("BB").pack
+_pack_BBB: Final = Struct("BBB").pack
 _pack_h: Final = Struct(">h").pack
 _pack_i: Final = Struct(">i").pack
 
@@ -64,7 +66,6 @@ TAKE_COMPACT: Final = (_READERS[0], *_READERS[: SHORT - 1])
 """The same by size plus 1, as flexible versions have it."""
 
 UVARINTS: Final = tuple(bytes((value,)) for value in range(SHORT))
-ZEROS: Final = tuple(bytes(count) for count in range(8))
 
 
 def truncated() -> MalformedMessage:
@@ -104,6 +105,12 @@ def not_in_version(field: str) -> NotInVersion:
 
 def long_uvarint(data: memoryview, at: int, first: int) -> tuple[int, int]:
     """(value, position behind it) of an uvarint whose first byte says that more follow, the next of them at ``at``."""
+    second = data[at]
+    if second < 0x80:  # what most are, and those below
+        return first & 0x7F | second << 7, at + 1
+    third = data[at + 1]
+    if third < 0x80:
+        return first & 0x7F | (second & 0x7F) << 7 | third << 14, at + 2
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
         byte = data[at]
@@ -118,6 +125,12 @@ def long_uvarint(data: memoryview, at: int, first: int) -> tuple[int, int]:
 
 def uvarint(value: int) -> bytes:
     """The bytes of an uvarint."""
+    if value < 1 << 7:
+        return UVARINTS[value]
+    if value < 1 << 14:
+        return _pack_BB(value & 0x7F | 0x80, value >> 7)
+    if value < 1 << 21:
+        return _pack_BBB(value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14)
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -243,7 +256,7 @@ def write_compact_string(value: str | None) -> bytes:
 
 def write_compact_bytes(value: bytes | None) -> bytes:
     """The same for bytes in a flexible version."""
-    return ZEROS[1] if value is None else uvarint(len(value) + 1) + value
+    return b"\0" if value is None else uvarint(len(value) + 1) + value
 
 
 def next_tag(data: memoryview, at: int) -> tuple[int, int, int]:

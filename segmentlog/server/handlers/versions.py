@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from segmentlog.server.call import Call
-from segmentlog.server.codec.apis import api_of
+from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from segmentlog.server.dispatch import API_VERSIONS, PRODUCE, SERVED
@@ -18,9 +18,8 @@ _ADVERTISED_FROM = {PRODUCE: 0}
 def _advertised() -> tuple[ApiVersion, ...]:
     versions = []
     for key in SERVED:
-        api = api_of(key)
-        if api is not None:
-            versions.append(ApiVersion(key, _ADVERTISED_FROM.get(key, api.min_version), api.max_version))
+        api = APIS[key]
+        versions.append(ApiVersion(key, _ADVERTISED_FROM.get(key, api.min_version), api.max_version))
     return tuple(versions)
 
 
@@ -31,8 +30,7 @@ def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse
 
 def of_unknown_version(call: Call) -> ApiVersionsResponse:
     """For a client that is ahead of us: it asks again, in a version that is told here."""
-    api = api_of(API_VERSIONS)
-    assert api is not None
+    api = APIS[API_VERSIONS]
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
         api_keys=[ApiVersion(API_VERSIONS, api.min_version, api.max_version)],

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TAKE_COMPACT,
     TRUNCATED,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -39,7 +38,7 @@ _unpack_qhh: Final = Struct(">qhh").unpack_from
 
 
 class AddOffsetsToTxnRequest(msgspec.Struct, gc=False):
-    """Versions 0-4."""
+    """Versions 0 to 4."""
 
     transactional_id: str = ""
     producer_id: int = 0
@@ -48,14 +47,14 @@ class AddOffsetsToTxnRequest(msgspec.Struct, gc=False):
 
 
 class AddOffsetsToTxnResponse(msgspec.Struct, gc=False):
-    """Versions 0-4."""
+    """Versions 0 to 4."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
 
 
 def _decode_request_0(data: memoryview, at: int) -> AddOffsetsToTxnRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -80,7 +79,7 @@ def _decode_request_0(data: memoryview, at: int) -> AddOffsetsToTxnRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> AddOffsetsToTxnRequest:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -118,7 +117,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], AddOffsetsToTxnRequest]
 
 
 def _encode_request_0(message: AddOffsetsToTxnRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.transactional_id))
@@ -128,13 +127,13 @@ def _encode_request_0(message: AddOffsetsToTxnRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: AddOffsetsToTxnRequest) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.transactional_id))
     add(_pack_qh(message.producer_id, message.producer_epoch))
     add(write_compact_string(message.group_id))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -165,7 +164,7 @@ def encode_request(message: AddOffsetsToTxnRequest, version: int) -> list[Buffer
 
 
 def _decode_response_0(data: memoryview, at: int) -> AddOffsetsToTxnResponse:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -176,7 +175,7 @@ def _decode_response_0(data: memoryview, at: int) -> AddOffsetsToTxnResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> AddOffsetsToTxnResponse:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     throttle_time_ms, error_code, tag_count = _unpack_ihB(data, at)
     at += 7
@@ -198,7 +197,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], AddOffsetsToTxnRespons
 
 
 def _encode_response_0(message: AddOffsetsToTxnResponse) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ih(message.throttle_time_ms, message.error_code))
@@ -206,7 +205,7 @@ def _encode_response_0(message: AddOffsetsToTxnResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: AddOffsetsToTxnResponse) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihx(message.throttle_time_ms, message.error_code))

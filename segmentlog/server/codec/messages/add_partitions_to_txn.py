@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -75,7 +74,7 @@ class AddPartitionsToTxnTransaction(msgspec.Struct, gc=False):
 
 
 class AddPartitionsToTxnRequest(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     transactions: list[AddPartitionsToTxnTransaction] = msgspec.field(default_factory=list)  # versions 4+
     v3_and_below_transactional_id: str = ""  # versions 0-3
@@ -106,7 +105,7 @@ class AddPartitionsToTxnResult(msgspec.Struct, gc=False):
 
 
 class AddPartitionsToTxnResponse(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     throttle_time_ms: int = 0
     error_code: int = 0  # versions 4+
@@ -117,7 +116,7 @@ class AddPartitionsToTxnResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (v3_and_below_transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -158,7 +157,7 @@ def _decode_request_0(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     v3_and_below_transactional_id_size = data[at]
     at += 1
@@ -213,7 +212,7 @@ def _decode_request_3(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     limit = len(data)
     transactions_count = data[at]
     at += 1
@@ -295,7 +294,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], AddPartitionsToTxnReque
 
 
 def _encode_request_0(message: AddPartitionsToTxnRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.transactions:
@@ -315,7 +314,7 @@ def _encode_request_0(message: AddPartitionsToTxnRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: AddPartitionsToTxnRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.transactions:
@@ -328,13 +327,13 @@ def _encode_request_3(message: AddPartitionsToTxnRequest) -> list[Buffer]:
         add(uvarint(len(v3_and_below_topic.partitions) + 1))
         if v3_and_below_topic.partitions:
             add(pack(f">{len(v3_and_below_topic.partitions)}i", *v3_and_below_topic.partitions))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_4(message: AddPartitionsToTxnRequest) -> list[Buffer]:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.v3_and_below_transactional_id:
@@ -355,9 +354,9 @@ def _encode_request_4(message: AddPartitionsToTxnRequest) -> list[Buffer]:
             add(uvarint(len(topic.partitions) + 1))
             if topic.partitions:
                 add(pack(f">{len(topic.partitions)}i", *topic.partitions))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -389,7 +388,7 @@ def encode_request(message: AddPartitionsToTxnRequest, version: int) -> list[Buf
 
 
 def _decode_response_0(data: memoryview, at: int) -> AddPartitionsToTxnResponse:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     throttle_time_ms, results_by_topic_v3_and_below_count = _unpack_ii(data, at)
     at += 8
@@ -422,7 +421,7 @@ def _decode_response_0(data: memoryview, at: int) -> AddPartitionsToTxnResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> AddPartitionsToTxnResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -466,7 +465,7 @@ def _decode_response_3(data: memoryview, at: int) -> AddPartitionsToTxnResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> AddPartitionsToTxnResponse:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -531,7 +530,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], AddPartitionsToTxnResp
 
 
 def _encode_response_0(message: AddPartitionsToTxnResponse) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.results_by_transaction:
@@ -542,15 +541,16 @@ def _encode_response_0(message: AddPartitionsToTxnResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(one_of_results_by_topic_v3_and_below.results_by_partition)))
-        parts += [
-            _pack_ih(one_of_results_by_partition.partition_index, one_of_results_by_partition.partition_error_code)
-            for one_of_results_by_partition in one_of_results_by_topic_v3_and_below.results_by_partition
-        ]
+        if one_of_results_by_topic_v3_and_below.results_by_partition:
+            parts += [
+                _pack_ih(one_of_results_by_partition.partition_index, one_of_results_by_partition.partition_error_code)
+                for one_of_results_by_partition in one_of_results_by_topic_v3_and_below.results_by_partition
+            ]
     return [b"".join(parts)]
 
 
 def _encode_response_3(message: AddPartitionsToTxnResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.results_by_transaction:
@@ -572,17 +572,18 @@ def _encode_response_3(message: AddPartitionsToTxnResponse) -> list[Buffer]:
             if results_by_partition_count < SHORT
             else uvarint(results_by_partition_count)
         )
-        parts += [
-            _pack_ihx(one_of_results_by_partition.partition_index, one_of_results_by_partition.partition_error_code)
-            for one_of_results_by_partition in one_of_results_by_topic_v3_and_below.results_by_partition
-        ]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if one_of_results_by_topic_v3_and_below.results_by_partition:
+            parts += [
+                _pack_ihx(one_of_results_by_partition.partition_index, one_of_results_by_partition.partition_error_code)
+                for one_of_results_by_partition in one_of_results_by_topic_v3_and_below.results_by_partition
+            ]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_4(message: AddPartitionsToTxnResponse) -> list[Buffer]:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.results_by_topic_v3_and_below:
@@ -611,13 +612,16 @@ def _encode_response_4(message: AddPartitionsToTxnResponse) -> list[Buffer]:
                 if results_by_partition_count < SHORT
                 else uvarint(results_by_partition_count)
             )
-            parts += [
-                _pack_ihx(one_of_results_by_partition.partition_index, one_of_results_by_partition.partition_error_code)
-                for one_of_results_by_partition in topic_result.results_by_partition
-            ]
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            if topic_result.results_by_partition:
+                parts += [
+                    _pack_ihx(
+                        one_of_results_by_partition.partition_index, one_of_results_by_partition.partition_error_code
+                    )
+                    for one_of_results_by_partition in topic_result.results_by_partition
+                ]
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

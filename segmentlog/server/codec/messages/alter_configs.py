@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TAKE_COMPACT,
     TRUNCATED,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -75,7 +74,7 @@ class AlterConfigsResource(msgspec.Struct, gc=False):
 
 
 class AlterConfigsRequest(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     resources: list[AlterConfigsResource] = msgspec.field(default_factory=list)
     validate_only: bool = False
@@ -91,14 +90,14 @@ class AlterConfigsResourceResponse(msgspec.Struct, gc=False):
 
 
 class AlterConfigsResponse(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     throttle_time_ms: int = 0
     responses: list[AlterConfigsResourceResponse] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> AlterConfigsRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (resources_count,) = _unpack_i(data, at)
     at += 4
@@ -146,7 +145,7 @@ def _decode_request_0(data: memoryview, at: int) -> AlterConfigsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> AlterConfigsRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     resources_count = data[at]
     at += 1
@@ -217,7 +216,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], AlterConfigsRequest], .
 
 
 def _encode_request_0(message: AlterConfigsRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.resources)))
@@ -233,7 +232,7 @@ def _encode_request_0(message: AlterConfigsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: AlterConfigsRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.resources) + 1))
@@ -244,8 +243,8 @@ def _encode_request_2(message: AlterConfigsRequest) -> list[Buffer]:
         for config in resource.configs:
             add(write_compact_string(config.name))
             add(write_compact_string(config.value))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_tx(message.validate_only))
     return [b"".join(parts)]
 
@@ -275,7 +274,7 @@ def encode_request(message: AlterConfigsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> AlterConfigsResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     throttle_time_ms, responses_count = _unpack_ii(data, at)
     at += 8
@@ -304,7 +303,7 @@ def _decode_response_0(data: memoryview, at: int) -> AlterConfigsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> AlterConfigsResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -349,7 +348,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], AlterConfigsResponse],
 
 
 def _encode_response_0(message: AlterConfigsResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.responses)))
@@ -364,7 +363,7 @@ def _encode_response_0(message: AlterConfigsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: AlterConfigsResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -390,8 +389,8 @@ def _encode_response_2(message: AlterConfigsResponse) -> list[Buffer]:
             else _pack_b(response.resource_type) + uvarint(resource_name_size)
         )
         add(resource_name)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -55,7 +54,7 @@ _unpack_t: Final = Struct(">?").unpack_from
 
 
 class ApiVersionsRequest(msgspec.Struct, gc=False):
-    """Versions 0-4."""
+    """Versions 0 to 4."""
 
     client_software_name: str = ""  # versions 3+
     client_software_version: str = ""  # versions 3+
@@ -86,7 +85,7 @@ class FinalizedFeatureKey(msgspec.Struct, gc=False):
 
 
 class ApiVersionsResponse(msgspec.Struct, gc=False):
-    """Versions 0-4."""
+    """Versions 0 to 4."""
 
     error_code: int = 0
     api_keys: list[ApiVersion] = msgspec.field(default_factory=list)
@@ -98,7 +97,7 @@ class ApiVersionsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> ApiVersionsRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     decoded = ApiVersionsRequest()
     if at > limit:
@@ -107,7 +106,7 @@ def _decode_request_0(data: memoryview, at: int) -> ApiVersionsRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> ApiVersionsRequest:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     client_software_name_size = data[at]
     at += 1
@@ -145,18 +144,18 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ApiVersionsRequest], ..
 
 
 def _encode_request_0(message: ApiVersionsRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     return [b"".join(parts)]
 
 
 def _encode_request_3(message: ApiVersionsRequest) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.client_software_name))
     add(write_compact_string(message.client_software_version))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -187,7 +186,7 @@ def encode_request(message: ApiVersionsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> ApiVersionsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     error_code, api_keys_count = _unpack_hi(data, at)
     at += 6
@@ -206,7 +205,7 @@ def _decode_response_0(data: memoryview, at: int) -> ApiVersionsResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> ApiVersionsResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     error_code, api_keys_count = _unpack_hi(data, at)
     at += 6
@@ -227,7 +226,7 @@ def _decode_response_1(data: memoryview, at: int) -> ApiVersionsResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> ApiVersionsResponse:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -325,20 +324,22 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ApiVersionsResponse], 
 
 
 def _encode_response_0(message: ApiVersionsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_hi(message.error_code, len(message.api_keys)))
-    parts += [_pack_hhh(api_key.api_key, api_key.min_version, api_key.max_version) for api_key in message.api_keys]
+    if message.api_keys:
+        parts += [_pack_hhh(api_key.api_key, api_key.min_version, api_key.max_version) for api_key in message.api_keys]
     return [b"".join(parts)]
 
 
 def _encode_response_1(message: ApiVersionsResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_hi(message.error_code, len(message.api_keys)))
-    parts += [_pack_hhh(api_key.api_key, api_key.min_version, api_key.max_version) for api_key in message.api_keys]
+    if message.api_keys:
+        parts += [_pack_hhh(api_key.api_key, api_key.min_version, api_key.max_version) for api_key in message.api_keys]
     add(_pack_i(message.throttle_time_ms))
     return [b"".join(parts)]
 
@@ -386,7 +387,7 @@ def _encode_zk_migration_ready_of_response_3(value: bool) -> bytes:
 
 
 def _encode_response_3(message: ApiVersionsResponse) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     api_keys_count = len(message.api_keys) + 1
@@ -395,7 +396,8 @@ def _encode_response_3(message: ApiVersionsResponse) -> list[Buffer]:
         if api_keys_count < SHORT
         else _pack_h(message.error_code) + uvarint(api_keys_count)
     )
-    parts += [_pack_hhhx(api_key.api_key, api_key.min_version, api_key.max_version) for api_key in message.api_keys]
+    if message.api_keys:
+        parts += [_pack_hhhx(api_key.api_key, api_key.min_version, api_key.max_version) for api_key in message.api_keys]
     add(_pack_i(message.throttle_time_ms))
     if (
         not message.supported_features
@@ -403,7 +405,7 @@ def _encode_response_3(message: ApiVersionsResponse) -> list[Buffer]:
         and not message.finalized_features
         and not message.zk_migration_ready
     ):
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged: list[tuple[int, bytes]] = []
         if message.supported_features:

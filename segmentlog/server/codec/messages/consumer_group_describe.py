@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -55,7 +54,7 @@ _unpack_u: Final = Struct(">16s").unpack_from
 
 
 class ConsumerGroupDescribeRequest(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     group_ids: list[str] = msgspec.field(default_factory=list)
     include_authorized_operations: bool = False
@@ -106,14 +105,14 @@ class DescribedGroup(msgspec.Struct, gc=False):
 
 
 class ConsumerGroupDescribeResponse(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     throttle_time_ms: int = 0
     groups: list[DescribedGroup] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupDescribeRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     group_ids_count = data[at]
     at += 1
@@ -151,11 +150,12 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ConsumerGroupDescribeRe
 
 
 def _encode_request_0(message: ConsumerGroupDescribeRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.group_ids) + 1))
-    parts += [write_compact_string(group_id) for group_id in message.group_ids]
+    if message.group_ids:
+        parts += [write_compact_string(group_id) for group_id in message.group_ids]
     add(_pack_tx(message.include_authorized_operations))
     return [b"".join(parts)]
 
@@ -184,7 +184,7 @@ def encode_request(message: ConsumerGroupDescribeRequest, version: int) -> list[
 
 
 def _decode_response_0(data: memoryview, at: int) -> ConsumerGroupDescribeResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -315,7 +315,7 @@ def _decode_response_0(data: memoryview, at: int) -> ConsumerGroupDescribeRespon
 
 
 def _decode_response_1(data: memoryview, at: int) -> ConsumerGroupDescribeResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -453,7 +453,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ConsumerGroupDescribeR
 
 
 def _encode_response_0(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -556,12 +556,12 @@ def _encode_response_0(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
                 add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
                 if topic_partition.partitions:
                     add(pack(f">{len(topic_partition.partitions)}i", *topic_partition.partitions))
-                add(ZEROS[1])
+                add(b"\0")
             topic_partitions_count_2 = len(member.target_assignment.topic_partitions) + 1
             add(
                 _pack_xB(topic_partitions_count_2)
                 if topic_partitions_count_2 < SHORT
-                else ZEROS[1] + uvarint(topic_partitions_count_2)
+                else b"\0" + uvarint(topic_partitions_count_2)
             )
             for topic_partition_2 in member.target_assignment.topic_partitions:
                 topic_name_2 = topic_partition_2.topic_name.encode()
@@ -576,15 +576,15 @@ def _encode_response_0(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
                 add(UVARINTS[partitions_count_2] if partitions_count_2 < SHORT else uvarint(partitions_count_2))
                 if topic_partition_2.partitions:
                     add(pack(f">{len(topic_partition_2.partitions)}i", *topic_partition_2.partitions))
-                add(ZEROS[1])
-            add(ZEROS[2])
+                add(b"\0")
+            add(b"\0\0")
         add(_pack_ix(group.authorized_operations))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_1(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -687,12 +687,12 @@ def _encode_response_1(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
                 add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
                 if topic_partition.partitions:
                     add(pack(f">{len(topic_partition.partitions)}i", *topic_partition.partitions))
-                add(ZEROS[1])
+                add(b"\0")
             topic_partitions_count_2 = len(member.target_assignment.topic_partitions) + 1
             add(
                 _pack_xB(topic_partitions_count_2)
                 if topic_partitions_count_2 < SHORT
-                else ZEROS[1] + uvarint(topic_partitions_count_2)
+                else b"\0" + uvarint(topic_partitions_count_2)
             )
             for topic_partition_2 in member.target_assignment.topic_partitions:
                 topic_name_2 = topic_partition_2.topic_name.encode()
@@ -707,10 +707,10 @@ def _encode_response_1(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
                 add(UVARINTS[partitions_count_2] if partitions_count_2 < SHORT else uvarint(partitions_count_2))
                 if topic_partition_2.partitions:
                     add(pack(f">{len(topic_partition_2.partitions)}i", *topic_partition_2.partitions))
-                add(ZEROS[1])
+                add(b"\0")
             add(_pack_xbx(member.member_type))
         add(_pack_ix(group.authorized_operations))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

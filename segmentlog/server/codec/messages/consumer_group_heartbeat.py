@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -57,7 +56,7 @@ class TopicPartitions(msgspec.Struct, gc=False):
 
 
 class ConsumerGroupHeartbeatRequest(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     group_id: str = ""
     member_id: str = ""
@@ -78,7 +77,7 @@ class Assignment(msgspec.Struct, gc=False):
 
 
 class ConsumerGroupHeartbeatResponse(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -90,7 +89,7 @@ class ConsumerGroupHeartbeatResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -192,7 +191,7 @@ def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
 
 
 def _decode_request_1(data: memoryview, at: int) -> ConsumerGroupHeartbeatRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -308,7 +307,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ConsumerGroupHeartbeatR
 
 
 def _encode_request_0(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.subscribed_topic_regex is not None:
@@ -320,9 +319,10 @@ def _encode_request_0(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
     add(write_compact_string(message.rack_id))
     add(_pack_i(message.rebalance_timeout_ms))
     add(uvarint(0 if message.subscribed_topic_names is None else len(message.subscribed_topic_names) + 1))
-    parts += [
-        write_compact_string(subscribed_topic_name) for subscribed_topic_name in (message.subscribed_topic_names or ())
-    ]
+    if message.subscribed_topic_names:
+        parts += [
+            write_compact_string(subscribed_topic_name) for subscribed_topic_name in message.subscribed_topic_names
+        ]
     add(write_compact_string(message.server_assignor))
     add(uvarint(0 if message.topic_partitions is None else len(message.topic_partitions) + 1))
     for topic_partition in message.topic_partitions or ():
@@ -330,13 +330,13 @@ def _encode_request_0(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
         add(uvarint(len(topic_partition.partitions) + 1))
         if topic_partition.partitions:
             add(pack(f">{len(topic_partition.partitions)}i", *topic_partition.partitions))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_1(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -346,9 +346,10 @@ def _encode_request_1(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
     add(write_compact_string(message.rack_id))
     add(_pack_i(message.rebalance_timeout_ms))
     add(uvarint(0 if message.subscribed_topic_names is None else len(message.subscribed_topic_names) + 1))
-    parts += [
-        write_compact_string(subscribed_topic_name) for subscribed_topic_name in (message.subscribed_topic_names or ())
-    ]
+    if message.subscribed_topic_names:
+        parts += [
+            write_compact_string(subscribed_topic_name) for subscribed_topic_name in message.subscribed_topic_names
+        ]
     add(write_compact_string(message.subscribed_topic_regex))
     add(write_compact_string(message.server_assignor))
     add(uvarint(0 if message.topic_partitions is None else len(message.topic_partitions) + 1))
@@ -357,8 +358,8 @@ def _encode_request_1(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
         add(uvarint(len(topic_partition.partitions) + 1))
         if topic_partition.partitions:
             add(pack(f">{len(topic_partition.partitions)}i", *topic_partition.partitions))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -386,7 +387,7 @@ def encode_request(message: ConsumerGroupHeartbeatRequest, version: int) -> list
 
 
 def _decode_response_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -443,7 +444,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ConsumerGroupHeartbeat
 
 
 def _encode_response_0(message: ConsumerGroupHeartbeatResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -477,9 +478,9 @@ def _encode_response_0(message: ConsumerGroupHeartbeatResponse) -> list[Buffer]:
             )
             if topic_partition.partitions:
                 add(pack(f">{len(topic_partition.partitions)}i", *topic_partition.partitions))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

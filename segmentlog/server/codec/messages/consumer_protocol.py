@@ -16,6 +16,7 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TRUNCATED,
     Buffer,
+    MalformedMessage,
     long_nullable_bytes,
     long_nullable_string,
     long_string,
@@ -41,14 +42,14 @@ class TopicPartition(msgspec.Struct, gc=False):
 
 
 class ConsumerProtocolAssignment(msgspec.Struct, gc=False):
-    """Versions 0-3."""
+    """Versions 0 to 3."""
 
     assigned_partitions: list[TopicPartition] = msgspec.field(default_factory=list)
     user_data: bytes | None = None
 
 
 class ConsumerProtocolSubscription(msgspec.Struct, gc=False):
-    """Versions 0-3."""
+    """Versions 0 to 3."""
 
     topics: list[str] = msgspec.field(default_factory=list)
     user_data: bytes | None = None
@@ -58,7 +59,7 @@ class ConsumerProtocolSubscription(msgspec.Struct, gc=False):
 
 
 def _decode_assignment_0(data: memoryview, at: int) -> ConsumerProtocolAssignment:
-    """Versions 0-3."""
+    """Versions 0 to 3."""
     limit = len(data)
     (assigned_partitions_count,) = _unpack_i(data, at)
     at += 4
@@ -102,7 +103,7 @@ _DECODE_ASSIGNMENT: Final[tuple[Callable[[memoryview, int], ConsumerProtocolAssi
 
 
 def _encode_assignment_0(message: ConsumerProtocolAssignment) -> list[Buffer]:
-    """Versions 0-3."""
+    """Versions 0 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.assigned_partitions)))
@@ -132,7 +133,7 @@ def decode_assignment(data: memoryview) -> tuple[int, ConsumerProtocolAssignment
     try:
         (version,) = _unpack_h(data, 0)
         if version < 0:
-            raise unknown_version("ConsumerProtocolAssignment", version)
+            raise MalformedMessage(f"ConsumerProtocolAssignment of version {version}")
         return version, _DECODE_ASSIGNMENT[min(version, 3)](data, 2)
     except TRUNCATED as problem:
         raise malformed(problem, "ConsumerProtocolAssignment", 3) from None
@@ -146,7 +147,7 @@ def encode_assignment(message: ConsumerProtocolAssignment, version: int) -> byte
 
 
 def _decode_subscription_0(data: memoryview, at: int) -> ConsumerProtocolSubscription:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -176,7 +177,7 @@ def _decode_subscription_0(data: memoryview, at: int) -> ConsumerProtocolSubscri
 
 
 def _decode_subscription_1(data: memoryview, at: int) -> ConsumerProtocolSubscription:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -226,7 +227,7 @@ def _decode_subscription_1(data: memoryview, at: int) -> ConsumerProtocolSubscri
 
 
 def _decode_subscription_2(data: memoryview, at: int) -> ConsumerProtocolSubscription:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -280,7 +281,7 @@ def _decode_subscription_2(data: memoryview, at: int) -> ConsumerProtocolSubscri
 
 
 def _decode_subscription_3(data: memoryview, at: int) -> ConsumerProtocolSubscription:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -351,7 +352,7 @@ _DECODE_SUBSCRIPTION: Final[tuple[Callable[[memoryview, int], ConsumerProtocolSu
 
 
 def _encode_subscription_0(message: ConsumerProtocolSubscription) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -366,7 +367,7 @@ def _encode_subscription_0(message: ConsumerProtocolSubscription) -> list[Buffer
 
 
 def _encode_subscription_1(message: ConsumerProtocolSubscription) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -389,7 +390,7 @@ def _encode_subscription_1(message: ConsumerProtocolSubscription) -> list[Buffer
 
 
 def _encode_subscription_2(message: ConsumerProtocolSubscription) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -413,7 +414,7 @@ def _encode_subscription_2(message: ConsumerProtocolSubscription) -> list[Buffer
 
 
 def _encode_subscription_3(message: ConsumerProtocolSubscription) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -451,7 +452,7 @@ def decode_subscription(data: memoryview) -> tuple[int, ConsumerProtocolSubscrip
     try:
         (version,) = _unpack_h(data, 0)
         if version < 0:
-            raise unknown_version("ConsumerProtocolSubscription", version)
+            raise MalformedMessage(f"ConsumerProtocolSubscription of version {version}")
         return version, _DECODE_SUBSCRIPTION[min(version, 3)](data, 2)
     except TRUNCATED as problem:
         raise malformed(problem, "ConsumerProtocolSubscription", 3) from None

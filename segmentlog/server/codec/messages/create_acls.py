@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TAKE_COMPACT,
     TRUNCATED,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -65,7 +64,7 @@ class AclCreation(msgspec.Struct, gc=False):
 
 
 class CreateAclsRequest(msgspec.Struct, gc=False):
-    """Versions 1-3."""
+    """Versions 1 to 3."""
 
     creations: list[AclCreation] = msgspec.field(default_factory=list)
 
@@ -78,14 +77,14 @@ class AclCreationResult(msgspec.Struct, gc=False):
 
 
 class CreateAclsResponse(msgspec.Struct, gc=False):
-    """Versions 1-3."""
+    """Versions 1 to 3."""
 
     throttle_time_ms: int = 0
     results: list[AclCreationResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_1(data: memoryview, at: int) -> CreateAclsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (creations_count,) = _unpack_i(data, at)
     at += 4
@@ -134,7 +133,7 @@ def _decode_request_1(data: memoryview, at: int) -> CreateAclsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> CreateAclsRequest:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     creations_count = data[at]
     at += 1
@@ -199,7 +198,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], CreateAclsRequest], ...
 
 
 def _encode_request_1(message: CreateAclsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.creations)))
@@ -214,7 +213,7 @@ def _encode_request_1(message: CreateAclsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: CreateAclsRequest) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.creations) + 1))
@@ -225,7 +224,7 @@ def _encode_request_2(message: CreateAclsRequest) -> list[Buffer]:
         add(write_compact_string(creation.principal))
         add(write_compact_string(creation.host))
         add(_pack_bbx(creation.operation, creation.permission_type))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -254,7 +253,7 @@ def encode_request(message: CreateAclsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_1(data: memoryview, at: int) -> CreateAclsResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     throttle_time_ms, results_count = _unpack_ii(data, at)
     at += 8
@@ -273,7 +272,7 @@ def _decode_response_1(data: memoryview, at: int) -> CreateAclsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> CreateAclsResponse:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -308,7 +307,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], CreateAclsResponse], .
 
 
 def _encode_response_1(message: CreateAclsResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.results)))
@@ -320,7 +319,7 @@ def _encode_response_1(message: CreateAclsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: CreateAclsResponse) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -338,8 +337,8 @@ def _encode_response_2(message: CreateAclsResponse) -> list[Buffer]:
             else _pack_h(result.error_code) + uvarint(error_message_size)
         )
         add(error_message)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

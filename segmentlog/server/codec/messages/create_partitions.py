@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -68,7 +67,7 @@ class CreatePartitionsTopic(msgspec.Struct, gc=False):
 
 
 class CreatePartitionsRequest(msgspec.Struct, gc=False):
-    """Versions 0-3."""
+    """Versions 0 to 3."""
 
     topics: list[CreatePartitionsTopic] = msgspec.field(default_factory=list)
     timeout_ms: int = 0
@@ -84,14 +83,14 @@ class CreatePartitionsTopicResult(msgspec.Struct, gc=False):
 
 
 class CreatePartitionsResponse(msgspec.Struct, gc=False):
-    """Versions 0-3."""
+    """Versions 0 to 3."""
 
     throttle_time_ms: int = 0
     results: list[CreatePartitionsTopicResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> CreatePartitionsRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -131,7 +130,7 @@ def _decode_request_0(data: memoryview, at: int) -> CreatePartitionsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> CreatePartitionsRequest:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -198,7 +197,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], CreatePartitionsRequest
 
 
 def _encode_request_0(message: CreatePartitionsRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -214,7 +213,7 @@ def _encode_request_0(message: CreatePartitionsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: CreatePartitionsRequest) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.topics) + 1))
@@ -226,8 +225,8 @@ def _encode_request_2(message: CreatePartitionsRequest) -> list[Buffer]:
             add(uvarint(len(assignment.broker_ids) + 1))
             if assignment.broker_ids:
                 add(pack(f">{len(assignment.broker_ids)}i", *assignment.broker_ids))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_itx(message.timeout_ms, message.validate_only))
     return [b"".join(parts)]
 
@@ -258,7 +257,7 @@ def encode_request(message: CreatePartitionsRequest, version: int) -> list[Buffe
 
 
 def _decode_response_0(data: memoryview, at: int) -> CreatePartitionsResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     throttle_time_ms, results_count = _unpack_ii(data, at)
     at += 8
@@ -278,7 +277,7 @@ def _decode_response_0(data: memoryview, at: int) -> CreatePartitionsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> CreatePartitionsResponse:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -315,7 +314,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], CreatePartitionsRespon
 
 
 def _encode_response_0(message: CreatePartitionsResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.results)))
@@ -330,7 +329,7 @@ def _encode_response_0(message: CreatePartitionsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: CreatePartitionsResponse) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -352,8 +351,8 @@ def _encode_response_2(message: CreatePartitionsResponse) -> list[Buffer]:
             else _pack_h(result.error_code) + uvarint(error_message_size)
         )
         add(error_message)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

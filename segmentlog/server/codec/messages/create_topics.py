@@ -18,7 +18,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -95,7 +94,7 @@ class CreatableTopic(msgspec.Struct, gc=False):
 
 
 class CreateTopicsRequest(msgspec.Struct, gc=False):
-    """Versions 2-7."""
+    """Versions 2 to 7."""
 
     topics: list[CreatableTopic] = msgspec.field(default_factory=list)
     timeout_ms: int = 60000
@@ -126,14 +125,14 @@ class CreatableTopicResult(msgspec.Struct, gc=False):
 
 
 class CreateTopicsResponse(msgspec.Struct, gc=False):
-    """Versions 2-7."""
+    """Versions 2 to 7."""
 
     throttle_time_ms: int = 0
     topics: list[CreatableTopicResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_2(data: memoryview, at: int) -> CreateTopicsRequest:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -200,7 +199,7 @@ def _decode_request_2(data: memoryview, at: int) -> CreateTopicsRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> CreateTopicsRequest:
-    """Versions 5-7."""
+    """Versions 5 to 7."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -303,7 +302,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], CreateTopicsRequest], .
 
 
 def _encode_request_2(message: CreateTopicsRequest) -> list[Buffer]:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -323,7 +322,7 @@ def _encode_request_2(message: CreateTopicsRequest) -> list[Buffer]:
 
 
 def _encode_request_5(message: CreateTopicsRequest) -> list[Buffer]:
-    """Versions 5-7."""
+    """Versions 5 to 7."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.topics) + 1))
@@ -336,13 +335,13 @@ def _encode_request_5(message: CreateTopicsRequest) -> list[Buffer]:
             add(uvarint(len(assignment.broker_ids) + 1))
             if assignment.broker_ids:
                 add(pack(f">{len(assignment.broker_ids)}i", *assignment.broker_ids))
-            add(ZEROS[1])
+            add(b"\0")
         add(uvarint(len(topic.configs) + 1))
         for config in topic.configs:
             add(write_compact_string(config.name))
             add(write_compact_string(config.value))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_itx(message.timeout_ms, message.validate_only))
     return [b"".join(parts)]
 
@@ -375,7 +374,7 @@ def encode_request(message: CreateTopicsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_2(data: memoryview, at: int) -> CreateTopicsResponse:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -395,7 +394,7 @@ def _decode_response_2(data: memoryview, at: int) -> CreateTopicsResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> CreateTopicsResponse:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -469,7 +468,7 @@ def _decode_response_5(data: memoryview, at: int) -> CreateTopicsResponse:
 
 
 def _decode_response_7(data: memoryview, at: int) -> CreateTopicsResponse:
-    """Versions 7."""
+    """Version 7."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -554,7 +553,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], CreateTopicsResponse],
 
 
 def _encode_response_2(message: CreateTopicsResponse) -> list[Buffer]:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -576,7 +575,7 @@ def _encode_topic_config_error_code_of_response_5(value: int) -> bytes:
 
 
 def _encode_response_5(message: CreateTopicsResponse) -> list[Buffer]:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -615,18 +614,18 @@ def _encode_response_5(message: CreateTopicsResponse) -> list[Buffer]:
             add(value)
             add(_pack_tbtx(config.read_only, config.config_source, config.is_sensitive))
         if topic.topic_config_error_code == 0:
-            add(ZEROS[1])
+            add(b"\0")
         else:
             tagged: list[tuple[int, bytes]] = []
             if topic.topic_config_error_code != 0:
                 tagged.append((0, _encode_topic_config_error_code_of_response_5(topic.topic_config_error_code)))
             add(tagged_fields(tagged))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_7(message: CreateTopicsResponse) -> list[Buffer]:
-    """Versions 7."""
+    """Version 7."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -665,13 +664,13 @@ def _encode_response_7(message: CreateTopicsResponse) -> list[Buffer]:
             add(value)
             add(_pack_tbtx(config.read_only, config.config_source, config.is_sensitive))
         if topic.topic_config_error_code == 0:
-            add(ZEROS[1])
+            add(b"\0")
         else:
             tagged: list[tuple[int, bytes]] = []
             if topic.topic_config_error_code != 0:
                 tagged.append((0, _encode_topic_config_error_code_of_response_5(topic.topic_config_error_code)))
             add(tagged_fields(tagged))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

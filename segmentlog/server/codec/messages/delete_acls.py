@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_nullable_string,
@@ -71,7 +70,7 @@ class DeleteAclsFilter(msgspec.Struct, gc=False):
 
 
 class DeleteAclsRequest(msgspec.Struct, gc=False):
-    """Versions 1-3."""
+    """Versions 1 to 3."""
 
     filters: list[DeleteAclsFilter] = msgspec.field(default_factory=list)
 
@@ -99,14 +98,14 @@ class DeleteAclsFilterResult(msgspec.Struct, gc=False):
 
 
 class DeleteAclsResponse(msgspec.Struct, gc=False):
-    """Versions 1-3."""
+    """Versions 1 to 3."""
 
     throttle_time_ms: int = 0
     filter_results: list[DeleteAclsFilterResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_1(data: memoryview, at: int) -> DeleteAclsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (filters_count,) = _unpack_i(data, at)
     at += 4
@@ -155,7 +154,7 @@ def _decode_request_1(data: memoryview, at: int) -> DeleteAclsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> DeleteAclsRequest:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     filters_count = data[at]
     at += 1
@@ -220,7 +219,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DeleteAclsRequest], ...
 
 
 def _encode_request_1(message: DeleteAclsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.filters)))
@@ -235,7 +234,7 @@ def _encode_request_1(message: DeleteAclsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: DeleteAclsRequest) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.filters) + 1))
@@ -246,7 +245,7 @@ def _encode_request_2(message: DeleteAclsRequest) -> list[Buffer]:
         add(write_compact_string(filter.principal_filter))
         add(write_compact_string(filter.host_filter))
         add(_pack_bbx(filter.operation, filter.permission_type))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -275,7 +274,7 @@ def encode_request(message: DeleteAclsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_1(data: memoryview, at: int) -> DeleteAclsResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     throttle_time_ms, filter_results_count = _unpack_ii(data, at)
     at += 8
@@ -327,7 +326,7 @@ def _decode_response_1(data: memoryview, at: int) -> DeleteAclsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> DeleteAclsResponse:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -396,7 +395,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DeleteAclsResponse], .
 
 
 def _encode_response_1(message: DeleteAclsResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.filter_results)))
@@ -423,7 +422,7 @@ def _encode_response_1(message: DeleteAclsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: DeleteAclsResponse) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     filter_results_count = len(message.filter_results) + 1
@@ -473,8 +472,8 @@ def _encode_response_2(message: DeleteAclsResponse) -> list[Buffer]:
             add(UVARINTS[host_size] if host_size < SHORT else uvarint(host_size))
             add(host)
             add(_pack_bbx(matching_acl.operation, matching_acl.permission_type))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

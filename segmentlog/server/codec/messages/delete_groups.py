@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -47,7 +46,7 @@ _unpack_ii: Final = Struct(">ii").unpack_from
 
 
 class DeleteGroupsRequest(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     groups_names: list[str] = msgspec.field(default_factory=list)
 
@@ -60,14 +59,14 @@ class DeletableGroupResult(msgspec.Struct, gc=False):
 
 
 class DeleteGroupsResponse(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     throttle_time_ms: int = 0
     results: list[DeletableGroupResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> DeleteGroupsRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (groups_names_count,) = _unpack_i(data, at)
     at += 4
@@ -90,7 +89,7 @@ def _decode_request_0(data: memoryview, at: int) -> DeleteGroupsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> DeleteGroupsRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     groups_names_count = data[at]
     at += 1
@@ -127,21 +126,23 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DeleteGroupsRequest], .
 
 
 def _encode_request_0(message: DeleteGroupsRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.groups_names)))
-    parts += [write_string(groups_name) for groups_name in message.groups_names]
+    if message.groups_names:
+        parts += [write_string(groups_name) for groups_name in message.groups_names]
     return [b"".join(parts)]
 
 
 def _encode_request_2(message: DeleteGroupsRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.groups_names) + 1))
-    parts += [write_compact_string(groups_name) for groups_name in message.groups_names]
-    add(ZEROS[1])
+    if message.groups_names:
+        parts += [write_compact_string(groups_name) for groups_name in message.groups_names]
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -170,7 +171,7 @@ def encode_request(message: DeleteGroupsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> DeleteGroupsResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     throttle_time_ms, results_count = _unpack_ii(data, at)
     at += 8
@@ -189,7 +190,7 @@ def _decode_response_0(data: memoryview, at: int) -> DeleteGroupsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> DeleteGroupsResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -222,7 +223,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DeleteGroupsResponse],
 
 
 def _encode_response_0(message: DeleteGroupsResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.results)))
@@ -235,7 +236,7 @@ def _encode_response_0(message: DeleteGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: DeleteGroupsResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -250,7 +251,7 @@ def _encode_response_2(message: DeleteGroupsResponse) -> list[Buffer]:
         add(UVARINTS[group_id_size] if group_id_size < SHORT else uvarint(group_id_size))
         add(group_id)
         add(_pack_hx(result.error_code))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

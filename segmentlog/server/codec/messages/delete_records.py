@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -69,7 +68,7 @@ class DeleteRecordsTopic(msgspec.Struct, gc=False):
 
 
 class DeleteRecordsRequest(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     topics: list[DeleteRecordsTopic] = msgspec.field(default_factory=list)
     timeout_ms: int = 0
@@ -91,14 +90,14 @@ class DeleteRecordsTopicResult(msgspec.Struct, gc=False):
 
 
 class DeleteRecordsResponse(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     throttle_time_ms: int = 0
     topics: list[DeleteRecordsTopicResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> DeleteRecordsRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -133,7 +132,7 @@ def _decode_request_0(data: memoryview, at: int) -> DeleteRecordsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> DeleteRecordsRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -188,28 +187,30 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DeleteRecordsRequest], 
 
 
 def _encode_request_0(message: DeleteRecordsRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
     for topic in message.topics:
         add(write_string(topic.name))
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_iq(partition.partition_index, partition.offset) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_iq(partition.partition_index, partition.offset) for partition in topic.partitions]
     add(_pack_i(message.timeout_ms))
     return [b"".join(parts)]
 
 
 def _encode_request_2(message: DeleteRecordsRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.topics) + 1))
     for topic in message.topics:
         add(write_compact_string(topic.name))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [_pack_iqx(partition.partition_index, partition.offset) for partition in topic.partitions]
-        add(ZEROS[1])
+        if topic.partitions:
+            parts += [_pack_iqx(partition.partition_index, partition.offset) for partition in topic.partitions]
+        add(b"\0")
     add(_pack_ix(message.timeout_ms))
     return [b"".join(parts)]
 
@@ -239,7 +240,7 @@ def encode_request(message: DeleteRecordsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> DeleteRecordsResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -268,7 +269,7 @@ def _decode_response_0(data: memoryview, at: int) -> DeleteRecordsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> DeleteRecordsResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -315,7 +316,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DeleteRecordsResponse]
 
 
 def _encode_response_0(message: DeleteRecordsResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -324,15 +325,16 @@ def _encode_response_0(message: DeleteRecordsResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(topic.partitions)))
-        parts += [
-            _pack_iqh(partition.partition_index, partition.low_watermark, partition.error_code)
-            for partition in topic.partitions
-        ]
+        if topic.partitions:
+            parts += [
+                _pack_iqh(partition.partition_index, partition.low_watermark, partition.error_code)
+                for partition in topic.partitions
+            ]
     return [b"".join(parts)]
 
 
 def _encode_response_2(message: DeleteRecordsResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -348,12 +350,13 @@ def _encode_response_2(message: DeleteRecordsResponse) -> list[Buffer]:
         add(name)
         partitions_count = len(topic.partitions) + 1
         add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-        parts += [
-            _pack_iqhx(partition.partition_index, partition.low_watermark, partition.error_code)
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iqhx(partition.partition_index, partition.low_watermark, partition.error_code)
+                for partition in topic.partitions
+            ]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -18,7 +18,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -67,7 +66,7 @@ class DeleteTopicState(msgspec.Struct, gc=False):
 
 
 class DeleteTopicsRequest(msgspec.Struct, gc=False):
-    """Versions 1-6."""
+    """Versions 1 to 6."""
 
     topics: list[DeleteTopicState] = msgspec.field(default_factory=list)  # versions 6+
     topic_names: list[str] = msgspec.field(default_factory=list)  # versions 0-5
@@ -84,14 +83,14 @@ class DeletableTopicResult(msgspec.Struct, gc=False):
 
 
 class DeleteTopicsResponse(msgspec.Struct, gc=False):
-    """Versions 1-6."""
+    """Versions 1 to 6."""
 
     throttle_time_ms: int = 0
     responses: list[DeletableTopicResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_1(data: memoryview, at: int) -> DeleteTopicsRequest:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     limit = len(data)
     (topic_names_count,) = _unpack_i(data, at)
     at += 4
@@ -116,7 +115,7 @@ def _decode_request_1(data: memoryview, at: int) -> DeleteTopicsRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> DeleteTopicsRequest:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     limit = len(data)
     topic_names_count = data[at]
     at += 1
@@ -146,7 +145,7 @@ def _decode_request_4(data: memoryview, at: int) -> DeleteTopicsRequest:
 
 
 def _decode_request_6(data: memoryview, at: int) -> DeleteTopicsRequest:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -190,31 +189,33 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DeleteTopicsRequest], .
 
 
 def _encode_request_1(message: DeleteTopicsRequest) -> list[Buffer]:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.topics:
         raise not_in_version("DeleteTopicsRequest.topics")
     add(_pack_i(len(message.topic_names)))
-    parts += [write_string(topic_name) for topic_name in message.topic_names]
+    if message.topic_names:
+        parts += [write_string(topic_name) for topic_name in message.topic_names]
     add(_pack_i(message.timeout_ms))
     return [b"".join(parts)]
 
 
 def _encode_request_4(message: DeleteTopicsRequest) -> list[Buffer]:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.topics:
         raise not_in_version("DeleteTopicsRequest.topics")
     add(uvarint(len(message.topic_names) + 1))
-    parts += [write_compact_string(topic_name) for topic_name in message.topic_names]
+    if message.topic_names:
+        parts += [write_compact_string(topic_name) for topic_name in message.topic_names]
     add(_pack_ix(message.timeout_ms))
     return [b"".join(parts)]
 
 
 def _encode_request_6(message: DeleteTopicsRequest) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.topics) + 1))
@@ -253,7 +254,7 @@ def encode_request(message: DeleteTopicsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_1(data: memoryview, at: int) -> DeleteTopicsResponse:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     limit = len(data)
     throttle_time_ms, responses_count = _unpack_ii(data, at)
     at += 8
@@ -272,7 +273,7 @@ def _decode_response_1(data: memoryview, at: int) -> DeleteTopicsResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> DeleteTopicsResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -298,7 +299,7 @@ def _decode_response_4(data: memoryview, at: int) -> DeleteTopicsResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> DeleteTopicsResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -327,7 +328,7 @@ def _decode_response_5(data: memoryview, at: int) -> DeleteTopicsResponse:
 
 
 def _decode_response_6(data: memoryview, at: int) -> DeleteTopicsResponse:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -368,7 +369,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DeleteTopicsResponse],
 
 
 def _encode_response_1(message: DeleteTopicsResponse) -> list[Buffer]:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.responses)))
@@ -383,7 +384,7 @@ def _encode_response_1(message: DeleteTopicsResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: DeleteTopicsResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -400,12 +401,12 @@ def _encode_response_4(message: DeleteTopicsResponse) -> list[Buffer]:
         add(UVARINTS[name_size] if name_size < SHORT else uvarint(name_size))
         add(name)
         add(_pack_hx(response.error_code))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_5(message: DeleteTopicsResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -429,13 +430,13 @@ def _encode_response_5(message: DeleteTopicsResponse) -> list[Buffer]:
             else _pack_h(response.error_code) + uvarint(error_message_size)
         )
         add(error_message)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_6(message: DeleteTopicsResponse) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -457,8 +458,8 @@ def _encode_response_6(message: DeleteTopicsResponse) -> list[Buffer]:
             else _pack_uh(response.topic_id, response.error_code) + uvarint(error_message_size)
         )
         add(error_message)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_nullable_string,
@@ -59,7 +58,7 @@ _unpack_ih: Final = Struct(">ih").unpack_from
 
 
 class DescribeAclsRequest(msgspec.Struct, gc=False):
-    """Versions 1-3."""
+    """Versions 1 to 3."""
 
     resource_type_filter: int = 0
     resource_name_filter: str | None = ""
@@ -89,7 +88,7 @@ class DescribeAclsResource(msgspec.Struct, gc=False):
 
 
 class DescribeAclsResponse(msgspec.Struct, gc=False):
-    """Versions 1-3."""
+    """Versions 1 to 3."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -98,7 +97,7 @@ class DescribeAclsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_1(data: memoryview, at: int) -> DescribeAclsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     resource_type_filter, resource_name_filter_size = _unpack_bh(data, at)
     at += 3
@@ -138,7 +137,7 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeAclsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> DescribeAclsRequest:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     resource_type_filter, resource_name_filter_size = _unpack_bB(data, at)
     at += 2
@@ -187,7 +186,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeAclsRequest], .
 
 
 def _encode_request_1(message: DescribeAclsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_b(message.resource_type_filter))
@@ -200,7 +199,7 @@ def _encode_request_1(message: DescribeAclsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: DescribeAclsRequest) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_b(message.resource_type_filter))
@@ -237,7 +236,7 @@ def encode_request(message: DescribeAclsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_1(data: memoryview, at: int) -> DescribeAclsResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -278,7 +277,7 @@ def _decode_response_1(data: memoryview, at: int) -> DescribeAclsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> DescribeAclsResponse:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -336,7 +335,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeAclsResponse],
 
 
 def _encode_response_1(message: DescribeAclsResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -364,7 +363,7 @@ def _encode_response_1(message: DescribeAclsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: DescribeAclsResponse) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -402,8 +401,8 @@ def _encode_response_2(message: DescribeAclsResponse) -> list[Buffer]:
             add(UVARINTS[host_size] if host_size < SHORT else uvarint(host_size))
             add(host)
             add(_pack_bbx(acl.operation, acl.permission_type))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -15,7 +15,6 @@ from segmentlog.server.codec.primitives import (
     SHORT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     malformed,
     not_in_version,
@@ -49,7 +48,7 @@ _unpack_tbtB: Final = Struct(">?b?B").unpack_from
 
 
 class DescribeClusterRequest(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     include_cluster_authorized_operations: bool = False
     endpoint_type: int = 1  # versions 1+
@@ -67,7 +66,7 @@ class DescribeClusterBroker(msgspec.Struct, gc=False):
 
 
 class DescribeClusterResponse(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -80,7 +79,7 @@ class DescribeClusterResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> DescribeClusterRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     include_cluster_authorized_operations, tag_count = _unpack_tB(data, at)
     at += 2
@@ -93,7 +92,7 @@ def _decode_request_0(data: memoryview, at: int) -> DescribeClusterRequest:
 
 
 def _decode_request_1(data: memoryview, at: int) -> DescribeClusterRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     include_cluster_authorized_operations, endpoint_type, tag_count = _unpack_tbB(data, at)
     at += 3
@@ -108,7 +107,7 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeClusterRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> DescribeClusterRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     include_cluster_authorized_operations, endpoint_type, include_fenced_brokers, tag_count = _unpack_tbtB(data, at)
     at += 4
@@ -132,7 +131,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeClusterRequest]
 
 
 def _encode_request_0(message: DescribeClusterRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.endpoint_type != 1:
@@ -144,7 +143,7 @@ def _encode_request_0(message: DescribeClusterRequest) -> list[Buffer]:
 
 
 def _encode_request_1(message: DescribeClusterRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.include_fenced_brokers:
@@ -154,7 +153,7 @@ def _encode_request_1(message: DescribeClusterRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: DescribeClusterRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(
@@ -188,7 +187,7 @@ def encode_request(message: DescribeClusterRequest, version: int) -> list[Buffer
 
 
 def _decode_response_0(data: memoryview, at: int) -> DescribeClusterResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -231,7 +230,7 @@ def _decode_response_0(data: memoryview, at: int) -> DescribeClusterResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> DescribeClusterResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -277,7 +276,7 @@ def _decode_response_1(data: memoryview, at: int) -> DescribeClusterResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> DescribeClusterResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -330,7 +329,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeClusterRespons
 
 
 def _encode_response_0(message: DescribeClusterResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.endpoint_type != 1:
@@ -368,13 +367,13 @@ def _encode_response_0(message: DescribeClusterResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_ix(message.cluster_authorized_operations))
     return [b"".join(parts)]
 
 
 def _encode_response_1(message: DescribeClusterResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -414,13 +413,13 @@ def _encode_response_1(message: DescribeClusterResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_ix(message.cluster_authorized_operations))
     return [b"".join(parts)]
 
 
 def _encode_response_2(message: DescribeClusterResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -78,7 +77,7 @@ class DescribeConfigsResource(msgspec.Struct, gc=False):
 
 
 class DescribeConfigsRequest(msgspec.Struct, gc=False):
-    """Versions 1-4."""
+    """Versions 1 to 4."""
 
     resources: list[DescribeConfigsResource] = msgspec.field(default_factory=list)
     include_synonyms: bool = False
@@ -117,14 +116,14 @@ class DescribeConfigsResult(msgspec.Struct, gc=False):
 
 
 class DescribeConfigsResponse(msgspec.Struct, gc=False):
-    """Versions 1-4."""
+    """Versions 1 to 4."""
 
     throttle_time_ms: int = 0
     results: list[DescribeConfigsResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_1(data: memoryview, at: int) -> DescribeConfigsRequest:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     (resources_count,) = _unpack_i(data, at)
     at += 4
@@ -169,7 +168,7 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeConfigsRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> DescribeConfigsRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     (resources_count,) = _unpack_i(data, at)
     at += 4
@@ -216,7 +215,7 @@ def _decode_request_3(data: memoryview, at: int) -> DescribeConfigsRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> DescribeConfigsRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     resources_count = data[at]
     at += 1
@@ -283,7 +282,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeConfigsRequest]
 
 
 def _encode_request_1(message: DescribeConfigsRequest) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.include_documentation:
@@ -293,13 +292,14 @@ def _encode_request_1(message: DescribeConfigsRequest) -> list[Buffer]:
         add(_pack_b(resource.resource_type))
         add(write_string(resource.resource_name))
         add(_pack_i(-1 if resource.configuration_keys is None else len(resource.configuration_keys)))
-        parts += [write_string(configuration_key) for configuration_key in (resource.configuration_keys or ())]
+        if resource.configuration_keys:
+            parts += [write_string(configuration_key) for configuration_key in resource.configuration_keys]
     add(_pack_t(message.include_synonyms))
     return [b"".join(parts)]
 
 
 def _encode_request_3(message: DescribeConfigsRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.resources)))
@@ -307,13 +307,14 @@ def _encode_request_3(message: DescribeConfigsRequest) -> list[Buffer]:
         add(_pack_b(resource.resource_type))
         add(write_string(resource.resource_name))
         add(_pack_i(-1 if resource.configuration_keys is None else len(resource.configuration_keys)))
-        parts += [write_string(configuration_key) for configuration_key in (resource.configuration_keys or ())]
+        if resource.configuration_keys:
+            parts += [write_string(configuration_key) for configuration_key in resource.configuration_keys]
     add(_pack_tt(message.include_synonyms, message.include_documentation))
     return [b"".join(parts)]
 
 
 def _encode_request_4(message: DescribeConfigsRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.resources) + 1))
@@ -321,8 +322,9 @@ def _encode_request_4(message: DescribeConfigsRequest) -> list[Buffer]:
         add(_pack_b(resource.resource_type))
         add(write_compact_string(resource.resource_name))
         add(uvarint(0 if resource.configuration_keys is None else len(resource.configuration_keys) + 1))
-        parts += [write_compact_string(configuration_key) for configuration_key in (resource.configuration_keys or ())]
-        add(ZEROS[1])
+        if resource.configuration_keys:
+            parts += [write_compact_string(configuration_key) for configuration_key in resource.configuration_keys]
+        add(b"\0")
     add(_pack_ttx(message.include_synonyms, message.include_documentation))
     return [b"".join(parts)]
 
@@ -353,7 +355,7 @@ def encode_request(message: DescribeConfigsRequest, version: int) -> list[Buffer
 
 
 def _decode_response_1(data: memoryview, at: int) -> DescribeConfigsResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     throttle_time_ms, results_count = _unpack_ii(data, at)
     at += 8
@@ -412,7 +414,7 @@ def _decode_response_1(data: memoryview, at: int) -> DescribeConfigsResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> DescribeConfigsResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     throttle_time_ms, results_count = _unpack_ii(data, at)
     at += 8
@@ -476,7 +478,7 @@ def _decode_response_3(data: memoryview, at: int) -> DescribeConfigsResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> DescribeConfigsResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -563,7 +565,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeConfigsRespons
 
 
 def _encode_response_1(message: DescribeConfigsResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.results)))
@@ -595,7 +597,7 @@ def _encode_response_1(message: DescribeConfigsResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: DescribeConfigsResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.results)))
@@ -630,7 +632,7 @@ def _encode_response_3(message: DescribeConfigsResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: DescribeConfigsResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -691,9 +693,9 @@ def _encode_response_4(message: DescribeConfigsResponse) -> list[Buffer]:
                 else _pack_b(config.config_type) + uvarint(documentation_size)
             )
             add(documentation)
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

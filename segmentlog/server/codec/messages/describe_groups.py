@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -58,7 +57,7 @@ _unpack_tB: Final = Struct(">?B").unpack_from
 
 
 class DescribeGroupsRequest(msgspec.Struct, gc=False):
-    """Versions 0-6."""
+    """Versions 0 to 6."""
 
     groups: list[str] = msgspec.field(default_factory=list)
     include_authorized_operations: bool = False  # versions 3+
@@ -89,14 +88,14 @@ class DescribedGroup(msgspec.Struct, gc=False):
 
 
 class DescribeGroupsResponse(msgspec.Struct, gc=False):
-    """Versions 0-6."""
+    """Versions 0 to 6."""
 
     throttle_time_ms: int = 0  # versions 1+
     groups: list[DescribedGroup] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> DescribeGroupsRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (groups_count,) = _unpack_i(data, at)
     at += 4
@@ -119,7 +118,7 @@ def _decode_request_0(data: memoryview, at: int) -> DescribeGroupsRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> DescribeGroupsRequest:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     (groups_count,) = _unpack_i(data, at)
     at += 4
@@ -144,7 +143,7 @@ def _decode_request_3(data: memoryview, at: int) -> DescribeGroupsRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> DescribeGroupsRequest:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     limit = len(data)
     groups_count = data[at]
     at += 1
@@ -185,32 +184,35 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeGroupsRequest],
 
 
 def _encode_request_0(message: DescribeGroupsRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.include_authorized_operations:
         raise not_in_version("DescribeGroupsRequest.include_authorized_operations")
     add(_pack_i(len(message.groups)))
-    parts += [write_string(group) for group in message.groups]
+    if message.groups:
+        parts += [write_string(group) for group in message.groups]
     return [b"".join(parts)]
 
 
 def _encode_request_3(message: DescribeGroupsRequest) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.groups)))
-    parts += [write_string(group) for group in message.groups]
+    if message.groups:
+        parts += [write_string(group) for group in message.groups]
     add(_pack_t(message.include_authorized_operations))
     return [b"".join(parts)]
 
 
 def _encode_request_5(message: DescribeGroupsRequest) -> list[Buffer]:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.groups) + 1))
-    parts += [write_compact_string(group) for group in message.groups]
+    if message.groups:
+        parts += [write_compact_string(group) for group in message.groups]
     add(_pack_tx(message.include_authorized_operations))
     return [b"".join(parts)]
 
@@ -244,7 +246,7 @@ def encode_request(message: DescribeGroupsRequest, version: int) -> list[Buffer]
 
 
 def _decode_response_0(data: memoryview, at: int) -> DescribeGroupsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (groups_count,) = _unpack_i(data, at)
     at += 4
@@ -295,7 +297,7 @@ def _decode_response_0(data: memoryview, at: int) -> DescribeGroupsResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> DescribeGroupsResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     throttle_time_ms, groups_count = _unpack_ii(data, at)
     at += 8
@@ -346,7 +348,7 @@ def _decode_response_1(data: memoryview, at: int) -> DescribeGroupsResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> DescribeGroupsResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     throttle_time_ms, groups_count = _unpack_ii(data, at)
     at += 8
@@ -400,7 +402,7 @@ def _decode_response_3(data: memoryview, at: int) -> DescribeGroupsResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> DescribeGroupsResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     throttle_time_ms, groups_count = _unpack_ii(data, at)
     at += 8
@@ -456,7 +458,7 @@ def _decode_response_4(data: memoryview, at: int) -> DescribeGroupsResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> DescribeGroupsResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -522,7 +524,7 @@ def _decode_response_5(data: memoryview, at: int) -> DescribeGroupsResponse:
 
 
 def _decode_response_6(data: memoryview, at: int) -> DescribeGroupsResponse:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -601,7 +603,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeGroupsResponse
 
 
 def _encode_response_0(message: DescribeGroupsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.groups)))
@@ -641,7 +643,7 @@ def _encode_response_0(message: DescribeGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: DescribeGroupsResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.groups)))
@@ -681,7 +683,7 @@ def _encode_response_1(message: DescribeGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: DescribeGroupsResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.groups)))
@@ -720,7 +722,7 @@ def _encode_response_3(message: DescribeGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: DescribeGroupsResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.groups)))
@@ -762,7 +764,7 @@ def _encode_response_4(message: DescribeGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: DescribeGroupsResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -819,14 +821,14 @@ def _encode_response_5(message: DescribeGroupsResponse) -> list[Buffer]:
             member_assignment_size = len(member.member_assignment) + 1
             add(UVARINTS[member_assignment_size] if member_assignment_size < SHORT else uvarint(member_assignment_size))
             add(member.member_assignment)
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(group.authorized_operations))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_6(message: DescribeGroupsResponse) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -885,9 +887,9 @@ def _encode_response_6(message: DescribeGroupsResponse) -> list[Buffer]:
             member_assignment_size = len(member.member_assignment) + 1
             add(UVARINTS[member_assignment_size] if member_assignment_size < SHORT else uvarint(member_assignment_size))
             add(member.member_assignment)
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(group.authorized_operations))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -65,7 +64,7 @@ class DescribableLogDirTopic(msgspec.Struct, gc=False):
 
 
 class DescribeLogDirsRequest(msgspec.Struct, gc=False):
-    """Versions 1-5."""
+    """Versions 1 to 5."""
 
     topics: list[DescribableLogDirTopic] | None = msgspec.field(default_factory=list)
 
@@ -98,7 +97,7 @@ class DescribeLogDirsResult(msgspec.Struct, gc=False):
 
 
 class DescribeLogDirsResponse(msgspec.Struct, gc=False):
-    """Versions 1-5."""
+    """Versions 1 to 5."""
 
     throttle_time_ms: int = 0
     error_code: int = 0  # versions 3+
@@ -106,7 +105,7 @@ class DescribeLogDirsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_1(data: memoryview, at: int) -> DescribeLogDirsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -137,7 +136,7 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeLogDirsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> DescribeLogDirsRequest:
-    """Versions 2-5."""
+    """Versions 2 to 5."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -191,7 +190,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeLogDirsRequest]
 
 
 def _encode_request_1(message: DescribeLogDirsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(-1 if message.topics is None else len(message.topics)))
@@ -204,7 +203,7 @@ def _encode_request_1(message: DescribeLogDirsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: DescribeLogDirsRequest) -> list[Buffer]:
-    """Versions 2-5."""
+    """Versions 2 to 5."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(0 if message.topics is None else len(message.topics) + 1))
@@ -213,8 +212,8 @@ def _encode_request_2(message: DescribeLogDirsRequest) -> list[Buffer]:
         add(uvarint(len(topic.partitions) + 1))
         if topic.partitions:
             add(pack(f">{len(topic.partitions)}i", *topic.partitions))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -245,7 +244,7 @@ def encode_request(message: DescribeLogDirsRequest, version: int) -> list[Buffer
 
 
 def _decode_response_1(data: memoryview, at: int) -> DescribeLogDirsResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     throttle_time_ms, results_count = _unpack_ii(data, at)
     at += 8
@@ -287,7 +286,7 @@ def _decode_response_1(data: memoryview, at: int) -> DescribeLogDirsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> DescribeLogDirsResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -343,7 +342,7 @@ def _decode_response_2(data: memoryview, at: int) -> DescribeLogDirsResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> DescribeLogDirsResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -399,7 +398,7 @@ def _decode_response_3(data: memoryview, at: int) -> DescribeLogDirsResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> DescribeLogDirsResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -463,7 +462,7 @@ def _decode_response_4(data: memoryview, at: int) -> DescribeLogDirsResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> DescribeLogDirsResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -537,7 +536,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeLogDirsRespons
 
 
 def _encode_response_1(message: DescribeLogDirsResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.results)))
@@ -551,17 +550,21 @@ def _encode_response_1(message: DescribeLogDirsResponse) -> list[Buffer]:
             add(_pack_h(len(name)))
             add(name)
             add(_pack_i(len(topic.partitions)))
-            parts += [
-                _pack_iqqt(
-                    partition.partition_index, partition.partition_size, partition.offset_lag, partition.is_future_key
-                )
-                for partition in topic.partitions
-            ]
+            if topic.partitions:
+                parts += [
+                    _pack_iqqt(
+                        partition.partition_index,
+                        partition.partition_size,
+                        partition.offset_lag,
+                        partition.is_future_key,
+                    )
+                    for partition in topic.partitions
+                ]
     return [b"".join(parts)]
 
 
 def _encode_response_2(message: DescribeLogDirsResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -588,20 +591,24 @@ def _encode_response_2(message: DescribeLogDirsResponse) -> list[Buffer]:
             add(name)
             partitions_count = len(topic.partitions) + 1
             add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-            parts += [
-                _pack_iqqtx(
-                    partition.partition_index, partition.partition_size, partition.offset_lag, partition.is_future_key
-                )
-                for partition in topic.partitions
-            ]
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            if topic.partitions:
+                parts += [
+                    _pack_iqqtx(
+                        partition.partition_index,
+                        partition.partition_size,
+                        partition.offset_lag,
+                        partition.is_future_key,
+                    )
+                    for partition in topic.partitions
+                ]
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_3(message: DescribeLogDirsResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -628,20 +635,24 @@ def _encode_response_3(message: DescribeLogDirsResponse) -> list[Buffer]:
             add(name)
             partitions_count = len(topic.partitions) + 1
             add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-            parts += [
-                _pack_iqqtx(
-                    partition.partition_index, partition.partition_size, partition.offset_lag, partition.is_future_key
-                )
-                for partition in topic.partitions
-            ]
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            if topic.partitions:
+                parts += [
+                    _pack_iqqtx(
+                        partition.partition_index,
+                        partition.partition_size,
+                        partition.offset_lag,
+                        partition.is_future_key,
+                    )
+                    for partition in topic.partitions
+                ]
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_4(message: DescribeLogDirsResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -668,20 +679,24 @@ def _encode_response_4(message: DescribeLogDirsResponse) -> list[Buffer]:
             add(name)
             partitions_count = len(topic.partitions) + 1
             add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-            parts += [
-                _pack_iqqtx(
-                    partition.partition_index, partition.partition_size, partition.offset_lag, partition.is_future_key
-                )
-                for partition in topic.partitions
-            ]
-            add(ZEROS[1])
+            if topic.partitions:
+                parts += [
+                    _pack_iqqtx(
+                        partition.partition_index,
+                        partition.partition_size,
+                        partition.offset_lag,
+                        partition.is_future_key,
+                    )
+                    for partition in topic.partitions
+                ]
+            add(b"\0")
         add(_pack_qqx(result.total_bytes, result.usable_bytes))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_5(message: DescribeLogDirsResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     results_count = len(message.results) + 1
@@ -708,15 +723,19 @@ def _encode_response_5(message: DescribeLogDirsResponse) -> list[Buffer]:
             add(name)
             partitions_count = len(topic.partitions) + 1
             add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-            parts += [
-                _pack_iqqtx(
-                    partition.partition_index, partition.partition_size, partition.offset_lag, partition.is_future_key
-                )
-                for partition in topic.partitions
-            ]
-            add(ZEROS[1])
+            if topic.partitions:
+                parts += [
+                    _pack_iqqtx(
+                        partition.partition_index,
+                        partition.partition_size,
+                        partition.offset_lag,
+                        partition.is_future_key,
+                    )
+                    for partition in topic.partitions
+                ]
+            add(b"\0")
         add(_pack_qqtx(result.total_bytes, result.usable_bytes, result.is_cordoned))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -50,7 +49,7 @@ class TopicRequest(msgspec.Struct, gc=False):
 
 
 class DescribeProducersRequest(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     topics: list[TopicRequest] = msgspec.field(default_factory=list)
 
@@ -83,14 +82,14 @@ class TopicResponse(msgspec.Struct, gc=False):
 
 
 class DescribeProducersResponse(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     throttle_time_ms: int = 0
     topics: list[TopicResponse] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> DescribeProducersRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -136,7 +135,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeProducersReques
 
 
 def _encode_request_0(message: DescribeProducersRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.topics) + 1))
@@ -145,8 +144,8 @@ def _encode_request_0(message: DescribeProducersRequest) -> list[Buffer]:
         add(uvarint(len(topic.partition_indexes) + 1))
         if topic.partition_indexes:
             add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -171,7 +170,7 @@ def encode_request(message: DescribeProducersRequest, version: int) -> list[Buff
 
 
 def _decode_response_0(data: memoryview, at: int) -> DescribeProducersResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -247,7 +246,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeProducersRespo
 
 
 def _encode_response_0(message: DescribeProducersResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -274,20 +273,21 @@ def _encode_response_0(message: DescribeProducersResponse) -> list[Buffer]:
             add(error_message)
             active_producers_count = len(partition.active_producers) + 1
             add(UVARINTS[active_producers_count] if active_producers_count < SHORT else uvarint(active_producers_count))
-            parts += [
-                _pack_qiiqiqx(
-                    active_producer.producer_id,
-                    active_producer.producer_epoch,
-                    active_producer.last_sequence,
-                    active_producer.last_timestamp,
-                    active_producer.coordinator_epoch,
-                    active_producer.current_txn_start_offset,
-                )
-                for active_producer in partition.active_producers
-            ]
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            if partition.active_producers:
+                parts += [
+                    _pack_qiiqiqx(
+                        active_producer.producer_id,
+                        active_producer.producer_epoch,
+                        active_producer.last_sequence,
+                        active_producer.last_timestamp,
+                        active_producer.coordinator_epoch,
+                        active_producer.current_txn_start_offset,
+                    )
+                    for active_producer in partition.active_producers
+                ]
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

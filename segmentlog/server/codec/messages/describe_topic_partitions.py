@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -67,7 +66,7 @@ class Cursor(msgspec.Struct, gc=False):
 
 
 class DescribeTopicPartitionsRequest(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     topics: list[TopicRequest] = msgspec.field(default_factory=list)
     response_partition_limit: int = 2000
@@ -100,7 +99,7 @@ class DescribeTopicPartitionsResponseTopic(msgspec.Struct, gc=False):
 
 
 class DescribeTopicPartitionsResponse(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     throttle_time_ms: int = 0
     topics: list[DescribeTopicPartitionsResponseTopic] = msgspec.field(default_factory=list)
@@ -108,7 +107,7 @@ class DescribeTopicPartitionsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> DescribeTopicPartitionsRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -163,13 +162,13 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeTopicPartitions
 
 
 def _encode_request_0(message: DescribeTopicPartitionsRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.topics) + 1))
     for topic in message.topics:
         add(write_compact_string(topic.name))
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_i(message.response_partition_limit))
     if message.cursor is None:
         add(b"\xff")
@@ -177,7 +176,7 @@ def _encode_request_0(message: DescribeTopicPartitionsRequest) -> list[Buffer]:
         add(_pack_b(1))
         add(write_compact_string(message.cursor.topic_name))
         add(_pack_ix(message.cursor.partition_index))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -202,7 +201,7 @@ def encode_request(message: DescribeTopicPartitionsRequest, version: int) -> lis
 
 
 def _decode_response_0(data: memoryview, at: int) -> DescribeTopicPartitionsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -309,7 +308,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeTopicPartition
 
 
 def _encode_response_0(message: DescribeTopicPartitionsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -373,7 +372,7 @@ def _encode_response_0(message: DescribeTopicPartitionsResponse) -> list[Buffer]
             add(UVARINTS[offline_replicas_count] if offline_replicas_count < SHORT else uvarint(offline_replicas_count))
             if partition.offline_replicas:
                 add(pack(f">{len(partition.offline_replicas)}i", *partition.offline_replicas))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(topic.topic_authorized_operations))
     if message.next_cursor is None:
         add(b"\xff")
@@ -383,7 +382,7 @@ def _encode_response_0(message: DescribeTopicPartitionsResponse) -> list[Buffer]
         add(_pack_bB(1, topic_name_size) if topic_name_size < SHORT else _pack_b(1) + uvarint(topic_name_size))
         add(topic_name)
         add(_pack_ix(message.next_cursor.partition_index))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -43,7 +42,7 @@ _unpack_iqqh: Final = Struct(">iqqh").unpack_from
 
 
 class DescribeTransactionsRequest(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     transactional_ids: list[str] = msgspec.field(default_factory=list)
 
@@ -69,14 +68,14 @@ class TransactionState(msgspec.Struct, gc=False):
 
 
 class DescribeTransactionsResponse(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     throttle_time_ms: int = 0
     transaction_states: list[TransactionState] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> DescribeTransactionsRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     transactional_ids_count = data[at]
     at += 1
@@ -109,12 +108,13 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], DescribeTransactionsReq
 
 
 def _encode_request_0(message: DescribeTransactionsRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.transactional_ids) + 1))
-    parts += [write_compact_string(transactional_id) for transactional_id in message.transactional_ids]
-    add(ZEROS[1])
+    if message.transactional_ids:
+        parts += [write_compact_string(transactional_id) for transactional_id in message.transactional_ids]
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -139,7 +139,7 @@ def encode_request(message: DescribeTransactionsRequest, version: int) -> list[B
 
 
 def _decode_response_0(data: memoryview, at: int) -> DescribeTransactionsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -200,7 +200,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], DescribeTransactionsRe
 
 
 def _encode_response_0(message: DescribeTransactionsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     transaction_states_count = len(message.transaction_states) + 1
@@ -249,9 +249,9 @@ def _encode_response_0(message: DescribeTransactionsResponse) -> list[Buffer]:
             add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
             if topic.partitions:
                 add(pack(f">{len(topic.partitions)}i", *topic.partitions))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -41,7 +41,7 @@ _unpack_qhtB: Final = Struct(">qh?B").unpack_from
 
 
 class EndTxnRequest(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     transactional_id: str = ""
     producer_id: int = 0
@@ -50,7 +50,7 @@ class EndTxnRequest(msgspec.Struct, gc=False):
 
 
 class EndTxnResponse(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -59,7 +59,7 @@ class EndTxnResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> EndTxnRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -79,7 +79,7 @@ def _decode_request_0(data: memoryview, at: int) -> EndTxnRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> EndTxnRequest:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -111,7 +111,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], EndTxnRequest], ...]] =
 
 
 def _encode_request_0(message: EndTxnRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.transactional_id))
@@ -120,7 +120,7 @@ def _encode_request_0(message: EndTxnRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: EndTxnRequest) -> list[Buffer]:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.transactional_id))
@@ -156,7 +156,7 @@ def encode_request(message: EndTxnRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> EndTxnResponse:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -167,7 +167,7 @@ def _decode_response_0(data: memoryview, at: int) -> EndTxnResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> EndTxnResponse:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     throttle_time_ms, error_code, tag_count = _unpack_ihB(data, at)
     at += 7
@@ -180,7 +180,7 @@ def _decode_response_3(data: memoryview, at: int) -> EndTxnResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> EndTxnResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     throttle_time_ms, error_code, producer_id, producer_epoch, tag_count = _unpack_ihqhB(data, at)
     at += 17
@@ -205,7 +205,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], EndTxnResponse], ...]]
 
 
 def _encode_response_0(message: EndTxnResponse) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ih(message.throttle_time_ms, message.error_code))
@@ -213,7 +213,7 @@ def _encode_response_0(message: EndTxnResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: EndTxnResponse) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihx(message.throttle_time_ms, message.error_code))
@@ -221,7 +221,7 @@ def _encode_response_3(message: EndTxnResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: EndTxnResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihqhx(message.throttle_time_ms, message.error_code, message.producer_id, message.producer_epoch))

@@ -19,7 +19,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     Records,
     long_compact_nullable_string,
@@ -135,7 +134,7 @@ class ForgottenTopic(msgspec.Struct, gc=False):
 
 
 class FetchRequest(msgspec.Struct, gc=False):
-    """Versions 4-18."""
+    """Versions 4 to 18."""
 
     cluster_id: str | None = None  # versions 12+
     replica_id: int = -1  # versions 0-14
@@ -213,7 +212,7 @@ class NodeEndpoint(msgspec.Struct, gc=False):
 
 
 class FetchResponse(msgspec.Struct, gc=False):
-    """Versions 4-18."""
+    """Versions 4 to 18."""
 
     throttle_time_ms: int = 0
     error_code: int = 0  # versions 7+
@@ -223,7 +222,7 @@ class FetchResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_4(data: memoryview, at: int) -> FetchRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, topics_count = _unpack_iiiibi(data, at)
     at += 21
@@ -263,7 +262,7 @@ def _decode_request_4(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> FetchRequest:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, topics_count = _unpack_iiiibi(data, at)
     at += 21
@@ -308,7 +307,7 @@ def _decode_request_5(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
-    """Versions 7-8."""
+    """Versions 7 to 8."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiii(data, at)
@@ -378,7 +377,7 @@ def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
-    """Versions 9-10."""
+    """Versions 9 to 10."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiii(data, at)
@@ -451,7 +450,7 @@ def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
-    """Versions 11."""
+    """Version 11."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiii(data, at)
@@ -532,7 +531,7 @@ def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
-    """Versions 12."""
+    """Version 12."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiiB(data, at)
@@ -664,7 +663,7 @@ def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
-    """Versions 13-14."""
+    """Versions 13 to 14."""
     limit = len(data)
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiiB(data, at)
@@ -782,7 +781,7 @@ def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
-    """Versions 15-16."""
+    """Versions 15 to 16."""
     limit = len(data)
     max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = _unpack_iiibiiB(
         data, at
@@ -909,7 +908,7 @@ def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
-    """Versions 17."""
+    """Version 17."""
     limit = len(data)
     max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = _unpack_iiibiiB(
         data, at
@@ -1048,7 +1047,7 @@ def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
 
 
 def _decode_request_18(data: memoryview, at: int) -> FetchRequest:
-    """Versions 18."""
+    """Version 18."""
     limit = len(data)
     max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = _unpack_iiibiiB(
         data, at
@@ -1214,7 +1213,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], FetchRequest], ...]] = 
 
 
 def _encode_request_4(message: FetchRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1242,7 +1241,7 @@ def _encode_request_4(message: FetchRequest) -> list[Buffer]:
 
 
 def _encode_request_5(message: FetchRequest) -> list[Buffer]:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1277,7 +1276,7 @@ def _encode_request_5(message: FetchRequest) -> list[Buffer]:
 
 
 def _encode_request_7(message: FetchRequest) -> list[Buffer]:
-    """Versions 7-8."""
+    """Versions 7 to 8."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1318,7 +1317,7 @@ def _encode_request_7(message: FetchRequest) -> list[Buffer]:
 
 
 def _encode_request_9(message: FetchRequest) -> list[Buffer]:
-    """Versions 9-10."""
+    """Versions 9 to 10."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1360,7 +1359,7 @@ def _encode_request_9(message: FetchRequest) -> list[Buffer]:
 
 
 def _encode_request_11(message: FetchRequest) -> list[Buffer]:
-    """Versions 11."""
+    """Version 11."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1410,7 +1409,7 @@ def _encode_cluster_id_of_request_12(value: str) -> bytes:
 
 
 def _encode_request_12(message: FetchRequest) -> list[Buffer]:
-    """Versions 12."""
+    """Version 12."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1430,28 +1429,29 @@ def _encode_request_12(message: FetchRequest) -> list[Buffer]:
     for topic in message.topics:
         add(write_compact_string(topic.topic))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [
-            _pack_iiqiqix(
-                partition.partition,
-                partition.current_leader_epoch,
-                partition.fetch_offset,
-                partition.last_fetched_epoch,
-                partition.log_start_offset,
-                partition.partition_max_bytes,
-            )
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iiqiqix(
+                    partition.partition,
+                    partition.current_leader_epoch,
+                    partition.fetch_offset,
+                    partition.last_fetched_epoch,
+                    partition.log_start_offset,
+                    partition.partition_max_bytes,
+                )
+                for partition in topic.partitions
+            ]
+        add(b"\0")
     add(uvarint(len(message.forgotten_topics_data) + 1))
     for one_of_forgotten_topics_data in message.forgotten_topics_data:
         add(write_compact_string(one_of_forgotten_topics_data.topic))
         add(uvarint(len(one_of_forgotten_topics_data.partitions) + 1))
         if one_of_forgotten_topics_data.partitions:
             add(pack(f">{len(one_of_forgotten_topics_data.partitions)}i", *one_of_forgotten_topics_data.partitions))
-        add(ZEROS[1])
+        add(b"\0")
     add(write_compact_string(message.rack_id))
     if message.cluster_id is None:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged: list[tuple[int, bytes]] = []
         if message.cluster_id is not None:
@@ -1461,7 +1461,7 @@ def _encode_request_12(message: FetchRequest) -> list[Buffer]:
 
 
 def _encode_request_13(message: FetchRequest) -> list[Buffer]:
-    """Versions 13-14."""
+    """Versions 13 to 14."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_state is not None:
@@ -1481,28 +1481,29 @@ def _encode_request_13(message: FetchRequest) -> list[Buffer]:
     for topic in message.topics:
         add(_pack_u(topic.topic_id))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [
-            _pack_iiqiqix(
-                partition.partition,
-                partition.current_leader_epoch,
-                partition.fetch_offset,
-                partition.last_fetched_epoch,
-                partition.log_start_offset,
-                partition.partition_max_bytes,
-            )
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iiqiqix(
+                    partition.partition,
+                    partition.current_leader_epoch,
+                    partition.fetch_offset,
+                    partition.last_fetched_epoch,
+                    partition.log_start_offset,
+                    partition.partition_max_bytes,
+                )
+                for partition in topic.partitions
+            ]
+        add(b"\0")
     add(uvarint(len(message.forgotten_topics_data) + 1))
     for one_of_forgotten_topics_data in message.forgotten_topics_data:
         add(_pack_u(one_of_forgotten_topics_data.topic_id))
         add(uvarint(len(one_of_forgotten_topics_data.partitions) + 1))
         if one_of_forgotten_topics_data.partitions:
             add(pack(f">{len(one_of_forgotten_topics_data.partitions)}i", *one_of_forgotten_topics_data.partitions))
-        add(ZEROS[1])
+        add(b"\0")
     add(write_compact_string(message.rack_id))
     if message.cluster_id is None:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged: list[tuple[int, bytes]] = []
         if message.cluster_id is not None:
@@ -1519,7 +1520,7 @@ def _encode_replica_state_of_request_15(value: ReplicaState) -> bytes:
 
 
 def _encode_request_15(message: FetchRequest) -> list[Buffer]:
-    """Versions 15-16."""
+    """Versions 15 to 16."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_id != -1:
@@ -1538,28 +1539,29 @@ def _encode_request_15(message: FetchRequest) -> list[Buffer]:
     for topic in message.topics:
         add(_pack_u(topic.topic_id))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [
-            _pack_iiqiqix(
-                partition.partition,
-                partition.current_leader_epoch,
-                partition.fetch_offset,
-                partition.last_fetched_epoch,
-                partition.log_start_offset,
-                partition.partition_max_bytes,
-            )
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iiqiqix(
+                    partition.partition,
+                    partition.current_leader_epoch,
+                    partition.fetch_offset,
+                    partition.last_fetched_epoch,
+                    partition.log_start_offset,
+                    partition.partition_max_bytes,
+                )
+                for partition in topic.partitions
+            ]
+        add(b"\0")
     add(uvarint(len(message.forgotten_topics_data) + 1))
     for one_of_forgotten_topics_data in message.forgotten_topics_data:
         add(_pack_u(one_of_forgotten_topics_data.topic_id))
         add(uvarint(len(one_of_forgotten_topics_data.partitions) + 1))
         if one_of_forgotten_topics_data.partitions:
             add(pack(f">{len(one_of_forgotten_topics_data.partitions)}i", *one_of_forgotten_topics_data.partitions))
-        add(ZEROS[1])
+        add(b"\0")
     add(write_compact_string(message.rack_id))
     if message.cluster_id is None and message.replica_state is None:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged: list[tuple[int, bytes]] = []
         if message.cluster_id is not None:
@@ -1578,7 +1580,7 @@ def _encode_replica_directory_id_of_request_17(value: bytes) -> bytes:
 
 
 def _encode_request_17(message: FetchRequest) -> list[Buffer]:
-    """Versions 17."""
+    """Version 17."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_id != -1:
@@ -1609,23 +1611,23 @@ def _encode_request_17(message: FetchRequest) -> list[Buffer]:
                 )
             )
             if partition.replica_directory_id == ZERO_UUID:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if partition.replica_directory_id != ZERO_UUID:
                     tagged.append((0, _encode_replica_directory_id_of_request_17(partition.replica_directory_id)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
+        add(b"\0")
     add(uvarint(len(message.forgotten_topics_data) + 1))
     for one_of_forgotten_topics_data in message.forgotten_topics_data:
         add(_pack_u(one_of_forgotten_topics_data.topic_id))
         add(uvarint(len(one_of_forgotten_topics_data.partitions) + 1))
         if one_of_forgotten_topics_data.partitions:
             add(pack(f">{len(one_of_forgotten_topics_data.partitions)}i", *one_of_forgotten_topics_data.partitions))
-        add(ZEROS[1])
+        add(b"\0")
     add(write_compact_string(message.rack_id))
     if message.cluster_id is None and message.replica_state is None:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged_2: list[tuple[int, bytes]] = []
         if message.cluster_id is not None:
@@ -1644,7 +1646,7 @@ def _encode_high_watermark_of_request_18(value: int) -> bytes:
 
 
 def _encode_request_18(message: FetchRequest) -> list[Buffer]:
-    """Versions 18."""
+    """Version 18."""
     parts: list[bytes] = []
     add = parts.append
     if message.replica_id != -1:
@@ -1675,7 +1677,7 @@ def _encode_request_18(message: FetchRequest) -> list[Buffer]:
                 )
             )
             if partition.replica_directory_id == ZERO_UUID and partition.high_watermark == 9223372036854775807:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if partition.replica_directory_id != ZERO_UUID:
@@ -1683,17 +1685,17 @@ def _encode_request_18(message: FetchRequest) -> list[Buffer]:
                 if partition.high_watermark != 9223372036854775807:
                     tagged.append((1, _encode_high_watermark_of_request_18(partition.high_watermark)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
+        add(b"\0")
     add(uvarint(len(message.forgotten_topics_data) + 1))
     for one_of_forgotten_topics_data in message.forgotten_topics_data:
         add(_pack_u(one_of_forgotten_topics_data.topic_id))
         add(uvarint(len(one_of_forgotten_topics_data.partitions) + 1))
         if one_of_forgotten_topics_data.partitions:
             add(pack(f">{len(one_of_forgotten_topics_data.partitions)}i", *one_of_forgotten_topics_data.partitions))
-        add(ZEROS[1])
+        add(b"\0")
     add(write_compact_string(message.rack_id))
     if message.cluster_id is None and message.replica_state is None:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged_2: list[tuple[int, bytes]] = []
         if message.cluster_id is not None:
@@ -1741,7 +1743,7 @@ def encode_request(message: FetchRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_4(data: memoryview, at: int) -> FetchResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     throttle_time_ms, responses_count = _unpack_ii(data, at)
     at += 8
@@ -1794,7 +1796,7 @@ def _decode_response_4(data: memoryview, at: int) -> FetchResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> FetchResponse:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     limit = len(data)
     throttle_time_ms, responses_count = _unpack_ii(data, at)
     at += 8
@@ -1853,7 +1855,7 @@ def _decode_response_5(data: memoryview, at: int) -> FetchResponse:
 
 
 def _decode_response_7(data: memoryview, at: int) -> FetchResponse:
-    """Versions 7-10."""
+    """Versions 7 to 10."""
     limit = len(data)
     throttle_time_ms, error_code, session_id, responses_count = _unpack_ihii(data, at)
     at += 14
@@ -1914,7 +1916,7 @@ def _decode_response_7(data: memoryview, at: int) -> FetchResponse:
 
 
 def _decode_response_11(data: memoryview, at: int) -> FetchResponse:
-    """Versions 11."""
+    """Version 11."""
     limit = len(data)
     throttle_time_ms, error_code, session_id, responses_count = _unpack_ihii(data, at)
     at += 14
@@ -1976,7 +1978,7 @@ def _decode_response_11(data: memoryview, at: int) -> FetchResponse:
 
 
 def _decode_response_12(data: memoryview, at: int) -> FetchResponse:
-    """Versions 12."""
+    """Version 12."""
     limit = len(data)
     throttle_time_ms, error_code, session_id = _unpack_ihi(data, at)
     at += 10
@@ -2082,7 +2084,7 @@ def _decode_response_12(data: memoryview, at: int) -> FetchResponse:
 
 
 def _decode_response_13(data: memoryview, at: int) -> FetchResponse:
-    """Versions 13-15."""
+    """Versions 13 to 15."""
     limit = len(data)
     throttle_time_ms, error_code, session_id = _unpack_ihi(data, at)
     at += 10
@@ -2189,7 +2191,7 @@ def _decode_response_13(data: memoryview, at: int) -> FetchResponse:
 
 
 def _decode_response_16(data: memoryview, at: int) -> FetchResponse:
-    """Versions 16-18."""
+    """Versions 16 to 18."""
     limit = len(data)
     throttle_time_ms, error_code, session_id = _unpack_ihi(data, at)
     at += 10
@@ -2344,7 +2346,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], FetchResponse], ...]] 
 
 
 def _encode_response_4(message: FetchResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2376,10 +2378,11 @@ def _encode_response_4(message: FetchResponse) -> list[Buffer]:
                     -1 if partition.aborted_transactions is None else len(partition.aborted_transactions),
                 )
             )
-            parts += [
-                _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = -1
@@ -2401,7 +2404,7 @@ def _encode_response_4(message: FetchResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: FetchResponse) -> list[Buffer]:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2434,10 +2437,11 @@ def _encode_response_5(message: FetchResponse) -> list[Buffer]:
                     -1 if partition.aborted_transactions is None else len(partition.aborted_transactions),
                 )
             )
-            parts += [
-                _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = -1
@@ -2459,7 +2463,7 @@ def _encode_response_5(message: FetchResponse) -> list[Buffer]:
 
 
 def _encode_response_7(message: FetchResponse) -> list[Buffer]:
-    """Versions 7-10."""
+    """Versions 7 to 10."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2490,10 +2494,11 @@ def _encode_response_7(message: FetchResponse) -> list[Buffer]:
                     -1 if partition.aborted_transactions is None else len(partition.aborted_transactions),
                 )
             )
-            parts += [
-                _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = -1
@@ -2515,7 +2520,7 @@ def _encode_response_7(message: FetchResponse) -> list[Buffer]:
 
 
 def _encode_response_11(message: FetchResponse) -> list[Buffer]:
-    """Versions 11."""
+    """Version 11."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2544,10 +2549,11 @@ def _encode_response_11(message: FetchResponse) -> list[Buffer]:
                     -1 if partition.aborted_transactions is None else len(partition.aborted_transactions),
                 )
             )
-            parts += [
-                _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qq(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = -1
@@ -2590,7 +2596,7 @@ def _encode_snapshot_id_of_response_12(value: SnapshotId) -> bytes:
 
 
 def _encode_response_12(message: FetchResponse) -> list[Buffer]:
-    """Versions 12."""
+    """Version 12."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2632,10 +2638,11 @@ def _encode_response_12(message: FetchResponse) -> list[Buffer]:
                 )
                 + uvarint(aborted_transactions_count)
             )
-            parts += [
-                _pack_qqx(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qqx(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = 0
@@ -2656,7 +2663,7 @@ def _encode_response_12(message: FetchResponse) -> list[Buffer]:
                 else:
                     out += records
             if partition.diverging_epoch is None and partition.current_leader is None and partition.snapshot_id is None:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if partition.diverging_epoch is not None and partition.diverging_epoch != EpochEndOffset():
@@ -2666,15 +2673,15 @@ def _encode_response_12(message: FetchResponse) -> list[Buffer]:
                 if partition.snapshot_id is not None and partition.snapshot_id != SnapshotId():
                     tagged.append((2, _encode_snapshot_id_of_response_12(partition.snapshot_id)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     if parts:
         out.append(b"".join(parts))
     return out
 
 
 def _encode_response_13(message: FetchResponse) -> list[Buffer]:
-    """Versions 13-15."""
+    """Versions 13 to 15."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2716,10 +2723,11 @@ def _encode_response_13(message: FetchResponse) -> list[Buffer]:
                 )
                 + uvarint(aborted_transactions_count)
             )
-            parts += [
-                _pack_qqx(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qqx(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = 0
@@ -2740,7 +2748,7 @@ def _encode_response_13(message: FetchResponse) -> list[Buffer]:
                 else:
                     out += records
             if partition.diverging_epoch is None and partition.current_leader is None and partition.snapshot_id is None:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if partition.diverging_epoch is not None and partition.diverging_epoch != EpochEndOffset():
@@ -2750,8 +2758,8 @@ def _encode_response_13(message: FetchResponse) -> list[Buffer]:
                 if partition.snapshot_id is not None and partition.snapshot_id != SnapshotId():
                     tagged.append((2, _encode_snapshot_id_of_response_12(partition.snapshot_id)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     if parts:
         out.append(b"".join(parts))
     return out
@@ -2779,12 +2787,12 @@ def _encode_node_endpoints_of_response_16(value: list[NodeEndpoint]) -> bytes:
             else _pack_i(node_endpoint.port) + uvarint(rack_size)
         )
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     return b"".join(parts)
 
 
 def _encode_response_16(message: FetchResponse) -> list[Buffer]:
-    """Versions 16-18."""
+    """Versions 16 to 18."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -2824,10 +2832,11 @@ def _encode_response_16(message: FetchResponse) -> list[Buffer]:
                 )
                 + uvarint(aborted_transactions_count)
             )
-            parts += [
-                _pack_qqx(aborted_transaction.producer_id, aborted_transaction.first_offset)
-                for aborted_transaction in (partition.aborted_transactions or ())
-            ]
+            if partition.aborted_transactions:
+                parts += [
+                    _pack_qqx(aborted_transaction.producer_id, aborted_transaction.first_offset)
+                    for aborted_transaction in partition.aborted_transactions
+                ]
             records = partition.records
             if records is None:
                 records_size = 0
@@ -2848,7 +2857,7 @@ def _encode_response_16(message: FetchResponse) -> list[Buffer]:
                 else:
                     out += records
             if partition.diverging_epoch is None and partition.current_leader is None and partition.snapshot_id is None:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if partition.diverging_epoch is not None and partition.diverging_epoch != EpochEndOffset():
@@ -2858,9 +2867,9 @@ def _encode_response_16(message: FetchResponse) -> list[Buffer]:
                 if partition.snapshot_id is not None and partition.snapshot_id != SnapshotId():
                     tagged.append((2, _encode_snapshot_id_of_response_12(partition.snapshot_id)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
+        add(b"\0")
     if not message.node_endpoints:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged_2: list[tuple[int, bytes]] = []
         if message.node_endpoints:

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -57,7 +56,7 @@ _unpack_ih: Final = Struct(">ih").unpack_from
 
 
 class FindCoordinatorRequest(msgspec.Struct, gc=False):
-    """Versions 0-6."""
+    """Versions 0 to 6."""
 
     key: str = ""  # versions 0-3
     key_type: int = 0  # versions 1+
@@ -76,7 +75,7 @@ class Coordinator(msgspec.Struct, gc=False):
 
 
 class FindCoordinatorResponse(msgspec.Struct, gc=False):
-    """Versions 0-6."""
+    """Versions 0 to 6."""
 
     throttle_time_ms: int = 0  # versions 1+
     error_code: int = 0  # versions 0-3
@@ -88,7 +87,7 @@ class FindCoordinatorResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> FindCoordinatorRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (key_size,) = _unpack_h(data, at)
     at += 2
@@ -104,7 +103,7 @@ def _decode_request_0(data: memoryview, at: int) -> FindCoordinatorRequest:
 
 
 def _decode_request_1(data: memoryview, at: int) -> FindCoordinatorRequest:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     (key_size,) = _unpack_h(data, at)
     at += 2
@@ -122,7 +121,7 @@ def _decode_request_1(data: memoryview, at: int) -> FindCoordinatorRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> FindCoordinatorRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     key_size = data[at]
     at += 1
@@ -142,7 +141,7 @@ def _decode_request_3(data: memoryview, at: int) -> FindCoordinatorRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> FindCoordinatorRequest:
-    """Versions 4-6."""
+    """Versions 4 to 6."""
     limit = len(data)
     key_type, coordinator_keys_count = _unpack_bB(data, at)
     at += 2
@@ -183,7 +182,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], FindCoordinatorRequest]
 
 
 def _encode_request_0(message: FindCoordinatorRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.key_type != 0:
@@ -195,7 +194,7 @@ def _encode_request_0(message: FindCoordinatorRequest) -> list[Buffer]:
 
 
 def _encode_request_1(message: FindCoordinatorRequest) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.coordinator_keys:
@@ -206,7 +205,7 @@ def _encode_request_1(message: FindCoordinatorRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: FindCoordinatorRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.coordinator_keys:
@@ -217,15 +216,16 @@ def _encode_request_3(message: FindCoordinatorRequest) -> list[Buffer]:
 
 
 def _encode_request_4(message: FindCoordinatorRequest) -> list[Buffer]:
-    """Versions 4-6."""
+    """Versions 4 to 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.key:
         raise not_in_version("FindCoordinatorRequest.key")
     add(_pack_b(message.key_type))
     add(uvarint(len(message.coordinator_keys) + 1))
-    parts += [write_compact_string(coordinator_key) for coordinator_key in message.coordinator_keys]
-    add(ZEROS[1])
+    if message.coordinator_keys:
+        parts += [write_compact_string(coordinator_key) for coordinator_key in message.coordinator_keys]
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -258,7 +258,7 @@ def encode_request(message: FindCoordinatorRequest, version: int) -> list[Buffer
 
 
 def _decode_response_0(data: memoryview, at: int) -> FindCoordinatorResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     error_code, node_id = _unpack_hi(data, at)
     at += 6
@@ -272,7 +272,7 @@ def _decode_response_0(data: memoryview, at: int) -> FindCoordinatorResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> FindCoordinatorResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -296,7 +296,7 @@ def _decode_response_1(data: memoryview, at: int) -> FindCoordinatorResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> FindCoordinatorResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -322,7 +322,7 @@ def _decode_response_3(data: memoryview, at: int) -> FindCoordinatorResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> FindCoordinatorResponse:
-    """Versions 4-6."""
+    """Versions 4 to 6."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -369,7 +369,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], FindCoordinatorRespons
 
 
 def _encode_response_0(message: FindCoordinatorResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.coordinators:
@@ -382,7 +382,7 @@ def _encode_response_0(message: FindCoordinatorResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: FindCoordinatorResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.coordinators:
@@ -402,7 +402,7 @@ def _encode_response_1(message: FindCoordinatorResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: FindCoordinatorResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.coordinators:
@@ -424,7 +424,7 @@ def _encode_response_3(message: FindCoordinatorResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: FindCoordinatorResponse) -> list[Buffer]:
-    """Versions 4-6."""
+    """Versions 4 to 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.error_code != 0:
@@ -462,8 +462,8 @@ def _encode_response_4(message: FindCoordinatorResponse) -> list[Buffer]:
             else _pack_ih(coordinator.port, coordinator.error_code) + uvarint(error_message_size)
         )
         add(error_message)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

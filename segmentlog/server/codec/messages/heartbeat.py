@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TAKE_COMPACT,
     TRUNCATED,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -42,7 +41,7 @@ _unpack_ihB: Final = Struct(">ihB").unpack_from
 
 
 class HeartbeatRequest(msgspec.Struct, gc=False):
-    """Versions 0-4."""
+    """Versions 0 to 4."""
 
     group_id: str = ""
     generation_id: int = 0
@@ -51,14 +50,14 @@ class HeartbeatRequest(msgspec.Struct, gc=False):
 
 
 class HeartbeatResponse(msgspec.Struct, gc=False):
-    """Versions 0-4."""
+    """Versions 0 to 4."""
 
     throttle_time_ms: int = 0  # versions 1+
     error_code: int = 0
 
 
 def _decode_request_0(data: memoryview, at: int) -> HeartbeatRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -81,7 +80,7 @@ def _decode_request_0(data: memoryview, at: int) -> HeartbeatRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> HeartbeatRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -113,7 +112,7 @@ def _decode_request_3(data: memoryview, at: int) -> HeartbeatRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> HeartbeatRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -158,7 +157,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], HeartbeatRequest], ...]
 
 
 def _encode_request_0(message: HeartbeatRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -170,7 +169,7 @@ def _encode_request_0(message: HeartbeatRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: HeartbeatRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.group_id))
@@ -181,14 +180,14 @@ def _encode_request_3(message: HeartbeatRequest) -> list[Buffer]:
 
 
 def _encode_request_4(message: HeartbeatRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
     add(_pack_i(message.generation_id))
     add(write_compact_string(message.member_id))
     add(write_compact_string(message.group_instance_id))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -219,7 +218,7 @@ def encode_request(message: HeartbeatRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> HeartbeatResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -230,7 +229,7 @@ def _decode_response_0(data: memoryview, at: int) -> HeartbeatResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> HeartbeatResponse:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -241,7 +240,7 @@ def _decode_response_1(data: memoryview, at: int) -> HeartbeatResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> HeartbeatResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     throttle_time_ms, error_code, tag_count = _unpack_ihB(data, at)
     at += 7
@@ -263,7 +262,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], HeartbeatResponse], ..
 
 
 def _encode_response_0(message: HeartbeatResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_h(message.error_code))
@@ -271,7 +270,7 @@ def _encode_response_0(message: HeartbeatResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: HeartbeatResponse) -> list[Buffer]:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ih(message.throttle_time_ms, message.error_code))
@@ -279,7 +278,7 @@ def _encode_response_1(message: HeartbeatResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: HeartbeatResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihx(message.throttle_time_ms, message.error_code))

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE,
     TAKE_COMPACT,
     TRUNCATED,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -76,7 +75,7 @@ class AlterConfigsResource(msgspec.Struct, gc=False):
 
 
 class IncrementalAlterConfigsRequest(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     resources: list[AlterConfigsResource] = msgspec.field(default_factory=list)
     validate_only: bool = False
@@ -92,14 +91,14 @@ class AlterConfigsResourceResponse(msgspec.Struct, gc=False):
 
 
 class IncrementalAlterConfigsResponse(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     throttle_time_ms: int = 0
     responses: list[AlterConfigsResourceResponse] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> IncrementalAlterConfigsRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (resources_count,) = _unpack_i(data, at)
     at += 4
@@ -147,7 +146,7 @@ def _decode_request_0(data: memoryview, at: int) -> IncrementalAlterConfigsReque
 
 
 def _decode_request_1(data: memoryview, at: int) -> IncrementalAlterConfigsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     resources_count = data[at]
     at += 1
@@ -217,7 +216,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], IncrementalAlterConfigs
 
 
 def _encode_request_0(message: IncrementalAlterConfigsRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.resources)))
@@ -234,7 +233,7 @@ def _encode_request_0(message: IncrementalAlterConfigsRequest) -> list[Buffer]:
 
 
 def _encode_request_1(message: IncrementalAlterConfigsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.resources) + 1))
@@ -246,8 +245,8 @@ def _encode_request_1(message: IncrementalAlterConfigsRequest) -> list[Buffer]:
             add(write_compact_string(config.name))
             add(_pack_b(config.config_operation))
             add(write_compact_string(config.value))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_tx(message.validate_only))
     return [b"".join(parts)]
 
@@ -276,7 +275,7 @@ def encode_request(message: IncrementalAlterConfigsRequest, version: int) -> lis
 
 
 def _decode_response_0(data: memoryview, at: int) -> IncrementalAlterConfigsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     throttle_time_ms, responses_count = _unpack_ii(data, at)
     at += 8
@@ -305,7 +304,7 @@ def _decode_response_0(data: memoryview, at: int) -> IncrementalAlterConfigsResp
 
 
 def _decode_response_1(data: memoryview, at: int) -> IncrementalAlterConfigsResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -349,7 +348,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], IncrementalAlterConfig
 
 
 def _encode_response_0(message: IncrementalAlterConfigsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.responses)))
@@ -364,7 +363,7 @@ def _encode_response_0(message: IncrementalAlterConfigsResponse) -> list[Buffer]
 
 
 def _encode_response_1(message: IncrementalAlterConfigsResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -390,8 +389,8 @@ def _encode_response_1(message: IncrementalAlterConfigsResponse) -> list[Buffer]
             else _pack_b(response.resource_type) + uvarint(resource_name_size)
         )
         add(resource_name)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -46,7 +46,7 @@ _unpack_iqhttB: Final = Struct(">iqh??B").unpack_from
 
 
 class InitProducerIdRequest(msgspec.Struct, gc=False):
-    """Versions 0-6."""
+    """Versions 0 to 6."""
 
     transactional_id: str | None = ""
     transaction_timeout_ms: int = 0
@@ -57,7 +57,7 @@ class InitProducerIdRequest(msgspec.Struct, gc=False):
 
 
 class InitProducerIdResponse(msgspec.Struct, gc=False):
-    """Versions 0-6."""
+    """Versions 0 to 6."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -68,7 +68,7 @@ class InitProducerIdResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> InitProducerIdRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -86,7 +86,7 @@ def _decode_request_0(data: memoryview, at: int) -> InitProducerIdRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> InitProducerIdRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -106,7 +106,7 @@ def _decode_request_2(data: memoryview, at: int) -> InitProducerIdRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> InitProducerIdRequest:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -131,7 +131,7 @@ def _decode_request_3(data: memoryview, at: int) -> InitProducerIdRequest:
 
 
 def _decode_request_6(data: memoryview, at: int) -> InitProducerIdRequest:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -171,7 +171,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], InitProducerIdRequest],
 
 
 def _encode_request_0(message: InitProducerIdRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.producer_id != -1:
@@ -188,7 +188,7 @@ def _encode_request_0(message: InitProducerIdRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: InitProducerIdRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.producer_id != -1:
@@ -205,7 +205,7 @@ def _encode_request_2(message: InitProducerIdRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: InitProducerIdRequest) -> list[Buffer]:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.enable_2pc:
@@ -218,7 +218,7 @@ def _encode_request_3(message: InitProducerIdRequest) -> list[Buffer]:
 
 
 def _encode_request_6(message: InitProducerIdRequest) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.transactional_id))
@@ -263,7 +263,7 @@ def encode_request(message: InitProducerIdRequest, version: int) -> list[Buffer]
 
 
 def _decode_response_0(data: memoryview, at: int) -> InitProducerIdResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     throttle_time_ms, error_code, producer_id, producer_epoch = _unpack_ihqh(data, at)
     at += 16
@@ -276,7 +276,7 @@ def _decode_response_0(data: memoryview, at: int) -> InitProducerIdResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> InitProducerIdResponse:
-    """Versions 2-5."""
+    """Versions 2 to 5."""
     limit = len(data)
     throttle_time_ms, error_code, producer_id, producer_epoch, tag_count = _unpack_ihqhB(data, at)
     at += 17
@@ -291,7 +291,7 @@ def _decode_response_2(data: memoryview, at: int) -> InitProducerIdResponse:
 
 
 def _decode_response_6(data: memoryview, at: int) -> InitProducerIdResponse:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     (
         throttle_time_ms,
@@ -330,7 +330,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], InitProducerIdResponse
 
 
 def _encode_response_0(message: InitProducerIdResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.ongoing_txn_producer_id != -1:
@@ -342,7 +342,7 @@ def _encode_response_0(message: InitProducerIdResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: InitProducerIdResponse) -> list[Buffer]:
-    """Versions 2-5."""
+    """Versions 2 to 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.ongoing_txn_producer_id != -1:
@@ -354,7 +354,7 @@ def _encode_response_2(message: InitProducerIdResponse) -> list[Buffer]:
 
 
 def _encode_response_6(message: InitProducerIdResponse) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     add(

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_bytes,
     long_compact_bytes,
@@ -74,7 +73,7 @@ class JoinGroupRequestProtocol(msgspec.Struct, gc=False):
 
 
 class JoinGroupRequest(msgspec.Struct, gc=False):
-    """Versions 0-9."""
+    """Versions 0 to 9."""
 
     group_id: str = ""
     session_timeout_ms: int = 0
@@ -95,7 +94,7 @@ class JoinGroupResponseMember(msgspec.Struct, gc=False):
 
 
 class JoinGroupResponse(msgspec.Struct, gc=False):
-    """Versions 0-9."""
+    """Versions 0 to 9."""
 
     throttle_time_ms: int = 0  # versions 2+
     error_code: int = 0
@@ -109,7 +108,7 @@ class JoinGroupResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> JoinGroupRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -166,7 +165,7 @@ def _decode_request_0(data: memoryview, at: int) -> JoinGroupRequest:
 
 
 def _decode_request_1(data: memoryview, at: int) -> JoinGroupRequest:
-    """Versions 1-4."""
+    """Versions 1 to 4."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -224,7 +223,7 @@ def _decode_request_1(data: memoryview, at: int) -> JoinGroupRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> JoinGroupRequest:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -290,7 +289,7 @@ def _decode_request_5(data: memoryview, at: int) -> JoinGroupRequest:
 
 
 def _decode_request_6(data: memoryview, at: int) -> JoinGroupRequest:
-    """Versions 6-7."""
+    """Versions 6 to 7."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -367,7 +366,7 @@ def _decode_request_6(data: memoryview, at: int) -> JoinGroupRequest:
 
 
 def _decode_request_8(data: memoryview, at: int) -> JoinGroupRequest:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -466,7 +465,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], JoinGroupRequest], ...]
 
 
 def _encode_request_0(message: JoinGroupRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -483,7 +482,7 @@ def _encode_request_0(message: JoinGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_1(message: JoinGroupRequest) -> list[Buffer]:
-    """Versions 1-4."""
+    """Versions 1 to 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -500,7 +499,7 @@ def _encode_request_1(message: JoinGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_5(message: JoinGroupRequest) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.group_id))
@@ -516,7 +515,7 @@ def _encode_request_5(message: JoinGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_6(message: JoinGroupRequest) -> list[Buffer]:
-    """Versions 6-7."""
+    """Versions 6 to 7."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -528,13 +527,13 @@ def _encode_request_6(message: JoinGroupRequest) -> list[Buffer]:
     for protocol in message.protocols:
         add(write_compact_string(protocol.name))
         add(write_compact_bytes(protocol.metadata))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_8(message: JoinGroupRequest) -> list[Buffer]:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -546,9 +545,9 @@ def _encode_request_8(message: JoinGroupRequest) -> list[Buffer]:
     for protocol in message.protocols:
         add(write_compact_string(protocol.name))
         add(write_compact_bytes(protocol.metadata))
-        add(ZEROS[1])
+        add(b"\0")
     add(write_compact_string(message.reason))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -584,7 +583,7 @@ def encode_request(message: JoinGroupRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> JoinGroupResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     error_code, generation_id = _unpack_hi(data, at)
     at += 6
@@ -614,7 +613,7 @@ def _decode_response_0(data: memoryview, at: int) -> JoinGroupResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> JoinGroupResponse:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     limit = len(data)
     throttle_time_ms, error_code, generation_id = _unpack_ihi(data, at)
     at += 10
@@ -645,7 +644,7 @@ def _decode_response_2(data: memoryview, at: int) -> JoinGroupResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> JoinGroupResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     throttle_time_ms, error_code, generation_id = _unpack_ihi(data, at)
     at += 10
@@ -679,7 +678,7 @@ def _decode_response_5(data: memoryview, at: int) -> JoinGroupResponse:
 
 
 def _decode_response_6(data: memoryview, at: int) -> JoinGroupResponse:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     throttle_time_ms, error_code, generation_id = _unpack_ihi(data, at)
     at += 10
@@ -720,7 +719,7 @@ def _decode_response_6(data: memoryview, at: int) -> JoinGroupResponse:
 
 
 def _decode_response_7(data: memoryview, at: int) -> JoinGroupResponse:
-    """Versions 7-8."""
+    """Versions 7 to 8."""
     limit = len(data)
     throttle_time_ms, error_code, generation_id = _unpack_ihi(data, at)
     at += 10
@@ -763,7 +762,7 @@ def _decode_response_7(data: memoryview, at: int) -> JoinGroupResponse:
 
 
 def _decode_response_9(data: memoryview, at: int) -> JoinGroupResponse:
-    """Versions 9."""
+    """Version 9."""
     limit = len(data)
     throttle_time_ms, error_code, generation_id = _unpack_ihi(data, at)
     at += 10
@@ -823,7 +822,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], JoinGroupResponse], ..
 
 
 def _encode_response_0(message: JoinGroupResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.skip_assignment:
@@ -850,7 +849,7 @@ def _encode_response_0(message: JoinGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: JoinGroupResponse) -> list[Buffer]:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.skip_assignment:
@@ -877,7 +876,7 @@ def _encode_response_2(message: JoinGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: JoinGroupResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.skip_assignment:
@@ -907,7 +906,7 @@ def _encode_response_5(message: JoinGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_6(message: JoinGroupResponse) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.skip_assignment:
@@ -945,13 +944,13 @@ def _encode_response_6(message: JoinGroupResponse) -> list[Buffer]:
         metadata_size = len(member.metadata) + 1
         add(UVARINTS[metadata_size] if metadata_size < SHORT else uvarint(metadata_size))
         add(member.metadata)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_7(message: JoinGroupResponse) -> list[Buffer]:
-    """Versions 7-8."""
+    """Versions 7 to 8."""
     parts: list[bytes] = []
     add = parts.append
     if message.skip_assignment:
@@ -991,13 +990,13 @@ def _encode_response_7(message: JoinGroupResponse) -> list[Buffer]:
         metadata_size = len(member.metadata) + 1
         add(UVARINTS[metadata_size] if metadata_size < SHORT else uvarint(metadata_size))
         add(member.metadata)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_9(message: JoinGroupResponse) -> list[Buffer]:
-    """Versions 9."""
+    """Version 9."""
     parts: list[bytes] = []
     add = parts.append
     protocol_type = b"" if message.protocol_type is None else message.protocol_type.encode()
@@ -1039,8 +1038,8 @@ def _encode_response_9(message: JoinGroupResponse) -> list[Buffer]:
         metadata_size = len(member.metadata) + 1
         add(UVARINTS[metadata_size] if metadata_size < SHORT else uvarint(metadata_size))
         add(member.metadata)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -62,7 +61,7 @@ class MemberIdentity(msgspec.Struct, gc=False):
 
 
 class LeaveGroupRequest(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     group_id: str = ""
     member_id: str = ""  # versions 0-2
@@ -78,7 +77,7 @@ class MemberResponse(msgspec.Struct, gc=False):
 
 
 class LeaveGroupResponse(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     throttle_time_ms: int = 0  # versions 1+
     error_code: int = 0
@@ -86,7 +85,7 @@ class LeaveGroupResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> LeaveGroupRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -109,7 +108,7 @@ def _decode_request_0(data: memoryview, at: int) -> LeaveGroupRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> LeaveGroupRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -146,7 +145,7 @@ def _decode_request_3(data: memoryview, at: int) -> LeaveGroupRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> LeaveGroupRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -194,7 +193,7 @@ def _decode_request_4(data: memoryview, at: int) -> LeaveGroupRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> LeaveGroupRequest:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -259,7 +258,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], LeaveGroupRequest], ...
 
 
 def _encode_request_0(message: LeaveGroupRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.members:
@@ -270,7 +269,7 @@ def _encode_request_0(message: LeaveGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: LeaveGroupRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.member_id:
@@ -284,7 +283,7 @@ def _encode_request_3(message: LeaveGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_4(message: LeaveGroupRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.member_id:
@@ -294,13 +293,13 @@ def _encode_request_4(message: LeaveGroupRequest) -> list[Buffer]:
     for member in message.members:
         add(write_compact_string(member.member_id))
         add(write_compact_string(member.group_instance_id))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_5(message: LeaveGroupRequest) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.member_id:
@@ -311,8 +310,8 @@ def _encode_request_5(message: LeaveGroupRequest) -> list[Buffer]:
         add(write_compact_string(member.member_id))
         add(write_compact_string(member.group_instance_id))
         add(write_compact_string(member.reason))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -344,7 +343,7 @@ def encode_request(message: LeaveGroupRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> LeaveGroupResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -355,7 +354,7 @@ def _decode_response_0(data: memoryview, at: int) -> LeaveGroupResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> LeaveGroupResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -366,7 +365,7 @@ def _decode_response_1(data: memoryview, at: int) -> LeaveGroupResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> LeaveGroupResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     throttle_time_ms, error_code, members_count = _unpack_ihi(data, at)
     at += 10
@@ -388,7 +387,7 @@ def _decode_response_3(data: memoryview, at: int) -> LeaveGroupResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> LeaveGroupResponse:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -427,7 +426,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], LeaveGroupResponse], .
 
 
 def _encode_response_0(message: LeaveGroupResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.members:
@@ -437,7 +436,7 @@ def _encode_response_0(message: LeaveGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: LeaveGroupResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.members:
@@ -447,7 +446,7 @@ def _encode_response_1(message: LeaveGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: LeaveGroupResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihi(message.throttle_time_ms, message.error_code, len(message.members)))
@@ -463,7 +462,7 @@ def _encode_response_3(message: LeaveGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: LeaveGroupResponse) -> list[Buffer]:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     parts: list[bytes] = []
     add = parts.append
     members_count = len(message.members) + 1
@@ -482,7 +481,7 @@ def _encode_response_4(message: LeaveGroupResponse) -> list[Buffer]:
         add(UVARINTS[group_instance_id_size] if group_instance_id_size < SHORT else uvarint(group_instance_id_size))
         add(group_instance_id)
         add(_pack_hx(member.error_code))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

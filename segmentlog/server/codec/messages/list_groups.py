@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -44,7 +43,7 @@ _unpack_ihi: Final = Struct(">ihi").unpack_from
 
 
 class ListGroupsRequest(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     states_filter: list[str] = msgspec.field(default_factory=list)  # versions 4+
     types_filter: list[str] = msgspec.field(default_factory=list)  # versions 5+
@@ -60,7 +59,7 @@ class ListedGroup(msgspec.Struct, gc=False):
 
 
 class ListGroupsResponse(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     throttle_time_ms: int = 0  # versions 1+
     error_code: int = 0
@@ -68,7 +67,7 @@ class ListGroupsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> ListGroupsRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     decoded = ListGroupsRequest()
     if at > limit:
@@ -77,7 +76,7 @@ def _decode_request_0(data: memoryview, at: int) -> ListGroupsRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> ListGroupsRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     tag_count = data[at]
     at += 1
@@ -90,7 +89,7 @@ def _decode_request_3(data: memoryview, at: int) -> ListGroupsRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> ListGroupsRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     states_filter_count = data[at]
     at += 1
@@ -120,7 +119,7 @@ def _decode_request_4(data: memoryview, at: int) -> ListGroupsRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> ListGroupsRequest:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     states_filter_count = data[at]
     at += 1
@@ -177,7 +176,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ListGroupsRequest], ...
 
 
 def _encode_request_0(message: ListGroupsRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     if message.states_filter:
         raise not_in_version("ListGroupsRequest.states_filter")
@@ -187,38 +186,41 @@ def _encode_request_0(message: ListGroupsRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: ListGroupsRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     if message.states_filter:
         raise not_in_version("ListGroupsRequest.states_filter")
     if message.types_filter:
         raise not_in_version("ListGroupsRequest.types_filter")
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_4(message: ListGroupsRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.types_filter:
         raise not_in_version("ListGroupsRequest.types_filter")
     add(uvarint(len(message.states_filter) + 1))
-    parts += [write_compact_string(one_of_states_filter) for one_of_states_filter in message.states_filter]
-    add(ZEROS[1])
+    if message.states_filter:
+        parts += [write_compact_string(one_of_states_filter) for one_of_states_filter in message.states_filter]
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_5(message: ListGroupsRequest) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.states_filter) + 1))
-    parts += [write_compact_string(one_of_states_filter) for one_of_states_filter in message.states_filter]
+    if message.states_filter:
+        parts += [write_compact_string(one_of_states_filter) for one_of_states_filter in message.states_filter]
     add(uvarint(len(message.types_filter) + 1))
-    parts += [write_compact_string(one_of_types_filter) for one_of_types_filter in message.types_filter]
-    add(ZEROS[1])
+    if message.types_filter:
+        parts += [write_compact_string(one_of_types_filter) for one_of_types_filter in message.types_filter]
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -250,7 +252,7 @@ def encode_request(message: ListGroupsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> ListGroupsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     error_code, groups_count = _unpack_hi(data, at)
     at += 6
@@ -268,7 +270,7 @@ def _decode_response_0(data: memoryview, at: int) -> ListGroupsResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> ListGroupsResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     throttle_time_ms, error_code, groups_count = _unpack_ihi(data, at)
     at += 10
@@ -286,7 +288,7 @@ def _decode_response_1(data: memoryview, at: int) -> ListGroupsResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> ListGroupsResponse:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -313,7 +315,7 @@ def _decode_response_3(data: memoryview, at: int) -> ListGroupsResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> ListGroupsResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -341,7 +343,7 @@ def _decode_response_4(data: memoryview, at: int) -> ListGroupsResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> ListGroupsResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -382,7 +384,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ListGroupsResponse], .
 
 
 def _encode_response_0(message: ListGroupsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_hi(message.error_code, len(message.groups)))
@@ -397,7 +399,7 @@ def _encode_response_0(message: ListGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: ListGroupsResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihi(message.throttle_time_ms, message.error_code, len(message.groups)))
@@ -412,7 +414,7 @@ def _encode_response_1(message: ListGroupsResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: ListGroupsResponse) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -430,13 +432,13 @@ def _encode_response_3(message: ListGroupsResponse) -> list[Buffer]:
         protocol_type_size = len(protocol_type) + 1
         add(UVARINTS[protocol_type_size] if protocol_type_size < SHORT else uvarint(protocol_type_size))
         add(protocol_type)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_4(message: ListGroupsResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -458,13 +460,13 @@ def _encode_response_4(message: ListGroupsResponse) -> list[Buffer]:
         group_state_size = len(group_state) + 1
         add(UVARINTS[group_state_size] if group_state_size < SHORT else uvarint(group_state_size))
         add(group_state)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_5(message: ListGroupsResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     groups_count = len(message.groups) + 1
@@ -490,8 +492,8 @@ def _encode_response_5(message: ListGroupsResponse) -> list[Buffer]:
         group_type_size = len(group_type) + 1
         add(UVARINTS[group_type_size] if group_type_size < SHORT else uvarint(group_type_size))
         add(group_type)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -79,7 +78,7 @@ class ListOffsetsTopic(msgspec.Struct, gc=False):
 
 
 class ListOffsetsRequest(msgspec.Struct, gc=False):
-    """Versions 1-11."""
+    """Versions 1 to 11."""
 
     replica_id: int = 0
     isolation_level: int = 0  # versions 2+
@@ -105,14 +104,14 @@ class ListOffsetsTopicResponse(msgspec.Struct, gc=False):
 
 
 class ListOffsetsResponse(msgspec.Struct, gc=False):
-    """Versions 1-11."""
+    """Versions 1 to 11."""
 
     throttle_time_ms: int = 0  # versions 2+
     topics: list[ListOffsetsTopicResponse] = msgspec.field(default_factory=list)
 
 
 def _decode_request_1(data: memoryview, at: int) -> ListOffsetsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     replica_id, topics_count = _unpack_ii(data, at)
     at += 8
@@ -145,7 +144,7 @@ def _decode_request_1(data: memoryview, at: int) -> ListOffsetsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> ListOffsetsRequest:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     replica_id, isolation_level, topics_count = _unpack_ibi(data, at)
     at += 9
@@ -178,7 +177,7 @@ def _decode_request_2(data: memoryview, at: int) -> ListOffsetsRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> ListOffsetsRequest:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     limit = len(data)
     replica_id, isolation_level, topics_count = _unpack_ibi(data, at)
     at += 9
@@ -213,7 +212,7 @@ def _decode_request_4(data: memoryview, at: int) -> ListOffsetsRequest:
 
 
 def _decode_request_6(data: memoryview, at: int) -> ListOffsetsRequest:
-    """Versions 6-9."""
+    """Versions 6 to 9."""
     limit = len(data)
     replica_id, isolation_level, topics_count = _unpack_ibB(data, at)
     at += 6
@@ -265,7 +264,7 @@ def _decode_request_6(data: memoryview, at: int) -> ListOffsetsRequest:
 
 
 def _decode_request_10(data: memoryview, at: int) -> ListOffsetsRequest:
-    """Versions 10-11."""
+    """Versions 10 to 11."""
     limit = len(data)
     replica_id, isolation_level, topics_count = _unpack_ibB(data, at)
     at += 6
@@ -334,7 +333,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ListOffsetsRequest], ..
 
 
 def _encode_request_1(message: ListOffsetsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.isolation_level != 0:
@@ -343,39 +342,42 @@ def _encode_request_1(message: ListOffsetsRequest) -> list[Buffer]:
     for topic in message.topics:
         add(write_string(topic.name))
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_iq(partition.partition_index, partition.timestamp) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_iq(partition.partition_index, partition.timestamp) for partition in topic.partitions]
     return [b"".join(parts)]
 
 
 def _encode_request_2(message: ListOffsetsRequest) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ibi(message.replica_id, message.isolation_level, len(message.topics)))
     for topic in message.topics:
         add(write_string(topic.name))
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_iq(partition.partition_index, partition.timestamp) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_iq(partition.partition_index, partition.timestamp) for partition in topic.partitions]
     return [b"".join(parts)]
 
 
 def _encode_request_4(message: ListOffsetsRequest) -> list[Buffer]:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ibi(message.replica_id, message.isolation_level, len(message.topics)))
     for topic in message.topics:
         add(write_string(topic.name))
         add(_pack_i(len(topic.partitions)))
-        parts += [
-            _pack_iiq(partition.partition_index, partition.current_leader_epoch, partition.timestamp)
-            for partition in topic.partitions
-        ]
+        if topic.partitions:
+            parts += [
+                _pack_iiq(partition.partition_index, partition.current_leader_epoch, partition.timestamp)
+                for partition in topic.partitions
+            ]
     return [b"".join(parts)]
 
 
 def _encode_request_6(message: ListOffsetsRequest) -> list[Buffer]:
-    """Versions 6-9."""
+    """Versions 6 to 9."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ib(message.replica_id, message.isolation_level))
@@ -383,17 +385,18 @@ def _encode_request_6(message: ListOffsetsRequest) -> list[Buffer]:
     for topic in message.topics:
         add(write_compact_string(topic.name))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [
-            _pack_iiqx(partition.partition_index, partition.current_leader_epoch, partition.timestamp)
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iiqx(partition.partition_index, partition.current_leader_epoch, partition.timestamp)
+                for partition in topic.partitions
+            ]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_10(message: ListOffsetsRequest) -> list[Buffer]:
-    """Versions 10-11."""
+    """Versions 10 to 11."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ib(message.replica_id, message.isolation_level))
@@ -401,11 +404,12 @@ def _encode_request_10(message: ListOffsetsRequest) -> list[Buffer]:
     for topic in message.topics:
         add(write_compact_string(topic.name))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [
-            _pack_iiqx(partition.partition_index, partition.current_leader_epoch, partition.timestamp)
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iiqx(partition.partition_index, partition.current_leader_epoch, partition.timestamp)
+                for partition in topic.partitions
+            ]
+        add(b"\0")
     add(_pack_ix(message.timeout_ms))
     return [b"".join(parts)]
 
@@ -443,7 +447,7 @@ def encode_request(message: ListOffsetsRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_1(data: memoryview, at: int) -> ListOffsetsResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -472,7 +476,7 @@ def _decode_response_1(data: memoryview, at: int) -> ListOffsetsResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> ListOffsetsResponse:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -501,7 +505,7 @@ def _decode_response_2(data: memoryview, at: int) -> ListOffsetsResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> ListOffsetsResponse:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -534,7 +538,7 @@ def _decode_response_4(data: memoryview, at: int) -> ListOffsetsResponse:
 
 
 def _decode_response_6(data: memoryview, at: int) -> ListOffsetsResponse:
-    """Versions 6-11."""
+    """Versions 6 to 11."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -593,7 +597,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ListOffsetsResponse], 
 
 
 def _encode_response_1(message: ListOffsetsResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -610,7 +614,7 @@ def _encode_response_1(message: ListOffsetsResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: ListOffsetsResponse) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -627,7 +631,7 @@ def _encode_response_2(message: ListOffsetsResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: ListOffsetsResponse) -> list[Buffer]:
-    """Versions 4-5."""
+    """Versions 4 to 5."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -636,21 +640,22 @@ def _encode_response_4(message: ListOffsetsResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(topic.partitions)))
-        parts += [
-            _pack_ihqqi(
-                partition.partition_index,
-                partition.error_code,
-                partition.timestamp,
-                partition.offset,
-                partition.leader_epoch,
-            )
-            for partition in topic.partitions
-        ]
+        if topic.partitions:
+            parts += [
+                _pack_ihqqi(
+                    partition.partition_index,
+                    partition.error_code,
+                    partition.timestamp,
+                    partition.offset,
+                    partition.leader_epoch,
+                )
+                for partition in topic.partitions
+            ]
     return [b"".join(parts)]
 
 
 def _encode_response_6(message: ListOffsetsResponse) -> list[Buffer]:
-    """Versions 6-11."""
+    """Versions 6 to 11."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -666,18 +671,19 @@ def _encode_response_6(message: ListOffsetsResponse) -> list[Buffer]:
         add(name)
         partitions_count = len(topic.partitions) + 1
         add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-        parts += [
-            _pack_ihqqix(
-                partition.partition_index,
-                partition.error_code,
-                partition.timestamp,
-                partition.offset,
-                partition.leader_epoch,
-            )
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_ihqqix(
+                    partition.partition_index,
+                    partition.error_code,
+                    partition.timestamp,
+                    partition.offset,
+                    partition.leader_epoch,
+                )
+                for partition in topic.partitions
+            ]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

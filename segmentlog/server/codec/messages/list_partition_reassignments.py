@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -49,7 +48,7 @@ class ListPartitionReassignmentsTopics(msgspec.Struct, gc=False):
 
 
 class ListPartitionReassignmentsRequest(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     timeout_ms: int = 60000
     topics: list[ListPartitionReassignmentsTopics] | None = None
@@ -72,7 +71,7 @@ class OngoingTopicReassignment(msgspec.Struct, gc=False):
 
 
 class ListPartitionReassignmentsResponse(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -81,7 +80,7 @@ class ListPartitionReassignmentsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> ListPartitionReassignmentsRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     timeout_ms, topics_count = _unpack_iB(data, at)
     at += 5
@@ -131,7 +130,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ListPartitionReassignme
 
 
 def _encode_request_0(message: ListPartitionReassignmentsRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(message.timeout_ms))
@@ -141,8 +140,8 @@ def _encode_request_0(message: ListPartitionReassignmentsRequest) -> list[Buffer
         add(uvarint(len(topic.partition_indexes) + 1))
         if topic.partition_indexes:
             add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -167,7 +166,7 @@ def encode_request(message: ListPartitionReassignmentsRequest, version: int) -> 
 
 
 def _decode_response_0(data: memoryview, at: int) -> ListPartitionReassignmentsResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -235,7 +234,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ListPartitionReassignm
 
 
 def _encode_response_0(message: ListPartitionReassignmentsResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -276,9 +275,9 @@ def _encode_response_0(message: ListPartitionReassignmentsResponse) -> list[Buff
             )
             if partition.removing_replicas:
                 add(pack(f">{len(partition.removing_replicas)}i", *partition.removing_replicas))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -44,7 +43,7 @@ _unpack_qB: Final = Struct(">qB").unpack_from
 
 
 class ListTransactionsRequest(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     state_filters: list[str] = msgspec.field(default_factory=list)
     producer_id_filters: list[int] = msgspec.field(default_factory=list)
@@ -61,7 +60,7 @@ class TransactionState(msgspec.Struct, gc=False):
 
 
 class ListTransactionsResponse(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -70,7 +69,7 @@ class ListTransactionsResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> ListTransactionsRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     state_filters_count = data[at]
     at += 1
@@ -109,7 +108,7 @@ def _decode_request_0(data: memoryview, at: int) -> ListTransactionsRequest:
 
 
 def _decode_request_1(data: memoryview, at: int) -> ListTransactionsRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     state_filters_count = data[at]
     at += 1
@@ -150,7 +149,7 @@ def _decode_request_1(data: memoryview, at: int) -> ListTransactionsRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> ListTransactionsRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     state_filters_count = data[at]
     at += 1
@@ -208,7 +207,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ListTransactionsRequest
 
 
 def _encode_request_0(message: ListTransactionsRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.duration_filter != -1:
@@ -216,22 +215,24 @@ def _encode_request_0(message: ListTransactionsRequest) -> list[Buffer]:
     if message.transactional_id_pattern is not None:
         raise not_in_version("ListTransactionsRequest.transactional_id_pattern")
     add(uvarint(len(message.state_filters) + 1))
-    parts += [write_compact_string(state_filter) for state_filter in message.state_filters]
+    if message.state_filters:
+        parts += [write_compact_string(state_filter) for state_filter in message.state_filters]
     add(uvarint(len(message.producer_id_filters) + 1))
     if message.producer_id_filters:
         add(pack(f">{len(message.producer_id_filters)}q", *message.producer_id_filters))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_1(message: ListTransactionsRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.transactional_id_pattern is not None:
         raise not_in_version("ListTransactionsRequest.transactional_id_pattern")
     add(uvarint(len(message.state_filters) + 1))
-    parts += [write_compact_string(state_filter) for state_filter in message.state_filters]
+    if message.state_filters:
+        parts += [write_compact_string(state_filter) for state_filter in message.state_filters]
     add(uvarint(len(message.producer_id_filters) + 1))
     if message.producer_id_filters:
         add(pack(f">{len(message.producer_id_filters)}q", *message.producer_id_filters))
@@ -240,17 +241,18 @@ def _encode_request_1(message: ListTransactionsRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: ListTransactionsRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.state_filters) + 1))
-    parts += [write_compact_string(state_filter) for state_filter in message.state_filters]
+    if message.state_filters:
+        parts += [write_compact_string(state_filter) for state_filter in message.state_filters]
     add(uvarint(len(message.producer_id_filters) + 1))
     if message.producer_id_filters:
         add(pack(f">{len(message.producer_id_filters)}q", *message.producer_id_filters))
     add(_pack_q(message.duration_filter))
     add(write_compact_string(message.transactional_id_pattern))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -279,7 +281,7 @@ def encode_request(message: ListTransactionsRequest, version: int) -> list[Buffe
 
 
 def _decode_response_0(data: memoryview, at: int) -> ListTransactionsResponse:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -331,7 +333,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ListTransactionsRespon
 
 
 def _encode_response_0(message: ListTransactionsResponse) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     unknown_state_filters_count = len(message.unknown_state_filters) + 1
@@ -364,8 +366,8 @@ def _encode_response_0(message: ListTransactionsResponse) -> list[Buffer]:
             else _pack_q(transaction_state.producer_id) + uvarint(transaction_state_size)
         )
         add(transaction_state_2)
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -18,7 +18,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -86,7 +85,7 @@ class MetadataRequestTopic(msgspec.Struct, gc=False):
 
 
 class MetadataRequest(msgspec.Struct, gc=False):
-    """Versions 0-13."""
+    """Versions 0 to 13."""
 
     topics: list[MetadataRequestTopic] | None = msgspec.field(default_factory=list)
     allow_auto_topic_creation: bool = True  # versions 4+
@@ -127,7 +126,7 @@ class MetadataResponseTopic(msgspec.Struct, gc=False):
 
 
 class MetadataResponse(msgspec.Struct, gc=False):
-    """Versions 0-13."""
+    """Versions 0 to 13."""
 
     throttle_time_ms: int = 0  # versions 3+
     brokers: list[MetadataResponseBroker] = msgspec.field(default_factory=list)
@@ -139,7 +138,7 @@ class MetadataResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -162,7 +161,7 @@ def _decode_request_0(data: memoryview, at: int) -> MetadataRequest:
 
 
 def _decode_request_1(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -187,7 +186,7 @@ def _decode_request_1(data: memoryview, at: int) -> MetadataRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 4-7."""
+    """Versions 4 to 7."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -214,7 +213,7 @@ def _decode_request_4(data: memoryview, at: int) -> MetadataRequest:
 
 
 def _decode_request_8(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 8."""
+    """Version 8."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -248,7 +247,7 @@ def _decode_request_8(data: memoryview, at: int) -> MetadataRequest:
 
 
 def _decode_request_9(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 9."""
+    """Version 9."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -294,7 +293,7 @@ def _decode_request_9(data: memoryview, at: int) -> MetadataRequest:
 
 
 def _decode_request_10(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 10."""
+    """Version 10."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -340,7 +339,7 @@ def _decode_request_10(data: memoryview, at: int) -> MetadataRequest:
 
 
 def _decode_request_11(data: memoryview, at: int) -> MetadataRequest:
-    """Versions 11-13."""
+    """Versions 11 to 13."""
     limit = len(data)
     topics_count = data[at]
     at += 1
@@ -398,7 +397,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], MetadataRequest], ...]]
 
 
 def _encode_request_0(message: MetadataRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if not message.allow_auto_topic_creation:
@@ -418,7 +417,7 @@ def _encode_request_0(message: MetadataRequest) -> list[Buffer]:
 
 
 def _encode_request_1(message: MetadataRequest) -> list[Buffer]:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     parts: list[bytes] = []
     add = parts.append
     if not message.allow_auto_topic_creation:
@@ -436,7 +435,7 @@ def _encode_request_1(message: MetadataRequest) -> list[Buffer]:
 
 
 def _encode_request_4(message: MetadataRequest) -> list[Buffer]:
-    """Versions 4-7."""
+    """Versions 4 to 7."""
     parts: list[bytes] = []
     add = parts.append
     if message.include_cluster_authorized_operations:
@@ -453,7 +452,7 @@ def _encode_request_4(message: MetadataRequest) -> list[Buffer]:
 
 
 def _encode_request_8(message: MetadataRequest) -> list[Buffer]:
-    """Versions 8."""
+    """Version 8."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(-1 if message.topics is None else len(message.topics)))
@@ -472,7 +471,7 @@ def _encode_request_8(message: MetadataRequest) -> list[Buffer]:
 
 
 def _encode_request_9(message: MetadataRequest) -> list[Buffer]:
-    """Versions 9."""
+    """Version 9."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(0 if message.topics is None else len(message.topics) + 1))
@@ -480,7 +479,7 @@ def _encode_request_9(message: MetadataRequest) -> list[Buffer]:
         if topic.name is None:
             raise null_value("name")
         add(write_compact_string(topic.name))
-        add(ZEROS[1])
+        add(b"\0")
     add(
         _pack_tttx(
             message.allow_auto_topic_creation,
@@ -492,14 +491,14 @@ def _encode_request_9(message: MetadataRequest) -> list[Buffer]:
 
 
 def _encode_request_10(message: MetadataRequest) -> list[Buffer]:
-    """Versions 10."""
+    """Version 10."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(0 if message.topics is None else len(message.topics) + 1))
     for topic in message.topics or ():
         add(_pack_u(topic.topic_id))
         add(write_compact_string(topic.name))
-        add(ZEROS[1])
+        add(b"\0")
     add(
         _pack_tttx(
             message.allow_auto_topic_creation,
@@ -511,7 +510,7 @@ def _encode_request_10(message: MetadataRequest) -> list[Buffer]:
 
 
 def _encode_request_11(message: MetadataRequest) -> list[Buffer]:
-    """Versions 11-13."""
+    """Versions 11 to 13."""
     parts: list[bytes] = []
     add = parts.append
     if message.include_cluster_authorized_operations:
@@ -520,7 +519,7 @@ def _encode_request_11(message: MetadataRequest) -> list[Buffer]:
     for topic in message.topics or ():
         add(_pack_u(topic.topic_id))
         add(write_compact_string(topic.name))
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_ttx(message.allow_auto_topic_creation, message.include_topic_authorized_operations))
     return [b"".join(parts)]
 
@@ -561,7 +560,7 @@ def encode_request(message: MetadataRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (brokers_count,) = _unpack_i(data, at)
     at += 4
@@ -619,7 +618,7 @@ def _decode_response_0(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (brokers_count,) = _unpack_i(data, at)
     at += 4
@@ -680,7 +679,7 @@ def _decode_response_1(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (brokers_count,) = _unpack_i(data, at)
     at += 4
@@ -742,7 +741,7 @@ def _decode_response_2(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     throttle_time_ms, brokers_count = _unpack_ii(data, at)
     at += 8
@@ -810,7 +809,7 @@ def _decode_response_3(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     limit = len(data)
     throttle_time_ms, brokers_count = _unpack_ii(data, at)
     at += 8
@@ -885,7 +884,7 @@ def _decode_response_5(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_7(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 7."""
+    """Version 7."""
     limit = len(data)
     throttle_time_ms, brokers_count = _unpack_ii(data, at)
     at += 8
@@ -961,7 +960,7 @@ def _decode_response_7(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_8(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 8."""
+    """Version 8."""
     limit = len(data)
     throttle_time_ms, brokers_count = _unpack_ii(data, at)
     at += 8
@@ -1048,7 +1047,7 @@ def _decode_response_8(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_9(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 9."""
+    """Version 9."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -1149,7 +1148,7 @@ def _decode_response_9(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_10(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 10."""
+    """Version 10."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -1251,7 +1250,7 @@ def _decode_response_10(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_11(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 11."""
+    """Version 11."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -1352,7 +1351,7 @@ def _decode_response_11(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_12(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 12."""
+    """Version 12."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -1453,7 +1452,7 @@ def _decode_response_12(data: memoryview, at: int) -> MetadataResponse:
 
 
 def _decode_response_13(data: memoryview, at: int) -> MetadataResponse:
-    """Versions 13."""
+    """Version 13."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -1573,7 +1572,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], MetadataResponse], ...
 
 
 def _encode_response_0(message: MetadataResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -1609,7 +1608,7 @@ def _encode_response_0(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: MetadataResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -1647,7 +1646,7 @@ def _encode_response_1(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: MetadataResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -1688,7 +1687,7 @@ def _encode_response_2(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: MetadataResponse) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -1729,7 +1728,7 @@ def _encode_response_3(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: MetadataResponse) -> list[Buffer]:
-    """Versions 5-6."""
+    """Versions 5 to 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -1773,7 +1772,7 @@ def _encode_response_5(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_7(message: MetadataResponse) -> list[Buffer]:
-    """Versions 7."""
+    """Version 7."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -1821,7 +1820,7 @@ def _encode_response_7(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_8(message: MetadataResponse) -> list[Buffer]:
-    """Versions 8."""
+    """Version 8."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.brokers)))
@@ -1867,7 +1866,7 @@ def _encode_response_8(message: MetadataResponse) -> list[Buffer]:
 
 
 def _encode_response_9(message: MetadataResponse) -> list[Buffer]:
-    """Versions 9."""
+    """Version 9."""
     parts: list[bytes] = []
     add = parts.append
     brokers_count = len(message.brokers) + 1
@@ -1885,7 +1884,7 @@ def _encode_response_9(message: MetadataResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     cluster_id = b"" if message.cluster_id is None else message.cluster_id.encode()
     cluster_id_size = 0 if message.cluster_id is None else len(cluster_id) + 1
     add(UVARINTS[cluster_id_size] if cluster_id_size < SHORT else uvarint(cluster_id_size))
@@ -1939,14 +1938,14 @@ def _encode_response_9(message: MetadataResponse) -> list[Buffer]:
             add(UVARINTS[offline_replicas_count] if offline_replicas_count < SHORT else uvarint(offline_replicas_count))
             if partition.offline_replicas:
                 add(pack(f">{len(partition.offline_replicas)}i", *partition.offline_replicas))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(topic.topic_authorized_operations))
     add(_pack_ix(message.cluster_authorized_operations))
     return [b"".join(parts)]
 
 
 def _encode_response_10(message: MetadataResponse) -> list[Buffer]:
-    """Versions 10."""
+    """Version 10."""
     parts: list[bytes] = []
     add = parts.append
     brokers_count = len(message.brokers) + 1
@@ -1964,7 +1963,7 @@ def _encode_response_10(message: MetadataResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     cluster_id = b"" if message.cluster_id is None else message.cluster_id.encode()
     cluster_id_size = 0 if message.cluster_id is None else len(cluster_id) + 1
     add(UVARINTS[cluster_id_size] if cluster_id_size < SHORT else uvarint(cluster_id_size))
@@ -2018,14 +2017,14 @@ def _encode_response_10(message: MetadataResponse) -> list[Buffer]:
             add(UVARINTS[offline_replicas_count] if offline_replicas_count < SHORT else uvarint(offline_replicas_count))
             if partition.offline_replicas:
                 add(pack(f">{len(partition.offline_replicas)}i", *partition.offline_replicas))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(topic.topic_authorized_operations))
     add(_pack_ix(message.cluster_authorized_operations))
     return [b"".join(parts)]
 
 
 def _encode_response_11(message: MetadataResponse) -> list[Buffer]:
-    """Versions 11."""
+    """Version 11."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -2045,7 +2044,7 @@ def _encode_response_11(message: MetadataResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     cluster_id = b"" if message.cluster_id is None else message.cluster_id.encode()
     cluster_id_size = 0 if message.cluster_id is None else len(cluster_id) + 1
     add(UVARINTS[cluster_id_size] if cluster_id_size < SHORT else uvarint(cluster_id_size))
@@ -2099,14 +2098,14 @@ def _encode_response_11(message: MetadataResponse) -> list[Buffer]:
             add(UVARINTS[offline_replicas_count] if offline_replicas_count < SHORT else uvarint(offline_replicas_count))
             if partition.offline_replicas:
                 add(pack(f">{len(partition.offline_replicas)}i", *partition.offline_replicas))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(topic.topic_authorized_operations))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_12(message: MetadataResponse) -> list[Buffer]:
-    """Versions 12."""
+    """Version 12."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -2126,7 +2125,7 @@ def _encode_response_12(message: MetadataResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     cluster_id = b"" if message.cluster_id is None else message.cluster_id.encode()
     cluster_id_size = 0 if message.cluster_id is None else len(cluster_id) + 1
     add(UVARINTS[cluster_id_size] if cluster_id_size < SHORT else uvarint(cluster_id_size))
@@ -2178,14 +2177,14 @@ def _encode_response_12(message: MetadataResponse) -> list[Buffer]:
             add(UVARINTS[offline_replicas_count] if offline_replicas_count < SHORT else uvarint(offline_replicas_count))
             if partition.offline_replicas:
                 add(pack(f">{len(partition.offline_replicas)}i", *partition.offline_replicas))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(topic.topic_authorized_operations))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_13(message: MetadataResponse) -> list[Buffer]:
-    """Versions 13."""
+    """Version 13."""
     parts: list[bytes] = []
     add = parts.append
     if message.cluster_authorized_operations != -2147483648:
@@ -2205,7 +2204,7 @@ def _encode_response_13(message: MetadataResponse) -> list[Buffer]:
         rack_size = 0 if broker.rack is None else len(rack) + 1
         add(_pack_iB(broker.port, rack_size) if rack_size < SHORT else _pack_i(broker.port) + uvarint(rack_size))
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     cluster_id = b"" if message.cluster_id is None else message.cluster_id.encode()
     cluster_id_size = 0 if message.cluster_id is None else len(cluster_id) + 1
     add(UVARINTS[cluster_id_size] if cluster_id_size < SHORT else uvarint(cluster_id_size))
@@ -2257,7 +2256,7 @@ def _encode_response_13(message: MetadataResponse) -> list[Buffer]:
             add(UVARINTS[offline_replicas_count] if offline_replicas_count < SHORT else uvarint(offline_replicas_count))
             if partition.offline_replicas:
                 add(pack(f">{len(partition.offline_replicas)}i", *partition.offline_replicas))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(topic.topic_authorized_operations))
     add(_pack_hx(message.error_code))
     return [b"".join(parts)]

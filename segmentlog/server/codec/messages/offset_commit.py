@@ -18,7 +18,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -83,7 +82,7 @@ class OffsetCommitRequestTopic(msgspec.Struct, gc=False):
 
 
 class OffsetCommitRequest(msgspec.Struct, gc=False):
-    """Versions 2-10."""
+    """Versions 2 to 10."""
 
     group_id: str = ""
     generation_id_or_member_epoch: int = -1
@@ -109,14 +108,14 @@ class OffsetCommitResponseTopic(msgspec.Struct, gc=False):
 
 
 class OffsetCommitResponse(msgspec.Struct, gc=False):
-    """Versions 2-10."""
+    """Versions 2 to 10."""
 
     throttle_time_ms: int = 0  # versions 3+
     topics: list[OffsetCommitResponseTopic] = msgspec.field(default_factory=list)
 
 
 def _decode_request_2(data: memoryview, at: int) -> OffsetCommitRequest:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -179,7 +178,7 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetCommitRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> OffsetCommitRequest:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -241,7 +240,7 @@ def _decode_request_5(data: memoryview, at: int) -> OffsetCommitRequest:
 
 
 def _decode_request_6(data: memoryview, at: int) -> OffsetCommitRequest:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -304,7 +303,7 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetCommitRequest:
 
 
 def _decode_request_7(data: memoryview, at: int) -> OffsetCommitRequest:
-    """Versions 7."""
+    """Version 7."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -375,7 +374,7 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetCommitRequest:
 
 
 def _decode_request_8(data: memoryview, at: int) -> OffsetCommitRequest:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -464,7 +463,7 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetCommitRequest:
 
 
 def _decode_request_10(data: memoryview, at: int) -> OffsetCommitRequest:
-    """Versions 10."""
+    """Version 10."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -559,7 +558,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], OffsetCommitRequest], .
 
 
 def _encode_request_2(message: OffsetCommitRequest) -> list[Buffer]:
-    """Versions 2-4."""
+    """Versions 2 to 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -578,7 +577,7 @@ def _encode_request_2(message: OffsetCommitRequest) -> list[Buffer]:
 
 
 def _encode_request_5(message: OffsetCommitRequest) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -597,7 +596,7 @@ def _encode_request_5(message: OffsetCommitRequest) -> list[Buffer]:
 
 
 def _encode_request_6(message: OffsetCommitRequest) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -616,7 +615,7 @@ def _encode_request_6(message: OffsetCommitRequest) -> list[Buffer]:
 
 
 def _encode_request_7(message: OffsetCommitRequest) -> list[Buffer]:
-    """Versions 7."""
+    """Version 7."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.group_id))
@@ -634,7 +633,7 @@ def _encode_request_7(message: OffsetCommitRequest) -> list[Buffer]:
 
 
 def _encode_request_8(message: OffsetCommitRequest) -> list[Buffer]:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -648,14 +647,14 @@ def _encode_request_8(message: OffsetCommitRequest) -> list[Buffer]:
         for partition in topic.partitions:
             add(_pack_iqi(partition.partition_index, partition.committed_offset, partition.committed_leader_epoch))
             add(write_compact_string(partition.committed_metadata))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_10(message: OffsetCommitRequest) -> list[Buffer]:
-    """Versions 10."""
+    """Version 10."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -669,9 +668,9 @@ def _encode_request_10(message: OffsetCommitRequest) -> list[Buffer]:
         for partition in topic.partitions:
             add(_pack_iqi(partition.partition_index, partition.committed_offset, partition.committed_leader_epoch))
             add(write_compact_string(partition.committed_metadata))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -706,7 +705,7 @@ def encode_request(message: OffsetCommitRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_2(data: memoryview, at: int) -> OffsetCommitResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -733,7 +732,7 @@ def _decode_response_2(data: memoryview, at: int) -> OffsetCommitResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> OffsetCommitResponse:
-    """Versions 3-7."""
+    """Versions 3 to 7."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -760,7 +759,7 @@ def _decode_response_3(data: memoryview, at: int) -> OffsetCommitResponse:
 
 
 def _decode_response_8(data: memoryview, at: int) -> OffsetCommitResponse:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -796,7 +795,7 @@ def _decode_response_8(data: memoryview, at: int) -> OffsetCommitResponse:
 
 
 def _decode_response_10(data: memoryview, at: int) -> OffsetCommitResponse:
-    """Versions 10."""
+    """Version 10."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -846,7 +845,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], OffsetCommitResponse],
 
 
 def _encode_response_2(message: OffsetCommitResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
@@ -855,12 +854,13 @@ def _encode_response_2(message: OffsetCommitResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
     return [b"".join(parts)]
 
 
 def _encode_response_3(message: OffsetCommitResponse) -> list[Buffer]:
-    """Versions 3-7."""
+    """Versions 3 to 7."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -869,12 +869,13 @@ def _encode_response_3(message: OffsetCommitResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
     return [b"".join(parts)]
 
 
 def _encode_response_8(message: OffsetCommitResponse) -> list[Buffer]:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -890,14 +891,15 @@ def _encode_response_8(message: OffsetCommitResponse) -> list[Buffer]:
         add(name)
         partitions_count = len(topic.partitions) + 1
         add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-        parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_10(message: OffsetCommitResponse) -> list[Buffer]:
-    """Versions 10."""
+    """Version 10."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -913,9 +915,10 @@ def _encode_response_10(message: OffsetCommitResponse) -> list[Buffer]:
             if partitions_count < SHORT
             else _pack_u(topic.topic_id) + uvarint(partitions_count)
         )
-        parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -50,7 +50,7 @@ class OffsetDeleteRequestTopic(msgspec.Struct, gc=False):
 
 
 class OffsetDeleteRequest(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     group_id: str = ""
     topics: list[OffsetDeleteRequestTopic] = msgspec.field(default_factory=list)
@@ -71,7 +71,7 @@ class OffsetDeleteResponseTopic(msgspec.Struct, gc=False):
 
 
 class OffsetDeleteResponse(msgspec.Struct, gc=False):
-    """Versions 0."""
+    """Version 0."""
 
     error_code: int = 0
     throttle_time_ms: int = 0
@@ -79,7 +79,7 @@ class OffsetDeleteResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> OffsetDeleteRequest:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -122,7 +122,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], OffsetDeleteRequest], .
 
 
 def _encode_request_0(message: OffsetDeleteRequest) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.group_id))
@@ -130,7 +130,8 @@ def _encode_request_0(message: OffsetDeleteRequest) -> list[Buffer]:
     for topic in message.topics:
         add(write_string(topic.name))
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_i(partition.partition_index) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_i(partition.partition_index) for partition in topic.partitions]
     return [b"".join(parts)]
 
 
@@ -155,7 +156,7 @@ def encode_request(message: OffsetDeleteRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> OffsetDeleteResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     error_code, throttle_time_ms, topics_count = _unpack_hii(data, at)
     at += 10
@@ -185,7 +186,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], OffsetDeleteResponse],
 
 
 def _encode_response_0(message: OffsetDeleteResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_hii(message.error_code, message.throttle_time_ms, len(message.topics)))
@@ -194,7 +195,8 @@ def _encode_response_0(message: OffsetDeleteResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
     return [b"".join(parts)]
 
 

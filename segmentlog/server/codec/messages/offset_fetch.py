@@ -18,7 +18,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -90,7 +89,7 @@ class OffsetFetchRequestGroup(msgspec.Struct, gc=False):
 
 
 class OffsetFetchRequest(msgspec.Struct, gc=False):
-    """Versions 1-10."""
+    """Versions 1 to 10."""
 
     group_id: str = ""  # versions 0-7
     topics: list[OffsetFetchRequestTopic] | None = msgspec.field(default_factory=list)  # versions 0-7
@@ -142,7 +141,7 @@ class OffsetFetchResponseGroup(msgspec.Struct, gc=False):
 
 
 class OffsetFetchResponse(msgspec.Struct, gc=False):
-    """Versions 1-10."""
+    """Versions 1 to 10."""
 
     throttle_time_ms: int = 0  # versions 3+
     topics: list[OffsetFetchResponseTopic] = msgspec.field(default_factory=list)  # versions 0-7
@@ -151,7 +150,7 @@ class OffsetFetchResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_1(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -187,7 +186,7 @@ def _decode_request_1(data: memoryview, at: int) -> OffsetFetchRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 2-5."""
+    """Versions 2 to 5."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -225,7 +224,7 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetFetchRequest:
 
 
 def _decode_request_6(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 6."""
+    """Version 6."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -277,7 +276,7 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetFetchRequest:
 
 
 def _decode_request_7(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 7."""
+    """Version 7."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -329,7 +328,7 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetFetchRequest:
 
 
 def _decode_request_8(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 8."""
+    """Version 8."""
     limit = len(data)
     groups_count = data[at]
     at += 1
@@ -395,7 +394,7 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetFetchRequest:
 
 
 def _decode_request_9(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 9."""
+    """Version 9."""
     limit = len(data)
     groups_count = data[at]
     at += 1
@@ -470,7 +469,7 @@ def _decode_request_9(data: memoryview, at: int) -> OffsetFetchRequest:
 
 
 def _decode_request_10(data: memoryview, at: int) -> OffsetFetchRequest:
-    """Versions 10."""
+    """Version 10."""
     limit = len(data)
     groups_count = data[at]
     at += 1
@@ -552,7 +551,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], OffsetFetchRequest], ..
 
 
 def _encode_request_1(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -572,7 +571,7 @@ def _encode_request_1(message: OffsetFetchRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 2-5."""
+    """Versions 2 to 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -590,7 +589,7 @@ def _encode_request_2(message: OffsetFetchRequest) -> list[Buffer]:
 
 
 def _encode_request_6(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 6."""
+    """Version 6."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -604,13 +603,13 @@ def _encode_request_6(message: OffsetFetchRequest) -> list[Buffer]:
         add(uvarint(len(topic.partition_indexes) + 1))
         if topic.partition_indexes:
             add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_7(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 7."""
+    """Version 7."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -622,13 +621,13 @@ def _encode_request_7(message: OffsetFetchRequest) -> list[Buffer]:
         add(uvarint(len(topic.partition_indexes) + 1))
         if topic.partition_indexes:
             add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_tx(message.require_stable))
     return [b"".join(parts)]
 
 
 def _encode_request_8(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 8."""
+    """Version 8."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_id:
@@ -644,14 +643,14 @@ def _encode_request_8(message: OffsetFetchRequest) -> list[Buffer]:
             add(uvarint(len(topic.partition_indexes) + 1))
             if topic.partition_indexes:
                 add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_tx(message.require_stable))
     return [b"".join(parts)]
 
 
 def _encode_request_9(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 9."""
+    """Version 9."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_id:
@@ -669,14 +668,14 @@ def _encode_request_9(message: OffsetFetchRequest) -> list[Buffer]:
             add(uvarint(len(topic.partition_indexes) + 1))
             if topic.partition_indexes:
                 add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_tx(message.require_stable))
     return [b"".join(parts)]
 
 
 def _encode_request_10(message: OffsetFetchRequest) -> list[Buffer]:
-    """Versions 10."""
+    """Version 10."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_id:
@@ -694,8 +693,8 @@ def _encode_request_10(message: OffsetFetchRequest) -> list[Buffer]:
             add(uvarint(len(topic.partition_indexes) + 1))
             if topic.partition_indexes:
                 add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_tx(message.require_stable))
     return [b"".join(parts)]
 
@@ -732,7 +731,7 @@ def encode_request(message: OffsetFetchRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_1(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -768,7 +767,7 @@ def _decode_response_1(data: memoryview, at: int) -> OffsetFetchResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -806,7 +805,7 @@ def _decode_response_2(data: memoryview, at: int) -> OffsetFetchResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -844,7 +843,7 @@ def _decode_response_3(data: memoryview, at: int) -> OffsetFetchResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -883,7 +882,7 @@ def _decode_response_5(data: memoryview, at: int) -> OffsetFetchResponse:
 
 
 def _decode_response_6(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 6-7."""
+    """Versions 6 to 7."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -930,7 +929,7 @@ def _decode_response_6(data: memoryview, at: int) -> OffsetFetchResponse:
 
 
 def _decode_response_8(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -988,7 +987,7 @@ def _decode_response_8(data: memoryview, at: int) -> OffsetFetchResponse:
 
 
 def _decode_response_10(data: memoryview, at: int) -> OffsetFetchResponse:
-    """Versions 10."""
+    """Version 10."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -1061,7 +1060,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], OffsetFetchResponse], 
 
 
 def _encode_response_1(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -1087,7 +1086,7 @@ def _encode_response_1(message: OffsetFetchResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -1114,7 +1113,7 @@ def _encode_response_2(message: OffsetFetchResponse) -> list[Buffer]:
 
 
 def _encode_response_3(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -1141,7 +1140,7 @@ def _encode_response_3(message: OffsetFetchResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -1169,7 +1168,7 @@ def _encode_response_5(message: OffsetFetchResponse) -> list[Buffer]:
 
 
 def _encode_response_6(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 6-7."""
+    """Versions 6 to 7."""
     parts: list[bytes] = []
     add = parts.append
     if message.groups:
@@ -1203,13 +1202,13 @@ def _encode_response_6(message: OffsetFetchResponse) -> list[Buffer]:
             )
             add(metadata)
             add(_pack_hx(partition.error_code))
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_hx(message.error_code))
     return [b"".join(parts)]
 
 
 def _encode_response_8(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 8-9."""
+    """Versions 8 to 9."""
     parts: list[bytes] = []
     add = parts.append
     if message.topics:
@@ -1252,14 +1251,14 @@ def _encode_response_8(message: OffsetFetchResponse) -> list[Buffer]:
                 )
                 add(metadata)
                 add(_pack_hx(partition.error_code))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_hx(group.error_code))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_10(message: OffsetFetchResponse) -> list[Buffer]:
-    """Versions 10."""
+    """Version 10."""
     parts: list[bytes] = []
     add = parts.append
     if message.topics:
@@ -1302,9 +1301,9 @@ def _encode_response_10(message: OffsetFetchResponse) -> list[Buffer]:
                 )
                 add(metadata)
                 add(_pack_hx(partition.error_code))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_hx(group.error_code))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_string,
@@ -69,7 +68,7 @@ class OffsetForLeaderTopic(msgspec.Struct, gc=False):
 
 
 class OffsetForLeaderEpochRequest(msgspec.Struct, gc=False):
-    """Versions 2-4."""
+    """Versions 2 to 4."""
 
     replica_id: int = -2  # versions 3+
     topics: list[OffsetForLeaderTopic] = msgspec.field(default_factory=list)
@@ -92,14 +91,14 @@ class OffsetForLeaderTopicResult(msgspec.Struct, gc=False):
 
 
 class OffsetForLeaderEpochResponse(msgspec.Struct, gc=False):
-    """Versions 2-4."""
+    """Versions 2 to 4."""
 
     throttle_time_ms: int = 0
     topics: list[OffsetForLeaderTopicResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_2(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (topics_count,) = _unpack_i(data, at)
     at += 4
@@ -134,7 +133,7 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     replica_id, topics_count = _unpack_ii(data, at)
     at += 8
@@ -169,7 +168,7 @@ def _decode_request_3(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     replica_id, topics_count = _unpack_iB(data, at)
     at += 5
@@ -228,37 +227,39 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], OffsetForLeaderEpochReq
 
 
 def _encode_request_2(message: OffsetForLeaderEpochRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(len(message.topics)))
     for topic in message.topics:
         add(write_string(topic.topic))
         add(_pack_i(len(topic.partitions)))
-        parts += [
-            _pack_iii(partition.partition, partition.current_leader_epoch, partition.leader_epoch)
-            for partition in topic.partitions
-        ]
+        if topic.partitions:
+            parts += [
+                _pack_iii(partition.partition, partition.current_leader_epoch, partition.leader_epoch)
+                for partition in topic.partitions
+            ]
     return [b"".join(parts)]
 
 
 def _encode_request_3(message: OffsetForLeaderEpochRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.replica_id, len(message.topics)))
     for topic in message.topics:
         add(write_string(topic.topic))
         add(_pack_i(len(topic.partitions)))
-        parts += [
-            _pack_iii(partition.partition, partition.current_leader_epoch, partition.leader_epoch)
-            for partition in topic.partitions
-        ]
+        if topic.partitions:
+            parts += [
+                _pack_iii(partition.partition, partition.current_leader_epoch, partition.leader_epoch)
+                for partition in topic.partitions
+            ]
     return [b"".join(parts)]
 
 
 def _encode_request_4(message: OffsetForLeaderEpochRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_i(message.replica_id))
@@ -266,12 +267,13 @@ def _encode_request_4(message: OffsetForLeaderEpochRequest) -> list[Buffer]:
     for topic in message.topics:
         add(write_compact_string(topic.topic))
         add(uvarint(len(topic.partitions) + 1))
-        parts += [
-            _pack_iiix(partition.partition, partition.current_leader_epoch, partition.leader_epoch)
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_iiix(partition.partition, partition.current_leader_epoch, partition.leader_epoch)
+                for partition in topic.partitions
+            ]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -300,7 +302,7 @@ def encode_request(message: OffsetForLeaderEpochRequest, version: int) -> list[B
 
 
 def _decode_response_2(data: memoryview, at: int) -> OffsetForLeaderEpochResponse:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -327,7 +329,7 @@ def _decode_response_2(data: memoryview, at: int) -> OffsetForLeaderEpochRespons
 
 
 def _decode_response_4(data: memoryview, at: int) -> OffsetForLeaderEpochResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -374,7 +376,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], OffsetForLeaderEpochRe
 
 
 def _encode_response_2(message: OffsetForLeaderEpochResponse) -> list[Buffer]:
-    """Versions 2-3."""
+    """Versions 2 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -383,15 +385,16 @@ def _encode_response_2(message: OffsetForLeaderEpochResponse) -> list[Buffer]:
         add(_pack_h(len(topic_2)))
         add(topic_2)
         add(_pack_i(len(topic.partitions)))
-        parts += [
-            _pack_hiiq(partition.error_code, partition.partition, partition.leader_epoch, partition.end_offset)
-            for partition in topic.partitions
-        ]
+        if topic.partitions:
+            parts += [
+                _pack_hiiq(partition.error_code, partition.partition, partition.leader_epoch, partition.end_offset)
+                for partition in topic.partitions
+            ]
     return [b"".join(parts)]
 
 
 def _encode_response_4(message: OffsetForLeaderEpochResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -407,12 +410,13 @@ def _encode_response_4(message: OffsetForLeaderEpochResponse) -> list[Buffer]:
         add(topic_2)
         partitions_count = len(topic.partitions) + 1
         add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-        parts += [
-            _pack_hiiqx(partition.error_code, partition.partition, partition.leader_epoch, partition.end_offset)
-            for partition in topic.partitions
-        ]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [
+                _pack_hiiqx(partition.error_code, partition.partition, partition.leader_epoch, partition.end_offset)
+                for partition in topic.partitions
+            ]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

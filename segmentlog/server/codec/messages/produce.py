@@ -19,7 +19,6 @@ from segmentlog.server.codec.primitives import (
     TRUNCATED,
     UVARINTS,
     ZERO_UUID,
-    ZEROS,
     Buffer,
     Records,
     long_compact_nullable_string,
@@ -92,7 +91,7 @@ class TopicProduceData(msgspec.Struct, gc=False):
 
 
 class ProduceRequest(msgspec.Struct, gc=False):
-    """Versions 3-13."""
+    """Versions 3 to 13."""
 
     transactional_id: str | None = None
     acks: int = 0
@@ -145,7 +144,7 @@ class NodeEndpoint(msgspec.Struct, gc=False):
 
 
 class ProduceResponse(msgspec.Struct, gc=False):
-    """Versions 3-13."""
+    """Versions 3 to 13."""
 
     responses: list[TopicProduceResponse] = msgspec.field(default_factory=list)
     throttle_time_ms: int = 0
@@ -153,7 +152,7 @@ class ProduceResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_3(data: memoryview, at: int) -> ProduceRequest:
-    """Versions 3-8."""
+    """Versions 3 to 8."""
     limit = len(data)
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -196,7 +195,7 @@ def _decode_request_3(data: memoryview, at: int) -> ProduceRequest:
 
 
 def _decode_request_9(data: memoryview, at: int) -> ProduceRequest:
-    """Versions 9-12."""
+    """Versions 9 to 12."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -260,7 +259,7 @@ def _decode_request_9(data: memoryview, at: int) -> ProduceRequest:
 
 
 def _decode_request_13(data: memoryview, at: int) -> ProduceRequest:
-    """Versions 13."""
+    """Version 13."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -332,7 +331,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], ProduceRequest], ...]] 
 
 
 def _encode_request_3(message: ProduceRequest) -> list[Buffer]:
-    """Versions 3-8."""
+    """Versions 3 to 8."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -363,7 +362,7 @@ def _encode_request_3(message: ProduceRequest) -> list[Buffer]:
 
 
 def _encode_request_9(message: ProduceRequest) -> list[Buffer]:
-    """Versions 9-12."""
+    """Versions 9 to 12."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -393,16 +392,16 @@ def _encode_request_9(message: ProduceRequest) -> list[Buffer]:
                     out.append(records)
                 else:
                     out += records
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     if parts:
         out.append(b"".join(parts))
     return out
 
 
 def _encode_request_13(message: ProduceRequest) -> list[Buffer]:
-    """Versions 13."""
+    """Version 13."""
     out: list[Buffer] = []
     parts: list[bytes] = []
     add = parts.append
@@ -432,9 +431,9 @@ def _encode_request_13(message: ProduceRequest) -> list[Buffer]:
                     out.append(records)
                 else:
                     out += records
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     if parts:
         out.append(b"".join(parts))
     return out
@@ -473,7 +472,7 @@ def encode_request(message: ProduceRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_3(data: memoryview, at: int) -> ProduceResponse:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     limit = len(data)
     (responses_count,) = _unpack_i(data, at)
     at += 4
@@ -504,7 +503,7 @@ def _decode_response_3(data: memoryview, at: int) -> ProduceResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> ProduceResponse:
-    """Versions 5-7."""
+    """Versions 5 to 7."""
     limit = len(data)
     (responses_count,) = _unpack_i(data, at)
     at += 4
@@ -541,7 +540,7 @@ def _decode_response_5(data: memoryview, at: int) -> ProduceResponse:
 
 
 def _decode_response_8(data: memoryview, at: int) -> ProduceResponse:
-    """Versions 8."""
+    """Version 8."""
     limit = len(data)
     (responses_count,) = _unpack_i(data, at)
     at += 4
@@ -594,7 +593,7 @@ def _decode_response_8(data: memoryview, at: int) -> ProduceResponse:
 
 
 def _decode_response_9(data: memoryview, at: int) -> ProduceResponse:
-    """Versions 9."""
+    """Version 9."""
     limit = len(data)
     responses_count, at = read_compact_count(data, at)
     if responses_count < 0 or responses_count * 3 > limit - at:
@@ -658,7 +657,7 @@ def _decode_response_9(data: memoryview, at: int) -> ProduceResponse:
 
 
 def _decode_response_10(data: memoryview, at: int) -> ProduceResponse:
-    """Versions 10-12."""
+    """Versions 10 to 12."""
     limit = len(data)
     responses_count, at = read_compact_count(data, at)
     if responses_count < 0 or responses_count * 3 > limit - at:
@@ -761,7 +760,7 @@ def _decode_response_10(data: memoryview, at: int) -> ProduceResponse:
 
 
 def _decode_response_13(data: memoryview, at: int) -> ProduceResponse:
-    """Versions 13."""
+    """Version 13."""
     limit = len(data)
     responses_count, at = read_compact_count(data, at)
     if responses_count < 0 or responses_count * 18 > limit - at:
@@ -880,7 +879,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], ProduceResponse], ...]
 
 
 def _encode_response_3(message: ProduceResponse) -> list[Buffer]:
-    """Versions 3-4."""
+    """Versions 3 to 4."""
     parts: list[bytes] = []
     add = parts.append
     if message.node_endpoints:
@@ -907,7 +906,7 @@ def _encode_response_3(message: ProduceResponse) -> list[Buffer]:
 
 
 def _encode_response_5(message: ProduceResponse) -> list[Buffer]:
-    """Versions 5-7."""
+    """Versions 5 to 7."""
     parts: list[bytes] = []
     add = parts.append
     if message.node_endpoints:
@@ -935,7 +934,7 @@ def _encode_response_5(message: ProduceResponse) -> list[Buffer]:
 
 
 def _encode_response_8(message: ProduceResponse) -> list[Buffer]:
-    """Versions 8."""
+    """Version 8."""
     parts: list[bytes] = []
     add = parts.append
     if message.node_endpoints:
@@ -982,7 +981,7 @@ def _encode_response_8(message: ProduceResponse) -> list[Buffer]:
 
 
 def _encode_response_9(message: ProduceResponse) -> list[Buffer]:
-    """Versions 9."""
+    """Version 9."""
     parts: list[bytes] = []
     add = parts.append
     if message.node_endpoints:
@@ -1038,15 +1037,15 @@ def _encode_response_9(message: ProduceResponse) -> list[Buffer]:
                     else _pack_i(record_error.batch_index) + uvarint(batch_index_error_message_size)
                 )
                 add(batch_index_error_message)
-                add(ZEROS[1])
+                add(b"\0")
             error_message = (
                 b"" if partition_response.error_message is None else partition_response.error_message.encode()
             )
             error_message_size = 0 if partition_response.error_message is None else len(error_message) + 1
             add(UVARINTS[error_message_size] if error_message_size < SHORT else uvarint(error_message_size))
             add(error_message)
-            add(ZEROS[1])
-        add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
     add(_pack_ix(message.throttle_time_ms))
     return [b"".join(parts)]
 
@@ -1080,12 +1079,12 @@ def _encode_node_endpoints_of_response_10(value: list[NodeEndpoint]) -> bytes:
             else _pack_i(node_endpoint.port) + uvarint(rack_size)
         )
         add(rack)
-        add(ZEROS[1])
+        add(b"\0")
     return b"".join(parts)
 
 
 def _encode_response_10(message: ProduceResponse) -> list[Buffer]:
-    """Versions 10-12."""
+    """Versions 10 to 12."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -1137,7 +1136,7 @@ def _encode_response_10(message: ProduceResponse) -> list[Buffer]:
                     else _pack_i(record_error.batch_index) + uvarint(batch_index_error_message_size)
                 )
                 add(batch_index_error_message)
-                add(ZEROS[1])
+                add(b"\0")
             error_message = (
                 b"" if partition_response.error_message is None else partition_response.error_message.encode()
             )
@@ -1145,7 +1144,7 @@ def _encode_response_10(message: ProduceResponse) -> list[Buffer]:
             add(UVARINTS[error_message_size] if error_message_size < SHORT else uvarint(error_message_size))
             add(error_message)
             if partition_response.current_leader is None:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if (
@@ -1154,10 +1153,10 @@ def _encode_response_10(message: ProduceResponse) -> list[Buffer]:
                 ):
                     tagged.append((0, _encode_current_leader_of_response_10(partition_response.current_leader)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_i(message.throttle_time_ms))
     if not message.node_endpoints:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged_2: list[tuple[int, bytes]] = []
         if message.node_endpoints:
@@ -1167,7 +1166,7 @@ def _encode_response_10(message: ProduceResponse) -> list[Buffer]:
 
 
 def _encode_response_13(message: ProduceResponse) -> list[Buffer]:
-    """Versions 13."""
+    """Version 13."""
     parts: list[bytes] = []
     add = parts.append
     responses_count = len(message.responses) + 1
@@ -1215,7 +1214,7 @@ def _encode_response_13(message: ProduceResponse) -> list[Buffer]:
                     else _pack_i(record_error.batch_index) + uvarint(batch_index_error_message_size)
                 )
                 add(batch_index_error_message)
-                add(ZEROS[1])
+                add(b"\0")
             error_message = (
                 b"" if partition_response.error_message is None else partition_response.error_message.encode()
             )
@@ -1223,7 +1222,7 @@ def _encode_response_13(message: ProduceResponse) -> list[Buffer]:
             add(UVARINTS[error_message_size] if error_message_size < SHORT else uvarint(error_message_size))
             add(error_message)
             if partition_response.current_leader is None:
-                add(ZEROS[1])
+                add(b"\0")
             else:
                 tagged: list[tuple[int, bytes]] = []
                 if (
@@ -1232,10 +1231,10 @@ def _encode_response_13(message: ProduceResponse) -> list[Buffer]:
                 ):
                     tagged.append((0, _encode_current_leader_of_response_10(partition_response.current_leader)))
                 add(tagged_fields(tagged))
-        add(ZEROS[1])
+        add(b"\0")
     add(_pack_i(message.throttle_time_ms))
     if not message.node_endpoints:
-        add(ZEROS[1])
+        add(b"\0")
     else:
         tagged_2: list[tuple[int, bytes]] = []
         if message.node_endpoints:

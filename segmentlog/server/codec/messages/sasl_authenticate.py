@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_bytes,
     long_compact_bytes,
@@ -47,13 +46,13 @@ _unpack_qB: Final = Struct(">qB").unpack_from
 
 
 class SaslAuthenticateRequest(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     auth_bytes: bytes = b""
 
 
 class SaslAuthenticateResponse(msgspec.Struct, gc=False):
-    """Versions 0-2."""
+    """Versions 0 to 2."""
 
     error_code: int = 0
     error_message: str | None = ""
@@ -62,7 +61,7 @@ class SaslAuthenticateResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> SaslAuthenticateRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (auth_bytes_size,) = _unpack_i(data, at)
     at += 4
@@ -78,7 +77,7 @@ def _decode_request_0(data: memoryview, at: int) -> SaslAuthenticateRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> SaslAuthenticateRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     auth_bytes_size = data[at]
     at += 1
@@ -105,7 +104,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], SaslAuthenticateRequest
 
 
 def _encode_request_0(message: SaslAuthenticateRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(write_bytes(message.auth_bytes))
@@ -113,11 +112,11 @@ def _encode_request_0(message: SaslAuthenticateRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: SaslAuthenticateRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_bytes(message.auth_bytes))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -146,7 +145,7 @@ def encode_request(message: SaslAuthenticateRequest, version: int) -> list[Buffe
 
 
 def _decode_response_0(data: memoryview, at: int) -> SaslAuthenticateResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -159,7 +158,7 @@ def _decode_response_0(data: memoryview, at: int) -> SaslAuthenticateResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> SaslAuthenticateResponse:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -179,7 +178,7 @@ def _decode_response_1(data: memoryview, at: int) -> SaslAuthenticateResponse:
 
 
 def _decode_response_2(data: memoryview, at: int) -> SaslAuthenticateResponse:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -208,7 +207,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], SaslAuthenticateRespon
 
 
 def _encode_response_0(message: SaslAuthenticateResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -220,7 +219,7 @@ def _encode_response_0(message: SaslAuthenticateResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: SaslAuthenticateResponse) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()
@@ -233,7 +232,7 @@ def _encode_response_1(message: SaslAuthenticateResponse) -> list[Buffer]:
 
 
 def _encode_response_2(message: SaslAuthenticateResponse) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     error_message = b"" if message.error_message is None else message.error_message.encode()

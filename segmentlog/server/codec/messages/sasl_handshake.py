@@ -32,20 +32,20 @@ _unpack_hi: Final = Struct(">hi").unpack_from
 
 
 class SaslHandshakeRequest(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     mechanism: str = ""
 
 
 class SaslHandshakeResponse(msgspec.Struct, gc=False):
-    """Versions 0-1."""
+    """Versions 0 to 1."""
 
     error_code: int = 0
     mechanisms: list[str] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> SaslHandshakeRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (mechanism_size,) = _unpack_h(data, at)
     at += 2
@@ -67,7 +67,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], SaslHandshakeRequest], 
 
 
 def _encode_request_0(message: SaslHandshakeRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.mechanism))
@@ -98,7 +98,7 @@ def encode_request(message: SaslHandshakeRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> SaslHandshakeResponse:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     error_code, mechanisms_count = _unpack_hi(data, at)
     at += 6
@@ -121,7 +121,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], SaslHandshakeResponse]
 
 
 def _encode_response_0(message: SaslHandshakeResponse) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_hi(message.error_code, len(message.mechanisms)))

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_bytes,
     long_compact_bytes,
@@ -61,7 +60,7 @@ class SyncGroupRequestAssignment(msgspec.Struct, gc=False):
 
 
 class SyncGroupRequest(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     group_id: str = ""
     generation_id: int = 0
@@ -73,7 +72,7 @@ class SyncGroupRequest(msgspec.Struct, gc=False):
 
 
 class SyncGroupResponse(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     throttle_time_ms: int = 0  # versions 1+
     error_code: int = 0
@@ -83,7 +82,7 @@ class SyncGroupResponse(msgspec.Struct, gc=False):
 
 
 def _decode_request_0(data: memoryview, at: int) -> SyncGroupRequest:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -129,7 +128,7 @@ def _decode_request_0(data: memoryview, at: int) -> SyncGroupRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> SyncGroupRequest:
-    """Versions 3."""
+    """Version 3."""
     limit = len(data)
     (group_id_size,) = _unpack_h(data, at)
     at += 2
@@ -186,7 +185,7 @@ def _decode_request_3(data: memoryview, at: int) -> SyncGroupRequest:
 
 
 def _decode_request_4(data: memoryview, at: int) -> SyncGroupRequest:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -254,7 +253,7 @@ def _decode_request_4(data: memoryview, at: int) -> SyncGroupRequest:
 
 
 def _decode_request_5(data: memoryview, at: int) -> SyncGroupRequest:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     group_id_size = data[at]
     at += 1
@@ -348,7 +347,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], SyncGroupRequest], ...]
 
 
 def _encode_request_0(message: SyncGroupRequest) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.group_instance_id is not None:
@@ -364,7 +363,7 @@ def _encode_request_0(message: SyncGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: SyncGroupRequest) -> list[Buffer]:
-    """Versions 3."""
+    """Version 3."""
     parts: list[bytes] = []
     add = parts.append
     add(write_string(message.group_id))
@@ -379,7 +378,7 @@ def _encode_request_3(message: SyncGroupRequest) -> list[Buffer]:
 
 
 def _encode_request_4(message: SyncGroupRequest) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -390,13 +389,13 @@ def _encode_request_4(message: SyncGroupRequest) -> list[Buffer]:
     for assignment in message.assignments:
         add(write_compact_string(assignment.member_id))
         add(write_compact_bytes(assignment.assignment))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_5(message: SyncGroupRequest) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.group_id))
@@ -409,8 +408,8 @@ def _encode_request_5(message: SyncGroupRequest) -> list[Buffer]:
     for assignment in message.assignments:
         add(write_compact_string(assignment.member_id))
         add(write_compact_bytes(assignment.assignment))
-        add(ZEROS[1])
-    add(ZEROS[1])
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -442,7 +441,7 @@ def encode_request(message: SyncGroupRequest, version: int) -> list[Buffer]:
 
 
 def _decode_response_0(data: memoryview, at: int) -> SyncGroupResponse:
-    """Versions 0."""
+    """Version 0."""
     limit = len(data)
     (error_code,) = _unpack_h(data, at)
     at += 2
@@ -454,7 +453,7 @@ def _decode_response_0(data: memoryview, at: int) -> SyncGroupResponse:
 
 
 def _decode_response_1(data: memoryview, at: int) -> SyncGroupResponse:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -466,7 +465,7 @@ def _decode_response_1(data: memoryview, at: int) -> SyncGroupResponse:
 
 
 def _decode_response_4(data: memoryview, at: int) -> SyncGroupResponse:
-    """Versions 4."""
+    """Version 4."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -482,7 +481,7 @@ def _decode_response_4(data: memoryview, at: int) -> SyncGroupResponse:
 
 
 def _decode_response_5(data: memoryview, at: int) -> SyncGroupResponse:
-    """Versions 5."""
+    """Version 5."""
     limit = len(data)
     throttle_time_ms, error_code = _unpack_ih(data, at)
     at += 6
@@ -516,7 +515,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], SyncGroupResponse], ..
 
 
 def _encode_response_0(message: SyncGroupResponse) -> list[Buffer]:
-    """Versions 0."""
+    """Version 0."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_hi(message.error_code, len(message.assignment)))
@@ -525,7 +524,7 @@ def _encode_response_0(message: SyncGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_1(message: SyncGroupResponse) -> list[Buffer]:
-    """Versions 1-3."""
+    """Versions 1 to 3."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ihi(message.throttle_time_ms, message.error_code, len(message.assignment)))
@@ -534,7 +533,7 @@ def _encode_response_1(message: SyncGroupResponse) -> list[Buffer]:
 
 
 def _encode_response_4(message: SyncGroupResponse) -> list[Buffer]:
-    """Versions 4."""
+    """Version 4."""
     parts: list[bytes] = []
     add = parts.append
     assignment_size = len(message.assignment) + 1
@@ -544,12 +543,12 @@ def _encode_response_4(message: SyncGroupResponse) -> list[Buffer]:
         else _pack_ih(message.throttle_time_ms, message.error_code) + uvarint(assignment_size)
     )
     add(message.assignment)
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_response_5(message: SyncGroupResponse) -> list[Buffer]:
-    """Versions 5."""
+    """Version 5."""
     parts: list[bytes] = []
     add = parts.append
     protocol_type = b"" if message.protocol_type is None else message.protocol_type.encode()
@@ -567,7 +566,7 @@ def _encode_response_5(message: SyncGroupResponse) -> list[Buffer]:
     assignment_size = len(message.assignment) + 1
     add(UVARINTS[assignment_size] if assignment_size < SHORT else uvarint(assignment_size))
     add(message.assignment)
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -17,7 +17,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_nullable_string,
     long_compact_string,
@@ -76,7 +75,7 @@ class TxnOffsetCommitRequestTopic(msgspec.Struct, gc=False):
 
 
 class TxnOffsetCommitRequest(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     transactional_id: str = ""
     group_id: str = ""
@@ -103,14 +102,14 @@ class TxnOffsetCommitResponseTopic(msgspec.Struct, gc=False):
 
 
 class TxnOffsetCommitResponse(msgspec.Struct, gc=False):
-    """Versions 0-5."""
+    """Versions 0 to 5."""
 
     throttle_time_ms: int = 0
     topics: list[TxnOffsetCommitResponseTopic] = msgspec.field(default_factory=list)
 
 
 def _decode_request_0(data: memoryview, at: int) -> TxnOffsetCommitRequest:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     limit = len(data)
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -173,7 +172,7 @@ def _decode_request_0(data: memoryview, at: int) -> TxnOffsetCommitRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> TxnOffsetCommitRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
@@ -237,7 +236,7 @@ def _decode_request_2(data: memoryview, at: int) -> TxnOffsetCommitRequest:
 
 
 def _decode_request_3(data: memoryview, at: int) -> TxnOffsetCommitRequest:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     limit = len(data)
     transactional_id_size = data[at]
     at += 1
@@ -346,7 +345,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], TxnOffsetCommitRequest]
 
 
 def _encode_request_0(message: TxnOffsetCommitRequest) -> list[Buffer]:
-    """Versions 0-1."""
+    """Versions 0 to 1."""
     parts: list[bytes] = []
     add = parts.append
     if message.generation_id != -1:
@@ -368,7 +367,7 @@ def _encode_request_0(message: TxnOffsetCommitRequest) -> list[Buffer]:
 
 
 def _encode_request_2(message: TxnOffsetCommitRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     if message.generation_id != -1:
@@ -390,7 +389,7 @@ def _encode_request_2(message: TxnOffsetCommitRequest) -> list[Buffer]:
 
 
 def _encode_request_3(message: TxnOffsetCommitRequest) -> list[Buffer]:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     parts: list[bytes] = []
     add = parts.append
     add(write_compact_string(message.transactional_id))
@@ -405,9 +404,9 @@ def _encode_request_3(message: TxnOffsetCommitRequest) -> list[Buffer]:
         for partition in topic.partitions:
             add(_pack_iqi(partition.partition_index, partition.committed_offset, partition.committed_leader_epoch))
             add(write_compact_string(partition.committed_metadata))
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -439,7 +438,7 @@ def encode_request(message: TxnOffsetCommitRequest, version: int) -> list[Buffer
 
 
 def _decode_response_0(data: memoryview, at: int) -> TxnOffsetCommitResponse:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     limit = len(data)
     throttle_time_ms, topics_count = _unpack_ii(data, at)
     at += 8
@@ -466,7 +465,7 @@ def _decode_response_0(data: memoryview, at: int) -> TxnOffsetCommitResponse:
 
 
 def _decode_response_3(data: memoryview, at: int) -> TxnOffsetCommitResponse:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     limit = len(data)
     (throttle_time_ms,) = _unpack_i(data, at)
     at += 4
@@ -512,7 +511,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], TxnOffsetCommitRespons
 
 
 def _encode_response_0(message: TxnOffsetCommitResponse) -> list[Buffer]:
-    """Versions 0-2."""
+    """Versions 0 to 2."""
     parts: list[bytes] = []
     add = parts.append
     add(_pack_ii(message.throttle_time_ms, len(message.topics)))
@@ -521,12 +520,13 @@ def _encode_response_0(message: TxnOffsetCommitResponse) -> list[Buffer]:
         add(_pack_h(len(name)))
         add(name)
         add(_pack_i(len(topic.partitions)))
-        parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        if topic.partitions:
+            parts += [_pack_ih(partition.partition_index, partition.error_code) for partition in topic.partitions]
     return [b"".join(parts)]
 
 
 def _encode_response_3(message: TxnOffsetCommitResponse) -> list[Buffer]:
-    """Versions 3-5."""
+    """Versions 3 to 5."""
     parts: list[bytes] = []
     add = parts.append
     topics_count = len(message.topics) + 1
@@ -542,9 +542,10 @@ def _encode_response_3(message: TxnOffsetCommitResponse) -> list[Buffer]:
         add(name)
         partitions_count = len(topic.partitions) + 1
         add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-        parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
-        add(ZEROS[1])
-    add(ZEROS[1])
+        if topic.partitions:
+            parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

@@ -16,7 +16,6 @@ from segmentlog.server.codec.primitives import (
     TAKE_COMPACT,
     TRUNCATED,
     UVARINTS,
-    ZEROS,
     Buffer,
     long_compact_string,
     long_uvarint,
@@ -63,7 +62,7 @@ class WritableTxnMarker(msgspec.Struct, gc=False):
 
 
 class WriteTxnMarkersRequest(msgspec.Struct, gc=False):
-    """Versions 1-2."""
+    """Versions 1 to 2."""
 
     markers: list[WritableTxnMarker] = msgspec.field(default_factory=list)
 
@@ -90,13 +89,13 @@ class WritableTxnMarkerResult(msgspec.Struct, gc=False):
 
 
 class WriteTxnMarkersResponse(msgspec.Struct, gc=False):
-    """Versions 1-2."""
+    """Versions 1 to 2."""
 
     markers: list[WritableTxnMarkerResult] = msgspec.field(default_factory=list)
 
 
 def _decode_request_1(data: memoryview, at: int) -> WriteTxnMarkersRequest:
-    """Versions 1."""
+    """Version 1."""
     limit = len(data)
     markers_count = data[at]
     at += 1
@@ -161,7 +160,7 @@ def _decode_request_1(data: memoryview, at: int) -> WriteTxnMarkersRequest:
 
 
 def _decode_request_2(data: memoryview, at: int) -> WriteTxnMarkersRequest:
-    """Versions 2."""
+    """Version 2."""
     limit = len(data)
     markers_count = data[at]
     at += 1
@@ -233,7 +232,7 @@ _DECODE_REQUEST: Final[tuple[Callable[[memoryview, int], WriteTxnMarkersRequest]
 
 
 def _encode_request_1(message: WriteTxnMarkersRequest) -> list[Buffer]:
-    """Versions 1."""
+    """Version 1."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.markers) + 1))
@@ -245,14 +244,14 @@ def _encode_request_1(message: WriteTxnMarkersRequest) -> list[Buffer]:
             add(uvarint(len(topic.partition_indexes) + 1))
             if topic.partition_indexes:
                 add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ix(marker.coordinator_epoch))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
 def _encode_request_2(message: WriteTxnMarkersRequest) -> list[Buffer]:
-    """Versions 2."""
+    """Version 2."""
     parts: list[bytes] = []
     add = parts.append
     add(uvarint(len(message.markers) + 1))
@@ -264,9 +263,9 @@ def _encode_request_2(message: WriteTxnMarkersRequest) -> list[Buffer]:
             add(uvarint(len(topic.partition_indexes) + 1))
             if topic.partition_indexes:
                 add(pack(f">{len(topic.partition_indexes)}i", *topic.partition_indexes))
-            add(ZEROS[1])
+            add(b"\0")
         add(_pack_ibx(marker.coordinator_epoch, marker.transaction_version))
-    add(ZEROS[1])
+    add(b"\0")
     return [b"".join(parts)]
 
 
@@ -294,7 +293,7 @@ def encode_request(message: WriteTxnMarkersRequest, version: int) -> list[Buffer
 
 
 def _decode_response_1(data: memoryview, at: int) -> WriteTxnMarkersResponse:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     limit = len(data)
     markers_count, at = read_compact_count(data, at)
     if markers_count < 0 or markers_count * 10 > limit - at:
@@ -348,7 +347,7 @@ _DECODE_RESPONSE: Final[tuple[Callable[[memoryview, int], WriteTxnMarkersRespons
 
 
 def _encode_response_1(message: WriteTxnMarkersResponse) -> list[Buffer]:
-    """Versions 1-2."""
+    """Versions 1 to 2."""
     parts: list[bytes] = []
     add = parts.append
     markers_count = len(message.markers) + 1
@@ -367,10 +366,11 @@ def _encode_response_1(message: WriteTxnMarkersResponse) -> list[Buffer]:
             add(name)
             partitions_count = len(topic.partitions) + 1
             add(UVARINTS[partitions_count] if partitions_count < SHORT else uvarint(partitions_count))
-            parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
-            add(ZEROS[1])
-        add(ZEROS[1])
-    add(ZEROS[1])
+            if topic.partitions:
+                parts += [_pack_ihx(partition.partition_index, partition.error_code) for partition in topic.partitions]
+            add(b"\0")
+        add(b"\0")
+    add(b"\0")
     return [b"".join(parts)]
 
 

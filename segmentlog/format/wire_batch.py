@@ -1,0 +1,175 @@
+"""Batches of Kafka's on their way into a log: our header in front, and the records as they came.
+
+What is written is our 96 bytes and the 61 of Kafka's header, which are made here, and then the bytes that follow in
+what a client sent, which are neither copied nor changed. Where it lies goes into both headers, and leaves both
+checksums as they are: Kafka's CRC begins behind it, and so does our hash. Other changes cost both anew.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import xxhash
+
+from segmentlog.format.batch import (
+    CHECKED_SIZE,
+    CHECKSUM,
+    CODEC_MASK,
+    HEADER,
+    HEADER_SIZE,
+    KAFKA_LAYOUT,
+    LEADER_EPOCH_MASK,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MIRRORED,
+    PLACE_SIZE,
+    TRANSACTIONAL,
+    WIRE_HEADER_SIZE,
+    BatchHeader,
+    hash_of,
+)
+from segmentlog.format.encode import EncodedBatch
+from segmentlog.format.wire import (
+    CRC,
+    CRC_FROM,
+    CRC_POSITION,
+    WIRE_HEADER,
+    Buffer,
+    WireHeader,
+    check_wire_batch,
+    crc32c_of,
+)
+
+_PLACE = struct.Struct("<qI")
+_PLACE_POSITION: Final = 8
+_WIRE_OFFSET = struct.Struct(">q")
+_WIRE_EPOCH = struct.Struct(">I")
+_WIRE_EPOCH_POSITION: Final = HEADER_SIZE + 12
+_LAST_DELTA_POSITION: Final = 20
+_WIRE_LAST_DELTA = struct.Struct(">i")
+_WIRE_LAST_DELTA_POSITION: Final = HEADER_SIZE + 23
+_LAST_DELTA = struct.Struct("<I")
+_LAST_DELTA_MAX: Final = 2**31 - 1
+_ATTRIBUTES_POSITION: Final = 4
+_MAX_TIMESTAMP = struct.Struct("<q")
+_MAX_TIMESTAMP_POSITION: Final = 32
+_WIRE_ATTRIBUTES = struct.Struct(">h")
+_WIRE_ATTRIBUTES_POSITION: Final = HEADER_SIZE + 21
+_WIRE_MAX_TIMESTAMP = struct.Struct(">q")
+_WIRE_MAX_TIMESTAMP_POSITION: Final = HEADER_SIZE + 35
+_PAYLOAD_CHECKSUM_POSITION: Final = 80
+
+
+class EncodedWireBatch(EncodedBatch):
+    """A finished batch of Kafka's that has no offset yet, checked and hashed outside any lock.
+
+    ``payload`` are the records alone: Kafka's header is a part of what `placed_at` gives.
+    """
+
+    __slots__ = ("_base_sequence", "_producer_epoch")
+
+    def __init__(self, data: Buffer, wire: WireHeader, checksum: int) -> None:
+        """``data`` lasts until it is written; ``checksum`` is XXH3-64 of it from byte `PLACE_SIZE` on."""
+        size = len(data)
+        attributes = wire.attributes & MIRRORED | KAFKA_LAYOUT
+        head = bytearray(HEADER_SIZE + WIRE_HEADER_SIZE)
+        HEADER.pack_into(
+            head, 0, MAGIC, attributes, wire.producer_epoch, 0, 0, wire.last_offset_delta, wire.base_timestamp,
+            wire.max_timestamp, wire.producer_id, wire.base_sequence, wire.record_count, size, size, 0, 0, size, 0,
+            checksum, 0,
+        )  # fmt: skip
+        head[HEADER_SIZE:] = data[:WIRE_HEADER_SIZE]
+        super().__init__(
+            head, memoryview(data)[WIRE_HEADER_SIZE:], wire.record_count, wire.last_offset_delta, wire.max_timestamp,
+            attributes & ~CODEC_MASK, wire.producer_id,
+        )  # fmt: skip
+        self.size_bytes = HEADER_SIZE + size
+        self._producer_epoch, self._base_sequence = wire.producer_epoch, wire.base_sequence
+
+    def placed_at(self, base_offset: int, epoch: int, append_time_ms: int | None = None) -> bytearray:
+        """Both headers for this place in a log; ``append_time_ms`` makes it the timestamp of every record."""
+        header = self._header
+        _PLACE.pack_into(header, _PLACE_POSITION, base_offset, epoch)
+        _WIRE_OFFSET.pack_into(header, HEADER_SIZE, base_offset)
+        _WIRE_EPOCH.pack_into(header, _WIRE_EPOCH_POSITION, epoch & LEADER_EPOCH_MASK)
+        if append_time_ms is not None:
+            self._set_append_time(append_time_ms)
+        CHECKSUM.pack_into(header, CHECKED_SIZE, hash_of(header[:CHECKED_SIZE]))
+        return header
+
+    def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
+        """The producer's numbers stand in the batch since its client made it. Raises ValueError for others."""
+        wanted = producer_id, producer_epoch, base_sequence, transactional
+        found = self.producer_id, self._producer_epoch, self._base_sequence, bool(self.attributes & TRANSACTIONAL)
+        if wanted != found:
+            raise ValueError(f"a batch of producer, epoch, sequence, transactional {found} appended as {wanted}")
+
+    def extend_to(self, last_offset_delta: int) -> None:
+        """Let the batch end behind its last record: what stood in between was compacted away. 2^31 - 1 at the most."""
+        last_offset_delta = min(last_offset_delta, _LAST_DELTA_MAX)
+        if last_offset_delta == self.last_offset_delta:
+            return
+        self.last_offset_delta = last_offset_delta
+        _LAST_DELTA.pack_into(self._header, _LAST_DELTA_POSITION, last_offset_delta)
+        _WIRE_LAST_DELTA.pack_into(self._header, _WIRE_LAST_DELTA_POSITION, last_offset_delta)
+        self._seal()
+
+    def _set_append_time(self, append_time_ms: int) -> None:
+        """As Kafka does: the base timestamp, which deltas are relative to, stays."""
+        header = self._header
+        self.max_timestamp = append_time_ms
+        self.attributes |= LOG_APPEND_TIME
+        header[_ATTRIBUTES_POSITION] |= LOG_APPEND_TIME
+        header[_WIRE_ATTRIBUTES_POSITION + 1] |= LOG_APPEND_TIME
+        _MAX_TIMESTAMP.pack_into(header, _MAX_TIMESTAMP_POSITION, append_time_ms)
+        _WIRE_MAX_TIMESTAMP.pack_into(header, _WIRE_MAX_TIMESTAMP_POSITION, append_time_ms)
+        self._seal()
+
+    def _seal(self) -> None:
+        """Kafka's CRC and our hash of what was changed, and of the records."""
+        header, records = self._header, self.payload
+        crc = crc32c_of(records, crc32c_of(header[HEADER_SIZE + CRC_FROM :]))
+        CRC.pack_into(header, HEADER_SIZE + CRC_POSITION, crc)
+        digest = xxhash.xxh3_64(header[HEADER_SIZE + PLACE_SIZE :])
+        digest.update(records)
+        CHECKSUM.pack_into(header, _PAYLOAD_CHECKSUM_POSITION, digest.intdigest())
+
+
+def encode_wire(data: Buffer, limit_bytes: int | None = None) -> EncodedWireBatch:
+    """A batch as a client sent it, checked (see `check_wire_batch`) and hashed; ``data`` must last until it is written.
+
+    Its timestamps count as those of its records: a client that says LogAppendTime is not believed, as in Kafka.
+    """
+    wire = check_wire_batch(data, limit_bytes)
+    if wire.attributes & LOG_APPEND_TIME:
+        data, wire = _changed(data, wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME))
+    return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
+
+
+def _changed(data: Buffer, wire: WireHeader) -> tuple[bytes, WireHeader]:
+    """The batch under a header that says something else."""
+    head = bytearray(WIRE_HEADER.pack(*wire))
+    records = memoryview(data)[WIRE_HEADER_SIZE:]
+    crc = crc32c_of(records, crc32c_of(head[CRC_FROM:]))
+    CRC.pack_into(head, CRC_POSITION, crc)
+    return b"".join((head, records)), wire._replace(crc=crc)
+
+
+def stored_wire(header: BatchHeader, payload: memoryview) -> EncodedWireBatch:
+    """A batch that lies in a log, checked, to be placed anew; it says of its producer what ``header`` does."""
+    wire = WireHeader._make(WIRE_HEADER.unpack_from(payload))
+    transactional = header.attributes & TRANSACTIONAL
+    said = header.producer_id, header.producer_epoch, header.base_sequence, transactional
+    if said == (wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.attributes & TRANSACTIONAL):
+        return EncodedWireBatch(payload, wire, header.payload_checksum)
+    data, wire = _changed(
+        payload,
+        wire._replace(
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            attributes=wire.attributes & ~TRANSACTIONAL | transactional,
+        ),
+    )
+    return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))

@@ -1,0 +1,208 @@
+r"""The codecs of Kafka's batches, as its clients use them: framed, and without a word of the size.
+
+    0 none      1 gzip       one member
+    2 snappy    one raw block, as librdkafka; or as Java: "\x82SNAPPY\0", two versions i32, then blocks, each with its
+                size i32 in front
+    3 lz4       one frame, of blocks
+    4 zstd      frames, of blocks
+
+What a client claims is not believed: of LZ4 and Zstandard the blocks are counted, each of which can hold so much and
+no more, and what is decompressed goes into a buffer of that size, or of the bound if that is less. gzip stops there.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import cramjam
+
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+
+Buffer = bytes | bytearray | memoryview
+
+CODEC_GZIP: Final = 1
+CODEC_SNAPPY: Final = 2
+WIRE_CODEC_NAMES: Final = {CODEC_NONE: "none", CODEC_GZIP: "gzip", CODEC_SNAPPY: "snappy", CODEC_LZ4: "lz4",
+                           CODEC_ZSTD: "zstd"}  # fmt: skip
+
+PADDING: Final = 16
+"""Zeros behind what was decompressed, so that a number may be read where it begins and need not end."""
+_ZEROS: Final = bytes(PADDING)
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_XERIAL: Final = b"\x82SNAPPY\0"
+_XERIAL_HEADER_SIZE: Final = 16
+_XERIAL_BLOCK: Final = 32 << 10
+_SNAPPY_MAX_RATIO: Final = 32
+_LZ4_MAGIC: Final = 0x184D2204
+_LZ4_MAX_RATIO: Final = 255
+_ZSTD_MAGIC: Final = 0xFD2FB528
+_ZSTD_BLOCK: Final = 128 << 10
+_SKIPPABLE: Final = 0x184D2A50
+_SIZE_LE = struct.Struct("<I")
+_SIZE_BE = struct.Struct(">I")
+
+
+def decompress_records(codec: int, stored: memoryview, limit_bytes: int) -> bytes:
+    """The records of a batch, and `PADDING` zeros behind them.
+
+    Raises ValueError for bytes that are none of that codec, and where it would be more than ``limit_bytes``; that much
+    memory is the most that it takes.
+    """
+    if codec == CODEC_NONE:
+        return b"".join((stored, _ZEROS))
+    try:
+        return _DECOMPRESSORS[codec](stored, limit_bytes)
+    except KeyError:
+        raise ValueError(f"codec {codec}") from None
+    except (cramjam.DecompressionError, zlib.error, struct.error) as error:
+        raise ValueError(f"{WIRE_CODEC_NAMES[codec]}: {error}") from None
+
+
+def compress_records(codec: int, records: Buffer) -> bytes:
+    """The records as a client would compress them. Raises ValueError for a codec that there is not."""
+    if codec == CODEC_NONE:
+        return bytes(records)
+    if codec == CODEC_GZIP:
+        return zlib.compress(records, wbits=_GZIP)
+    if codec == CODEC_SNAPPY:
+        return _compress_snappy(memoryview(records))
+    if codec == CODEC_LZ4:
+        return bytes(cramjam.lz4.compress(records))
+    if codec == CODEC_ZSTD:
+        return bytes(cramjam.zstd.compress(records, level=3))
+    raise ValueError(f"codec {codec}")
+
+
+def _too_much(limit_bytes: int) -> ValueError:
+    return ValueError(f"more than {limit_bytes} bytes of records")
+
+
+def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:
+    member = zlib.decompressobj(_GZIP)
+    raw = member.decompress(stored, limit_bytes + 1)
+    if len(raw) > limit_bytes:
+        raise _too_much(limit_bytes)
+    if not member.eof or member.unused_data:
+        raise ValueError("gzip: cut short, or more than one member")
+    return raw + _ZEROS
+
+
+def _unsnappy(stored: memoryview, limit_bytes: int) -> bytes:
+    if bytes(stored[: len(_XERIAL)]) != _XERIAL:
+        return b"".join((*_snappy_blocks([stored], limit_bytes), _ZEROS))
+    blocks, position = [], _XERIAL_HEADER_SIZE
+    while position < len(stored):
+        (size,) = _SIZE_BE.unpack_from(stored, position)
+        position += _SIZE_BE.size
+        if not 0 < size <= len(stored) - position:
+            raise ValueError(f"snappy: a block of {size} bytes where {len(stored) - position} are left")
+        blocks.append(stored[position : position + size])
+        position += size
+    return b"".join((*_snappy_blocks(blocks, limit_bytes), _ZEROS))
+
+
+def _snappy_blocks(blocks: list[memoryview], limit_bytes: int) -> list[bytes]:
+    made = []
+    for block in blocks:
+        size = int(cramjam.snappy.decompress_raw_len(block))
+        if size > limit_bytes:
+            raise _too_much(limit_bytes)
+        if size > _SNAPPY_MAX_RATIO * len(block):
+            raise ValueError(f"snappy: {size} bytes claimed of {len(block)}")
+        limit_bytes -= size
+        made.append(bytes(cramjam.snappy.decompress_raw(block)))
+    return made
+
+
+def _compress_snappy(records: memoryview) -> bytes:
+    """In Java's framing: every client reads it."""
+    parts = [_XERIAL, _SIZE_BE.pack(1), _SIZE_BE.pack(1)]
+    for start in range(0, len(records), _XERIAL_BLOCK):
+        block = bytes(cramjam.snappy.compress_raw(records[start : start + _XERIAL_BLOCK]))
+        parts += (_SIZE_BE.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
+    return _into(cramjam.lz4.decompress_into, stored, min(_lz4_room(stored), _LZ4_MAX_RATIO * len(stored)), limit_bytes)
+
+
+def _unzstd(stored: memoryview, limit_bytes: int) -> bytes:
+    return _into(cramjam.zstd.decompress_into, stored, _zstd_room(stored, limit_bytes), limit_bytes)
+
+
+def _into(
+    decompress_into: Callable[[memoryview, bytearray], int], stored: memoryview, room: int, limit_bytes: int
+) -> bytes:
+    """What is decompressed into ``room`` bytes, which it cannot be more than, or the bound."""
+    raw = bytearray(min(room, limit_bytes) + PADDING)  # zeros that nobody touches take no memory
+    try:
+        size = int(decompress_into(stored, raw))
+    except cramjam.DecompressionError as error:
+        if room > limit_bytes and "whole buffer" in str(error):
+            raise _too_much(limit_bytes) from None
+        raise
+    if size > len(raw) - PADDING:
+        raise _too_much(len(raw) - PADDING)
+    return bytes(memoryview(raw)[: size + PADDING])
+
+
+def _lz4_room(stored: memoryview) -> int:
+    """The most that the blocks of an LZ4 frame can hold."""
+    (magic,) = _SIZE_LE.unpack_from(stored)
+    if magic != _LZ4_MAGIC or len(stored) < 7:
+        raise ValueError("lz4: no frame")
+    flags, kind = stored[4], stored[5] >> 4 & 7
+    if kind < 4:
+        raise ValueError(f"lz4: blocks of an unknown size {kind}")
+    block = 1 << (8 + 2 * kind)
+    checksum_size = 4 if flags & 0x10 else 0
+    position = 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    room = 0
+    while True:
+        (size,) = _SIZE_LE.unpack_from(stored, position)
+        if not size:
+            return room
+        room += block
+        position += 4 + (size & 0x7FFFFFFF) + checksum_size
+
+
+def _zstd_room(stored: memoryview, limit_bytes: int) -> int:
+    """The most that the blocks of Zstandard frames can hold, or more than ``limit_bytes``."""
+    position = room = 0
+    while position < len(stored):
+        (magic,) = _SIZE_LE.unpack_from(stored, position)
+        position += 4
+        if magic & 0xFFFFFFF0 == _SKIPPABLE:
+            position += 4 + _SIZE_LE.unpack_from(stored, position)[0]
+            continue
+        if magic != _ZSTD_MAGIC or position >= len(stored):
+            raise ValueError("zstd: no frame")
+        descriptor = stored[position]
+        single = descriptor >> 5 & 1
+        size_bytes = (single, 2, 4, 8)[descriptor >> 6]
+        position += 1 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + size_bytes
+        last = False
+        while not last:
+            if position + 3 > len(stored):
+                raise ValueError("zstd: cut short")
+            block = int.from_bytes(stored[position : position + 3], "little")
+            last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
+            room += _ZSTD_BLOCK if kind == 2 else size
+            if room > limit_bytes:
+                return room
+            position += 3 + (1 if kind == 1 else size)
+        position += 4 if descriptor & 4 else 0
+    return room
+
+
+_DECOMPRESSORS: Final[dict[int, Callable[[memoryview, int], bytes]]] = {
+    CODEC_GZIP: _gunzip,
+    CODEC_SNAPPY: _unsnappy,
+    CODEC_LZ4: _unlz4,
+    CODEC_ZSTD: _unzstd,
+}

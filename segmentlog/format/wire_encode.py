@@ -1,0 +1,213 @@
+"""Making batches of Kafka's: of records that the library wrote, for Kafka's clients, and of those a compaction leaves.
+
+Of each record the numbers in front of its key or value are one short byte string, made for all records at once as the
+rows of a table: 130 ns a record here, keys and values joined with them 230 to 330 (bench: 1,000 records of 100 bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.format.batch import CODEC_MASK, DELETE_HORIZON, LEADER_EPOCH_MASK, LOG_APPEND_TIME
+from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.columns import Int64Array, Values
+from segmentlog.format.wire import NO_TIMESTAMP, pack_wire_batch
+from segmentlog.format.wire_codecs import compress_records
+from segmentlog.format.wire_records import varint
+from segmentlog.records import Headers
+
+_NULL: Final = -1
+_NO_HEADERS: Final = b"\0"
+_VARINTS: Final = [varint(number) for number in range(1 << 10)]
+
+Uint64Array = npt.NDArray[np.uint64]
+
+
+def encode_wire_batch(
+    keys: Values | None,
+    values: Values,
+    headers: Sequence[Headers] | None,
+    timestamps: Int64Array,
+    offset_deltas: Int64Array | None = None,
+    *,
+    base_offset: int,
+    epoch: int,
+    attributes: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    last_offset_delta: int | None = None,
+    codec: int = CODEC_NONE,
+    delete_horizon_ms: int | None = None,
+) -> bytes:
+    """A batch of Kafka's of at least one record, with the ``attributes`` of its header but for the codec.
+
+    ``offset_deltas`` default to 0, 1, 2 and so on, ``last_offset_delta`` to the last of them. ``timestamps`` are
+    absolute, int64; under LogAppendTime their largest is that of all records. Raises ValueError for a delta that has
+    no place in 32 bits.
+    """
+    count = len(values)
+    deltas = np.arange(count, dtype=np.int64) if offset_deltas is None else offset_deltas
+    base_timestamp, max_timestamp = int(timestamps[0]), int(timestamps.max())
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+        attributes |= DELETE_HORIZON
+    if attributes & LOG_APPEND_TIME:
+        timestamps = np.full(count, max_timestamp, np.int64)
+    records = encode_records(keys, values, headers, timestamps - np.int64(base_timestamp), deltas)
+    return pack_wire_batch(
+        compress_records(codec, records),
+        base_offset=base_offset,
+        leader_epoch=epoch & LEADER_EPOCH_MASK,
+        attributes=(attributes & ~CODEC_MASK) | codec,
+        last_offset_delta=_last_delta(int(deltas[-1]) if last_offset_delta is None else last_offset_delta),
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=count,
+    )
+
+
+def empty_wire_batch(
+    base_offset: int,
+    last_offset_delta: int,
+    epoch: int,
+    *,
+    attributes: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytes:
+    """A batch of Kafka's without records: what its own compaction leaves of offsets that clients are to step over.
+
+    Raises ValueError for more than 2^31 of them.
+    """
+    return pack_wire_batch(
+        b"",
+        base_offset=base_offset,
+        leader_epoch=epoch & LEADER_EPOCH_MASK,
+        attributes=attributes,
+        last_offset_delta=_last_delta(last_offset_delta),
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=NO_TIMESTAMP,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=0,
+    )
+
+
+def _last_delta(last_offset_delta: int) -> int:
+    if not 0 <= last_offset_delta < 1 << 31:
+        raise ValueError(f"a last offset delta of {last_offset_delta} in a batch of Kafka's")
+    return last_offset_delta
+
+
+def encode_records(
+    keys: Values | None,
+    values: Values,
+    headers: Sequence[Headers] | None,
+    timestamp_deltas: Int64Array,
+    offset_deltas: Int64Array,
+) -> bytes:
+    """The records as `wire_records` has them, uncompressed."""
+    count = len(values)
+    value_sizes, plain_values = _sized(values)
+    tails = None if headers is None else [_encode_headers(pairs) for pairs in headers]
+    tail_sizes = 1 if tails is None else np.fromiter(map(len, tails), np.int64, count)
+    value_marks = _zigzag(value_sizes)
+    body = 1 + _sizes(value_marks) + np.maximum(value_sizes, 0) + tail_sizes
+    numbers = [np.zeros(count, np.uint64), _zigzag(timestamp_deltas), _zigzag(offset_deltas)]
+    plain_keys: Values | None = None
+    if keys is None:
+        numbers += [np.ones(count, np.uint64), value_marks]
+        body += 1
+    else:
+        key_sizes, plain_keys = _sized(keys)
+        key_marks = _zigzag(key_sizes)
+        numbers.append(key_marks)
+        body += _sizes(key_marks) + np.maximum(key_sizes, 0)
+    body += _sizes(numbers[1]) + _sizes(numbers[2])
+    heads = _rows([_zigzag(body), *numbers])
+    columns: list[Sequence[bytes | None]] = [heads]
+    if plain_keys is not None:
+        columns += [plain_keys, _varint_strings(value_marks)]
+    columns.append(plain_values)
+    columns.append([_NO_HEADERS] * count if tails is None else tails)
+    pieces: list[bytes | None] = [None] * (len(columns) * count)
+    for at, column in enumerate(columns):
+        pieces[at :: len(columns)] = column
+    return b"".join(pieces)  # type: ignore[arg-type]  # no column has a null any more
+
+
+def _sized(items: Values) -> tuple[Int64Array, Values]:
+    """(length of each, -1 for null; the items with nothing in place of null)."""
+    count = len(items)
+    try:
+        return np.fromiter(map(len, items), np.int64, count), items  # type: ignore[arg-type]
+    except TypeError:
+        sizes = np.fromiter((_NULL if item is None else len(item) for item in items), np.int64, count)
+        return sizes, [item or b"" for item in items]
+
+
+def _zigzag(numbers: Int64Array) -> Uint64Array:
+    return (numbers << np.int64(1) ^ numbers >> np.int64(63)).view(np.uint64)
+
+
+def _sizes(numbers: Uint64Array) -> Int64Array:
+    """Bytes that each takes as a varint."""
+    sizes = np.ones(len(numbers), np.int64)
+    largest, shift = int(numbers.max()), 7
+    while largest >> shift:
+        sizes += numbers >= np.uint64(1 << shift)
+        shift += 7
+    return sizes
+
+
+def _varint_strings(numbers: Uint64Array) -> list[bytes]:
+    """Each as the bytes of a varint; they are zigzagged already."""
+    if int(numbers.max()) < 2 * len(_VARINTS) and not (numbers & np.uint64(1)).any():
+        table = _VARINTS
+        return [table[number] for number in (numbers >> np.uint64(1)).tolist()]
+    return [varint(number >> 1 ^ -(number & 1)) for number in numbers.tolist()]
+
+
+def _rows(columns: Sequence[Uint64Array]) -> list[bytes]:
+    """For each record the varints of its numbers, one behind the other."""
+    count = len(columns[0])
+    sizes = [_sizes(column) for column in columns]
+    width = int(sum(sizes).max())  # type: ignore[union-attr]
+    table = np.zeros((count, width + 1), np.uint8)
+    cells = table.reshape(-1)
+    at = np.arange(0, count * (width + 1), width + 1)
+    for column, size in zip(columns, sizes, strict=True):
+        _put(cells, at, column)
+        at = at + size
+    # Numpy drops the zeros behind a byte string: a mark that is none keeps them, and is cut off again.
+    cells[at] = 1
+    marked: list[bytes] = table.view(f"S{width + 1}").reshape(-1).tolist()
+    return [row[:-1] for row in marked]
+
+
+def _put(cells: npt.NDArray[np.uint8], at: npt.NDArray[np.intp], numbers: Uint64Array) -> None:
+    more = numbers >= np.uint64(128)
+    cells[at] = (numbers & np.uint64(0x7F)).astype(np.uint8) | (more.view(np.uint8) << np.uint8(7))
+    if more.any():
+        _put(cells, at[more] + 1, numbers[more] >> np.uint64(7))
+
+
+def _encode_headers(pairs: Headers) -> bytes:
+    if not pairs:
+        return _NO_HEADERS
+    parts = [varint(len(pairs))]
+    for name, value in pairs:
+        encoded = name.encode("utf-8", "surrogatepass")
+        parts += (varint(len(encoded)), encoded)
+        parts += (varint(_NULL),) if value is None else (varint(len(value)), value)
+    return b"".join(parts)

@@ -1,0 +1,230 @@
+"""A batch of Kafka's as a reader holds it: behind the face of `RecordBatch`, decoded when a record is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader
+from segmentlog.format.columns import Int64Array, MalformedColumn, array_of
+from segmentlog.format.keys import KeyIdentities, identities_of, key_identities
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.wire_records import WireRecords, decode_records
+from segmentlog.records import Headers, Record
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class WireRecordBatch(RecordBatch):
+    """Records of a batch that a Kafka client made, as columns. Whatever `RecordBatch` says goes for it."""
+
+    __slots__ = ("_found", "_is_dense")
+
+    def __init__(
+        self, header: BatchHeader, payload: memoryview, *, topic: str = "", partition: int = 0, path: str = "",
+        position: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(header, payload, topic=topic, partition=partition, path=path, position=position)
+        self._found: WireRecords | None = None
+        self._is_dense = header.record_count == header.last_offset_delta + 1
+
+    @property
+    def wire_records(self) -> WireRecords:
+        """The records of the whole batch. Raises `CorruptBatch` where they do not decode."""
+        if self._found is None:
+            header = self.header
+            try:
+                found = decode_records(self._payload, header.codec, header.record_count)
+                _check_deltas(found.offset_deltas, header.last_offset_delta)
+            except ValueError as error:
+                raise self._corrupt(error) from None
+            self._found = found
+        return self._found
+
+    def check(self) -> None:
+        """Decode every field. Raises `CorruptBatch`."""
+        try:
+            self.wire_records.check()
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    # ------------------------------------------------------------ offsets
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the first record that this batch (or slice) shows."""
+        if self._is_dense:
+            return self.header.base_offset + self._start
+        return int(self.offsets[0]) if len(self) else self.next_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last one: where reading goes on."""
+        if self._stop == self.header.record_count:
+            return self.header.next_offset
+        if self._is_dense:
+            return self.header.base_offset + self._stop
+        return int(self._all_offsets()[self._stop])
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether offsets are missing between the records of the whole batch, or before or behind them."""
+        return not self._is_dense
+
+    def skip_to(self, offset: int) -> bool:
+        """Show no record below ``offset``, and say whether any is left. For who made the batch: others `slice`."""
+        base = self.header.base_offset
+        if offset > base:
+            if self._is_dense:
+                self._start = min(offset - base, self._stop)
+            else:
+                self._start = int(np.searchsorted(self._all_offsets(), np.int64(offset)))
+        return self._start < self._stop
+
+    def _all_offsets(self) -> Int64Array:
+        header = self.header
+        if self._is_dense:
+            return np.arange(header.base_offset, header.next_offset, dtype=np.int64)
+        return self.wire_records.offset_deltas + np.int64(header.base_offset)
+
+    # ------------------------------------------------------------ columns
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values; None is a null value (a tombstone where the topic is compacted)."""
+        if self._values is None:
+            self._values = self._cut(self._all_values())
+        return self._values
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        """The keys; None is a null key."""
+        if self._keys is None:
+            self._keys = self._cut(self._all_keys())
+        return self._keys
+
+    @property
+    def headers(self) -> list[Headers]:
+        """For each record a tuple of (name, value) pairs, empty without headers."""
+        if self._headers is None:
+            try:
+                self._headers = self._cut(self.wire_records.headers())
+            except MalformedColumn as error:
+                raise self._corrupt(error) from None
+        return self._headers
+
+    @property
+    def timestamps(self) -> Int64Array:
+        """Milliseconds since 1970 UTC; -1 where a client gave none."""
+        if self._timestamps is None:
+            header = self.header
+            if header.attributes & LOG_APPEND_TIME:
+                self._timestamps = np.full(len(self), header.max_timestamp, np.int64)
+            else:
+                deltas = self.wire_records.timestamp_deltas[self._start : self._stop]
+                self._timestamps = deltas + np.int64(header.base_timestamp)
+        return self._timestamps
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a record of the whole batch has a key."""
+        try:
+            return self.wire_records.any_key
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether a record of the whole batch has headers."""
+        try:
+            return self.wire_records.any_headers
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    def values_may_be_null(self) -> bool:
+        """Whether a value is null."""
+        try:
+            return self.wire_records.any_null_value
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    def key_identities(self, seed: int = 0) -> KeyIdentities:
+        """16 bytes for each key, see `segmentlog.format.keys`."""
+        if not self.has_keys:
+            return key_identities(memoryview(b""), len(self), seed)
+        return identities_of(self.keys, seed)
+
+    @property
+    def keys_column(self) -> memoryview:
+        """The keys of the whole batch as a column has them; empty when all are null."""
+        return memoryview(array_of(self._all_keys()) if self.has_keys else b"")
+
+    @property
+    def values_column(self) -> memoryview:
+        """The values of the whole batch as a column has them."""
+        return memoryview(array_of(self._all_values()))
+
+    def _all_values(self) -> list[bytes | None]:
+        try:
+            return self.wire_records.values()
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    def _all_keys(self) -> list[bytes | None]:
+        try:
+            found = self.wire_records
+            return found.keys() if found.any_key else [None] * found.count
+        except MalformedColumn as error:
+            raise self._corrupt(error) from None
+
+    # ------------------------------------------------------------ as something else
+
+    def slice(self, start: int, stop: int | None = None) -> RecordBatch:
+        """The records ``[start, stop)`` of this batch as another one that shares what was decompressed."""
+        part = cast(WireRecordBatch, super().slice(start, stop))
+        part._found = self._found
+        return part
+
+    def records(self) -> Iterator[Record]:
+        """The records one by one."""
+        headers: Iterator[Headers] = iter(self.headers) if self.has_headers else repeat(())
+        return map(
+            Record,
+            repeat(self.topic),
+            repeat(self.partition),
+            self.offsets.tolist(),
+            self.timestamps.tolist(),
+            self.keys,
+            self.values,
+            headers,
+            repeat(self.header.partition_epoch),
+        )
+
+    __iter__ = records
+
+    def values_to_arrow(self) -> pyarrow.Array:
+        """The values as binary. Needs pyarrow."""
+        import pyarrow as pa
+
+        return pa.array(self.values, pa.binary())
+
+    def keys_to_arrow(self) -> pyarrow.Array:
+        """The keys as binary. Needs pyarrow."""
+        import pyarrow as pa
+
+        return pa.array(self.keys, pa.binary())
+
+    def _corrupt(self, error: Exception) -> CorruptBatch:
+        position = self._position + HEADER_SIZE
+        return CorruptBatch(self._path, position, "records that decode", str(error), self.header.base_offset)
+
+
+def _check_deltas(deltas: Int64Array, last_offset_delta: int) -> None:
+    """Raise `MalformedColumn` unless they ascend, from 0 at the least to the last at the most."""
+    if len(deltas) and (deltas[0] < 0 or deltas[-1] > last_offset_delta or (deltas[1:] <= deltas[:-1]).any()):
+        raise MalformedColumn(f"offset deltas that do not ascend from 0 to {last_offset_delta}")

@@ -1,0 +1,80 @@
+"""A batch that a Kafka client sent, on its way in: checked, hashed and placed as it is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidWireBatch
+from segmentlog.format.batch import LOG_APPEND_TIME
+from segmentlog.format.wire import Buffer, WireHeader, parse_wire_batch
+from segmentlog.format.wire_batch import encode_wire
+from segmentlog.format.wire_records import WireRecords, decode_records
+from segmentlog.log.append.appender import Appender
+from segmentlog.log.append.appends import Ack, Appends
+from segmentlog.log.append.encoding import require_a_key
+from segmentlog.log.handle import Handle
+from segmentlog.log.producers import ProducerStamp
+from segmentlog.storage.state import CONFIG_WORD
+
+
+class WireAppended(msgspec.Struct, frozen=True, gc=False):
+    """What a server tells the client that sent a batch."""
+
+    base_offset: int
+    """Of the first record; where it is already, when the same producer sent the same batch before."""
+    next_offset: int
+    log_append_time_ms: int
+    """The timestamp that all of its records have got; -1 where they keep their own, or were there before."""
+    log_start_offset: int
+    epoch: int
+    """Of the partition."""
+
+
+def append_wire(
+    handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, check_records: bool
+) -> WireAppended:
+    """`Partition.append_wire`."""
+    if handle.page.words[CONFIG_WORD] != handle.config_version:
+        handle.refresh_config()
+    config = handle.config
+    batch = encode_wire(data, config.max_message_bytes)
+    wire = parse_wire_batch(data)
+    if check_records or config.compacts:
+        _check_records(memoryview(data), wire, config)
+    stamp = None
+    if wire.producer_id >= 0:
+        stamp = ProducerStamp(wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.is_transactional)
+        if wire.is_transactional:
+            check = partial(appender.require_transaction, wire.producer_id)
+            stamp = msgspec.structs.replace(stamp, check=check)
+    base_offset = appends.batches([batch], ack, stamp)
+    log = handle.page.log.read()
+    append_time_ms = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
+    return WireAppended(base_offset, base_offset + wire.record_count, append_time_ms, log.log_start_offset, log.epoch)
+
+
+def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> None:
+    """Raise `InvalidWireBatch` for records that do not decode, `InvalidRecord` for one that lacks a key it needs."""
+    try:
+        records = decode_records(data, wire.codec, wire.record_count)
+        records.check()
+    except ValueError as error:
+        raise InvalidWireBatch("records", str(error)) from None
+    _check_numbers(records, wire)
+    if config.compacts:
+        keyless = records.null_keys()
+        if keyless.any():
+            raise require_a_key(int(keyless.argmax()))
+
+
+def _check_numbers(records: WireRecords, wire: WireHeader) -> None:
+    """Raise `InvalidWireBatch` for offset deltas other than 0, 1, 2 and so on, or a largest timestamp that is not."""
+    if not np.array_equal(records.offset_deltas, np.arange(records.count)):
+        raise InvalidWireBatch("records", "offset deltas that do not count from 0")
+    largest = int((records.timestamp_deltas + np.int64(wire.base_timestamp)).max())
+    if largest != wire.max_timestamp and not wire.attributes & LOG_APPEND_TIME:
+        raise InvalidWireBatch("timestamp", f"records up to {largest}, where the batch says {wire.max_timestamp}")

@@ -1,0 +1,191 @@
+"""DescribeConfigs (32), AlterConfigs (33) and IncrementalAlterConfigs (44)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.server.call import Call
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages import alter_configs as whole
+from segmentlog.server.codec.messages import incremental_alter_configs as incremental
+from segmentlog.server.codec.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from segmentlog.server.faults import code_of
+from segmentlog.server.names import is_visible
+from segmentlog.server.security.principals import Operation
+from segmentlog.server.topic_configs import (
+    SOURCE_DEFAULT,
+    SOURCE_TOPIC,
+    TYPE_BOOLEAN,
+    TYPE_INT,
+    TYPE_LONG,
+    Entry,
+    describe,
+    engine_keys,
+    to_engine,
+)
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+
+
+def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    """The keys of topics, and of this worker."""
+    return DescribeConfigsResponse(results=[_describe(call, request, resource) for resource in request.resources])
+
+
+def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource) -> DescribeConfigsResult:
+    kind, name = resource.resource_type, resource.resource_name
+    result = DescribeConfigsResult(error_message=None, resource_type=kind, resource_name=name)
+    if kind == _TOPIC:
+        if not call.allows_topic(Operation.DESCRIBE_CONFIGS, name):
+            result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return result
+        try:
+            if not is_visible(name):
+                raise InvalidConfig("topic", name, "a topic of clients'")
+            entries = describe(call.broker.store.topic(name).config)
+        except (SegmentlogError, OSError) as error:
+            result.error_code, result.error_message = code_of(error), str(error)
+            return result
+    elif kind == _BROKER:
+        if not call.allows_cluster(Operation.DESCRIBE_CONFIGS):
+            result.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            return result
+        entries = _of_broker(call)
+    else:
+        result.error_code = ErrorCode.INVALID_REQUEST
+        result.error_message = f"only topics ({_TOPIC}) and brokers ({_BROKER}) have configurations here"
+        return result
+    keys = resource.configuration_keys  # null and, from some clients, an empty list: all of them
+    result.configs = [_told(request, entry) for entry in entries if not keys or entry.name in keys]
+    return result
+
+
+def _told(request: DescribeConfigsRequest, entry: Entry) -> DescribeConfigsResourceResult:
+    source = SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC
+    synonyms = [DescribeConfigsSynonym(entry.name, entry.value, source)] if request.include_synonyms else []
+    return DescribeConfigsResourceResult(
+        entry.name, entry.value, entry.read_only, source, False, synonyms, entry.type, None
+    )
+
+
+def _of_broker(call: Call) -> list[Entry]:
+    settings, limits = call.broker.settings, call.broker.settings.limits
+    values = [
+        ("auto.create.topics.enable", str(settings.auto_create).lower(), TYPE_BOOLEAN),
+        ("broker.id", str(call.broker.broker_id), TYPE_INT),
+        ("connections.max.idle.ms", str(int(limits.idle_s * 1000)), TYPE_LONG),
+        ("default.replication.factor", "1", TYPE_INT),
+        ("fetch.max.bytes", str(limits.fetch_bytes), TYPE_INT),
+        ("max.connections", str(limits.connections), TYPE_INT),
+        ("message.max.bytes", str(TopicConfig().max_message_bytes), TYPE_INT),
+        ("min.insync.replicas", "1", TYPE_INT),
+        ("num.partitions", str(settings.default_partitions), TYPE_INT),
+        ("offsets.topic.replication.factor", "1", TYPE_INT),
+        ("socket.request.max.bytes", str(limits.request_bytes), TYPE_INT),
+    ]
+    return [Entry(name, value, True, kind, read_only=True) for name, value, kind in values]
+
+
+class _Resource(Protocol):
+    resource_type: int
+    resource_name: str
+
+
+def incremental_alter_configs(
+    call: Call, request: incremental.IncrementalAlterConfigsRequest
+) -> incremental.IncrementalAlterConfigsResponse:
+    """Set, reset, add to and take from keys; all of a topic's or none."""
+    responses = []
+    for resource in request.resources:
+        code, message = _alter(
+            call, resource, lambda config, resource=resource: _changes(config, resource.configs), request.validate_only
+        )
+        responses.append(
+            incremental.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
+        )
+    return incremental.IncrementalAlterConfigsResponse(responses=responses)
+
+
+def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.AlterConfigsResponse:
+    """The old way: the keys that are given, and every other back to its default."""
+    responses = []
+    for resource in request.resources:
+        code, message = _alter(
+            call, resource, lambda config, resource=resource: _replacement(config, resource.configs),
+            request.validate_only,
+        )  # fmt: skip
+        responses.append(
+            whole.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
+        )
+    return whole.AlterConfigsResponse(responses=responses)
+
+
+def _alter(
+    call: Call, resource: _Resource, changes_of: Callable[[TopicConfig], dict[str, object]], validate_only: bool
+) -> tuple[int, str | None]:
+    """(error code, message)."""
+    name = resource.resource_name
+    if resource.resource_type != _TOPIC:
+        return ErrorCode.INVALID_REQUEST, "only topics can be altered: a server's settings are its command line's"
+    if not call.allows_topic(Operation.ALTER_CONFIGS, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
+    if not is_visible(name):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
+    try:
+        config = call.broker.store.topic(name).config
+        changes = changes_of(config)
+        config.replace(changes)
+        if changes and not validate_only:
+            call.broker.store.alter_topic(name, changes)
+    except (SegmentlogError, OSError) as error:
+        return code_of(error), str(error)
+    return ErrorCode.NONE, None
+
+
+def _changes(config: TopicConfig, wanted: Iterable[incremental.AlterableConfig]) -> dict[str, object]:
+    settings: dict[str, str | None] = {}
+    resets: dict[str, object] = {}
+    for change in wanted:
+        if change.config_operation == _DELETE:
+            resets |= _reset(change.name)
+        elif change.config_operation == _SET:
+            settings[change.name] = change.value
+        elif change.config_operation in (_APPEND, _SUBTRACT):
+            settings[change.name] = _edited(config, change)
+        else:
+            raise InvalidConfig(change.name, change.config_operation, "an operation from 0 to 3")
+    return {**resets, **to_engine(settings)}
+
+
+def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
+    """A list with something added, or taken away: of the keys that do anything, only cleanup.policy is one."""
+    if change.name != "cleanup.policy":
+        engine_keys(change.name)
+        raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
+    words = set(config.cleanup_policy.split(","))
+    given = {word.strip() for word in (change.value or "").split(",")}
+    return ",".join(sorted(words | given if change.config_operation == _APPEND else words - given))
+
+
+def _reset(name: str) -> dict[str, object]:
+    fresh = TopicConfig()
+    return {key: getattr(fresh, key.replace(".", "_")) for key in engine_keys(name)}
+
+
+def _replacement(config: TopicConfig, wanted: Iterable[whole.AlterableConfig]) -> dict[str, object]:
+    resets: dict[str, object] = {}
+    for key in config.to_mapping():
+        resets |= _reset(key)
+    return {**resets, **to_engine({change.name: change.value for change in wanted})}

@@ -1,0 +1,274 @@
+"""Fetch (1): batches as they lie, and a wait for more where there are none.
+
+A consumer that says nothing new has a session (`fetch_sessions`); one that has nothing to read waits (`arrivals`) until
+there are as many bytes as it wants at once, or its time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
+from segmentlog.server.call import Call
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+from segmentlog.server.faults import code_of
+from segmentlog.server.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, NO_SESSION, FetchSession, Key, Wanted
+from segmentlog.server.names import is_visible, wire_epoch
+from segmentlog.server.reading import Bounds, read, why_not
+from segmentlog.server.security.principals import Operation
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+_IDS_FROM: Final = 13
+_ENDPOINTS_FROM: Final = 16
+_COMMITTED: Final = 1
+
+
+def fetch(call: Call, request: FetchRequest) -> FetchResponse:
+    """What there is now, or what comes while the client waits."""
+    broker = call.broker
+    session, code = _session_of(call, request)
+    if code is not None:
+        return FetchResponse(error_code=code)
+    if session is None:
+        return _Fetch(call, request, list(_wanted(request)), None).respond()
+    with session.lock:
+        session.update(_wanted(request), _forgotten(request))
+        response = _Fetch(call, request, list(session.partitions.values()), session).respond()
+        response.session_id = session.id
+    if request.session_epoch == FINAL_EPOCH:
+        broker.fetch_sessions.drop(session.id)
+    return response
+
+
+def _session_of(call: Call, request: FetchRequest) -> tuple[FetchSession | None, ErrorCode | None]:
+    """(the session that a request is part of or begins, why it cannot be)."""
+    sessions = call.broker.fetch_sessions
+    if request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH):
+        if request.session_id != NO_SESSION:
+            sessions.drop(request.session_id)
+        return (sessions.make() if request.session_epoch == FIRST_EPOCH else None), None
+    session = sessions.find(request.session_id)
+    if session is None:
+        return None, ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    with session.lock:
+        if session.epoch != request.session_epoch:
+            return None, ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        session.advance()
+    return session, None
+
+
+def _wanted(request: FetchRequest) -> Iterator[Wanted]:
+    for topic in request.topics:
+        for partition in topic.partitions:
+            yield Wanted(
+                topic.topic,
+                topic.topic_id,
+                partition.partition,
+                partition.fetch_offset,
+                partition.partition_max_bytes,
+                partition.current_leader_epoch,
+                partition.last_fetched_epoch,
+            )
+
+
+def _forgotten(request: FetchRequest) -> Iterator[Key]:
+    for topic in request.forgotten_topics_data:
+        for number in topic.partitions:
+            yield topic.topic, topic.topic_id, number
+
+
+class _Fetch:
+    """One request on its way to its answer."""
+
+    def __init__(self, call: Call, request: FetchRequest, wanted: list[Wanted], session: FetchSession | None) -> None:
+        self._call = call
+        self._request = request
+        self._session = session
+        self._is_incremental = session is not None and request.session_epoch not in (FIRST_EPOCH, FINAL_EPOCH)
+        self._is_committed = request.isolation_level == _COMMITTED
+        self._durable_only = call.broker.settings.durable_reads
+        self._refused: list[tuple[Wanted, PartitionData]] = []
+        self._open: list[tuple[Wanted, Partition]] = []
+        self._endpoints: dict[int, NodeEndpoint] = {}
+        for one in wanted:
+            self._take(one)
+
+    def _take(self, wanted: Wanted) -> None:
+        """Find the partition, or say why not."""
+        call, broker = self._call, self._call.broker
+        name = wanted.topic
+        if call.version >= _IDS_FROM:
+            name = broker.topic_ids.name_of(wanted.topic_id) or ""
+            if not name or not call.allows_topic(Operation.READ, name):
+                hidden = not name or not call.allows_topic(Operation.DESCRIBE, name)
+                self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                return
+        elif not call.allows_topic(Operation.READ, name):
+            self._refuse(wanted, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            return
+        if not is_visible(name):
+            self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return
+        try:
+            partition = broker.partition(name, wanted.partition)
+        except (SegmentlogError, OSError) as error:
+            self._refuse(wanted, code_of(error))
+            return
+        if broker.cluster.leads(partition.topic_id, partition.number):
+            self._open.append((wanted, partition))
+            return
+        node = broker.cluster.leader_of(partition.topic_id, partition.number)
+        data = self._refuse(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        data.current_leader = LeaderIdAndEpoch(node.node_id, wire_epoch(partition.epoch))
+        if call.version >= _ENDPOINTS_FROM:
+            self._endpoints[node.node_id] = NodeEndpoint(node.node_id, node.host, node.port)
+
+    def _refuse(self, wanted: Wanted, code: ErrorCode) -> PartitionData:
+        data = PartitionData(
+            partition_index=wanted.partition, error_code=int(code), high_watermark=-1, aborted_transactions=None
+        )
+        self._refused.append((wanted, data))
+        return data
+
+    # ------------------------------------------------------------ waiting
+
+    def respond(self) -> FetchResponse:
+        """What there is, once it is enough or the time is up."""
+        request = self._request
+        answers, is_enough = self._collect()
+        wait_ms = min(request.max_wait_ms, self._call.broker.settings.limits.fetch_wait_ms_max)
+        if is_enough or wait_ms <= 0 or not self._open:
+            return self._response(answers)
+        ends_s = time.monotonic() + wait_ms / 1000
+        with self._call.broker.arrivals.begin([partition for _, partition in self._open]) as waiting:
+            while True:
+                waiting.announce()
+                if self._has_more(answers):
+                    answers, is_enough = self._collect()
+                    if is_enough:
+                        break
+                if waiting.is_closed or self._is_gone() or not waiting.wait(ends_s):
+                    break
+        return self._response(answers)
+
+    def _is_gone(self) -> bool:
+        connection = self._call.connection
+        return connection is not None and connection.is_closed
+
+    def _has_more(self, answers: list[tuple[Wanted, PartitionData]]) -> bool:
+        """Whether a partition has grown since its answer was made, or is another one by now."""
+        said = {id(wanted): data for wanted, data in answers}
+        for wanted, partition in self._open:
+            if partition.is_stale or self._bounds(partition).end > max(
+                wanted.fetch_offset, _end_of(said.get(id(wanted)), self._is_committed)
+            ):
+                return True
+        return False
+
+    def _bounds(self, partition: Partition) -> Bounds:
+        return Bounds(partition, is_committed=self._is_committed, durable_only=self._durable_only)
+
+    # ------------------------------------------------------------ collecting
+
+    def _collect(self) -> tuple[list[tuple[Wanted, PartitionData]], bool]:
+        """(what there is now, whether that is worth an answer at once)."""
+        request = self._request
+        left = min(request.max_bytes, self._call.broker.settings.limits.fetch_bytes)
+        answers = list(self._refused)
+        is_enough = bool(self._refused)
+        size = 0
+        for wanted, partition in self._open:
+            data = self._of_partition(wanted, partition, left - size, at_least_one=not size)
+            size += _size_of(data)
+            is_enough |= bool(data.error_code) or data.diverging_epoch is not None
+            answers.append((wanted, data))
+        return answers, is_enough or size >= max(request.min_bytes, 0)
+
+    def _of_partition(
+        self, wanted: Wanted, partition: Partition, left_bytes: int, *, at_least_one: bool
+    ) -> PartitionData:
+        bounds = self._bounds(partition)
+        try:
+            refusal = why_not(partition, bounds, wanted, self._call.broker.broker_id)
+            if refusal is not None:
+                return refusal
+            if wanted.fetch_offset == bounds.high_watermark or (
+                bounds.end <= wanted.fetch_offset < bounds.high_watermark
+            ):
+                return bounds.of(wanted.partition)  # the usual case of who waits
+            if not at_least_one and left_bytes <= 0:
+                partition.check_position(wanted.fetch_offset)
+                return bounds.of(wanted.partition)
+            return read(
+                partition,
+                bounds,
+                wanted,
+                min(wanted.max_bytes, left_bytes),
+                at_least_one=at_least_one,
+                renderings=self._call.broker.renderings,
+            )
+        except (OffsetOutOfRange, LogTruncated):
+            return bounds.of(wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
+        except (SegmentlogError, OSError) as error:
+            return bounds.of(wanted.partition, code_of(error))
+
+    # ------------------------------------------------------------ the answer
+
+    def _response(self, answers: list[tuple[Wanted, PartitionData]]) -> FetchResponse:
+        response = FetchResponse(node_endpoints=list(self._endpoints.values()))
+        by_topic: dict[tuple[str, bytes], FetchableTopicResponse] = {}
+        for wanted, data in answers:
+            if self._session is not None:
+                has_news = _note(wanted, data)
+                if _size_of(data):
+                    self._session.move_to_end((wanted.topic, wanted.topic_id, wanted.partition))
+                if self._is_incremental and not has_news:
+                    continue
+            key = (wanted.topic, wanted.topic_id)
+            topic = by_topic.get(key)
+            if topic is None:
+                topic = by_topic[key] = FetchableTopicResponse(wanted.topic, wanted.topic_id)
+                response.responses.append(topic)
+            topic.partitions.append(data)
+        return response
+
+
+def _note(wanted: Wanted, data: PartitionData) -> bool:
+    """Keep in mind what the client is told, and say whether it is anything new."""
+    has_news = bool(
+        _size_of(data)
+        or data.error_code
+        or wanted.said_error
+        or data.diverging_epoch is not None
+        or data.high_watermark != wanted.said_high_watermark
+        or data.log_start_offset != wanted.said_log_start
+    )
+    wanted.said_high_watermark, wanted.said_log_start = data.high_watermark, data.log_start_offset
+    wanted.said_error = bool(data.error_code)
+    return has_news
+
+
+def _size_of(data: PartitionData) -> int:
+    records = data.records
+    if records is None:
+        return 0
+    return sum(map(len, records)) if isinstance(records, list) else len(records)  # type: ignore[arg-type]
+
+
+def _end_of(data: PartitionData | None, is_committed: bool) -> int:
+    """Up to where an answer was made."""
+    if data is None:
+        return -1
+    return data.last_stable_offset if is_committed else data.high_watermark

@@ -1,0 +1,110 @@
+"""ListOffsets (2): where a partition begins and ends, and which record is the first from a time on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.call import Call
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from segmentlog.server.faults import code_of
+from segmentlog.server.names import is_visible, wire_epoch
+from segmentlog.server.reading import Bounds
+from segmentlog.server.security.principals import Operation
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+_MAX_TIMESTAMP: Final = -3
+_EARLIEST_LOCAL: Final = -4
+_LATEST_TIERED: Final = -5
+_EARLIEST_PENDING: Final = -6
+_COMMITTED: Final = 1
+
+
+def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    """An offset for each partition, or why there is none."""
+    response = ListOffsetsResponse()
+    for topic in request.topics:
+        answers = [_one(call, request, topic.name, wanted) for wanted in topic.partitions]
+        response.topics.append(ListOffsetsTopicResponse(topic.name, answers))
+    return response
+
+
+def _one(
+    call: Call, request: ListOffsetsRequest, name: str, wanted: ListOffsetsPartition
+) -> ListOffsetsPartitionResponse:
+    broker = call.broker
+    answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
+    if not call.allows_topic(Operation.DESCRIBE, name):
+        answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return answer
+    if not is_visible(name):
+        answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return answer
+    try:
+        partition = broker.partition(name, wanted.partition_index)
+        epoch = wire_epoch(partition.epoch)
+        if not broker.cluster.leads(partition.topic_id, partition.number):
+            answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        elif 0 <= wanted.current_leader_epoch != epoch:
+            is_old = wanted.current_leader_epoch < epoch
+            answer.error_code = ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
+        else:
+            bounds = Bounds(
+                partition,
+                is_committed=request.isolation_level == _COMMITTED,
+                durable_only=broker.settings.durable_reads,
+            )
+            _look(partition, bounds, wanted.timestamp, answer)
+    except (SegmentlogError, OSError) as error:
+        answer.error_code = code_of(error)
+    return answer
+
+
+def _look(partition: Partition, bounds: Bounds, timestamp: int, answer: ListOffsetsPartitionResponse) -> None:
+    if timestamp == LATEST:
+        answer.offset, answer.leader_epoch = bounds.end, wire_epoch(partition.epoch)
+    elif timestamp in (EARLIEST, _EARLIEST_LOCAL):
+        answer.offset = bounds.log_start
+        answer.leader_epoch = epoch_at(partition, bounds.log_start)
+    elif timestamp in (_LATEST_TIERED, _EARLIEST_PENDING):
+        answer.leader_epoch = -1  # nothing is anywhere else: no offset
+    elif timestamp == _MAX_TIMESTAMP:
+        largest = max((segment.max_timestamp for segment in partition.segments()), default=-1)
+        if largest >= 0:
+            _look_for_time(partition, bounds, largest, answer)
+    elif timestamp >= 0:
+        _look_for_time(partition, bounds, timestamp, answer)
+    else:
+        answer.error_code = ErrorCode.UNSUPPORTED_VERSION
+
+
+def _look_for_time(partition: Partition, bounds: Bounds, timestamp: int, answer: ListOffsetsPartitionResponse) -> None:
+    offset = partition.offset_for_timestamp(timestamp)
+    if offset is None or offset >= bounds.end:
+        return
+    for batch in partition.read(offset, 1):
+        answer.offset = int(batch.offsets[0])
+        answer.timestamp = int(batch.timestamps[0])
+        answer.leader_epoch = wire_epoch(batch.epoch)
+        return
+
+
+def epoch_at(partition: Partition, offset: int) -> int:
+    """The epoch that an offset belongs to."""
+    found = 0
+    for start in partition.epochs():
+        if start.start_offset > offset:
+            break
+        found = start.epoch
+    return wire_epoch(found)

@@ -1,0 +1,90 @@
+"""DeleteRecords (21) and DescribeLogDirs (35)."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.call import Call
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from segmentlog.server.codec.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from segmentlog.server.faults import code_of
+from segmentlog.server.names import is_visible
+from segmentlog.server.security.principals import Operation
+
+_TO_THE_END: Final = -1
+
+
+def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    """Trim partitions from the front."""
+    response = DeleteRecordsResponse()
+    for topic in request.topics:
+        answers = [_trim(call, topic.name, wanted) for wanted in topic.partitions]
+        response.topics.append(DeleteRecordsTopicResult(topic.name, answers))
+    return response
+
+
+def _trim(call: Call, name: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    broker = call.broker
+    answer = DeleteRecordsPartitionResult(wanted.partition_index, -1)
+    if not call.allows_topic(Operation.DELETE, name):
+        answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return answer
+    if not is_visible(name):
+        answer.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+        return answer
+    try:
+        partition = broker.partition(name, wanted.partition_index)
+        if not broker.cluster.leads(partition.topic_id, partition.number):
+            answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return answer
+        if not partition.config.deletes:
+            answer.error_code = ErrorCode.POLICY_VIOLATION  # as Kafka: of a topic that is only compacted
+            return answer
+        offset = partition.log_end_offset if wanted.offset == _TO_THE_END else wanted.offset
+        if not partition.log_start_offset <= offset <= partition.log_end_offset:
+            answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+            return answer
+        answer.low_watermark = partition.trim(offset)
+    except (SegmentlogError, OSError) as error:
+        answer.error_code = code_of(error)
+    return answer
+
+
+def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    """How large partitions are, in the one folder that there is."""
+    if not call.allows_cluster(Operation.DESCRIBE):
+        return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    store = call.broker.store
+    room = os.statvfs(store.path)
+    result = DescribeLogDirsResult(
+        log_dir=store.path, total_bytes=room.f_frsize * room.f_blocks, usable_bytes=room.f_frsize * room.f_bavail
+    )
+    wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
+    for name in store.topics():
+        if wanted is not None and name not in wanted:
+            continue
+        partitions = []
+        try:
+            for partition in store.topic(name).partitions():
+                if wanted is None or partition.number in wanted[name]:
+                    size = sum(segment.size_bytes for segment in partition.segments())
+                    partitions.append(DescribeLogDirsPartition(partition.number, size))
+        except (SegmentlogError, OSError):  # deleted meanwhile, or it cannot be opened: its own requests say so
+            continue
+        result.topics.append(DescribeLogDirsTopic(name, partitions))
+    return DescribeLogDirsResponse(results=[result])

@@ -1,0 +1,197 @@
+"""Accepting connections: a thread that accepts, and one for each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from segmentlog.server.buffers import BufferPool
+from segmentlog.server.call import ANONYMOUS
+from segmentlog.server.connection import Answer, Connection
+from segmentlog.server.frames import FrameReader
+from segmentlog.server.security.sasl import SaslSession
+from segmentlog.server.security.tls import ServerTls, principal_of
+from segmentlog.server.settings import Limits
+from segmentlog.server.transport import PlainTransport, TlsTransport, Transport
+
+logger = logging.getLogger("segmentlog.server")
+
+_HANDSHAKE_S: Final = 10.0
+_LOOK_UP_S: Final = 10.0
+"""How often a thread that waits for a request looks whether it has waited too long."""
+_NO_ROOM_S: Final = 0.1
+
+
+class Door:
+    """How clients come in: who they are taken for, and what is between them and the requests."""
+
+    def __init__(self, tls: ServerTls | None = None, make_sasl: Callable[[], SaslSession] | None = None) -> None:
+        self.tls = tls
+        self.make_sasl = make_sasl
+
+
+class Listener:
+    """Accepts on sockets that listen already, perhaps with other processes, until it is closed."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        door: Door,
+        limits: Limits,
+        pool: BufferPool,
+        handle: Callable[[Connection, memoryview], Answer],
+    ) -> None:
+        self._sockets = list(sockets)
+        self._door = door
+        self._limits = limits
+        self._pool = pool
+        self._handle = handle
+        self._mutex = threading.Lock()
+        self._open: set[Connection] = set()
+        self._threads: set[threading.Thread] = set()
+        self._by_host: Counter[str] = Counter()
+        self._is_closed = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="segmentlog-accept", daemon=True)
+
+    def start(self) -> None:
+        """Accept from now on."""
+        for sock in self._sockets:
+            sock.setblocking(False)
+        self._thread.start()
+
+    @property
+    def connection_count(self) -> int:
+        """Clients that are connected."""
+        return self._by_host.total()
+
+    def close(self, timeout_s: float) -> None:
+        """Accept nobody any more; let each connection answer what came, and close those that take too long."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+        self._thread.join()
+        for sock in self._sockets:
+            sock.close()
+        ends_s = time.monotonic() + timeout_s
+        with self._mutex:
+            connections, threads = list(self._open), list(self._threads)
+        for connection in connections:
+            connection.finish()
+        for thread in threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        for connection in connections:
+            connection.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # ------------------------------------------------------------ accepting
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        by_fd = {sock.fileno(): sock for sock in self._sockets}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        while not self._is_closed:
+            for fd, _ in poll.poll():
+                sock = by_fd.get(fd)
+                if sock is not None:
+                    self._accept(sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            sock, address = listening.accept()
+        except (BlockingIOError, ConnectionError):  # another worker was faster, or the client has gone
+            return
+        except OSError as error:  # no descriptor to spare, most likely: others may go meanwhile
+            logger.error("no connection could be accepted: %s", error)
+            time.sleep(_NO_ROOM_S)
+            return
+        host = str(address[0])
+        limits = self._limits
+        with self._mutex:
+            is_full = self.connection_count >= limits.connections
+            is_full |= self._by_host[host] >= limits.connections_per_address
+            if not is_full:
+                self._by_host[host] += 1
+        if is_full:
+            logger.warning("%s: refused: there are as many connections as there may be", host)
+            sock.close()
+            return
+        thread = threading.Thread(target=self._serve, args=(sock, host), name=f"segmentlog-{host}", daemon=True)
+        with self._mutex:
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.error("%s: refused: %s", host, error)
+            sock.close()
+            self._forget(host, thread)
+
+    def _forget(self, host: str, thread: threading.Thread) -> None:
+        with self._mutex:
+            self._threads.discard(thread)
+            self._by_host[host] -= 1
+            if not self._by_host[host]:
+                del self._by_host[host]
+
+    # ------------------------------------------------------------ one connection
+
+    def _serve(self, sock: socket.socket, host: str) -> None:
+        """A connection's thread."""
+        connection: Connection | None = None
+        try:
+            connection = self._connect(sock, host)
+            if connection is not None:
+                with self._mutex:
+                    self._open.add(connection)
+                if self._is_closed:
+                    connection.finish()
+                connection.run()
+        except Exception:
+            logger.exception("%s: closed", host)
+        finally:
+            if connection is None:
+                sock.close()
+            with self._mutex:
+                if connection is not None:
+                    self._open.discard(connection)
+            self._forget(host, threading.current_thread())
+
+    def _connect(self, sock: socket.socket, host: str) -> Connection | None:
+        """The connection once TLS is agreed on; None if it is not."""
+        limits, door = self._limits, self._door
+        principal = ANONYMOUS
+        transport: Transport
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if door.tls is None:
+            transport = PlainTransport(sock, _LOOK_UP_S, limits.patience_s)
+        else:
+            sock.settimeout(_HANDSHAKE_S)
+            try:
+                wrapped = door.tls.context().wrap_socket(sock, server_side=True)
+            except (OSError, ssl.SSLError, ValueError) as error:
+                logger.info("%s: no TLS: %s", host, error)
+                return None
+            principal = principal_of(wrapped) or ANONYMOUS
+            transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
+        sasl = door.make_sasl() if door.make_sasl is not None else None
+        limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes
+        frames = FrameReader(
+            transport, self._pool, limit_bytes=limit_bytes, patience_s=limits.patience_s, idle_s=limits.idle_s
+        )
+        return Connection(
+            transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
+            limit_bytes=limits.request_bytes,
+        )  # fmt: skip

@@ -1,0 +1,129 @@
+"""One partition's part of a fetch: the batches from an offset on, as a client is sent them, up to what it may see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.format.wire_render import empty_wire_batch
+from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    LeaderIdAndEpoch,
+    PartitionData,
+)
+from segmentlog.server.epochs import end_of_epoch
+from segmentlog.server.fetch_sessions import Wanted
+from segmentlog.server.names import wire_epoch
+from segmentlog.server.renderings import Renderings
+from segmentlog.server.transport import Buffer
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+_DELTA_MAX: Final = 2**31 - 1
+_FILLED_MAX: Final = 1024
+"""Batches without records that one answer holds: they reach over 2^41 offsets."""
+
+
+class Bounds:
+    """What a reader may see of a partition now."""
+
+    __slots__ = ("high_watermark", "is_committed", "last_stable", "log_start")
+
+    def __init__(self, partition: Partition, *, is_committed: bool, durable_only: bool) -> None:
+        log = partition.handle.page.log.read()
+        end = min(log.log_end_offset, partition.durable_offset) if durable_only else log.log_end_offset
+        self.high_watermark = end
+        self.last_stable = min(log.last_stable_offset, end)
+        self.log_start = log.log_start_offset
+        self.is_committed = is_committed
+
+    @property
+    def end(self) -> int:
+        """No record from here on is handed out."""
+        return self.last_stable if self.is_committed else self.high_watermark
+
+    def of(self, index: int, code: ErrorCode = ErrorCode.NONE) -> PartitionData:
+        """An answer without records."""
+        return PartitionData(
+            partition_index=index,
+            error_code=int(code),
+            high_watermark=self.high_watermark,
+            last_stable_offset=self.last_stable,
+            log_start_offset=self.log_start,
+            aborted_transactions=[] if self.is_committed else None,
+        )
+
+
+def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int) -> PartitionData | None:
+    """The answer to who asks for what he cannot have, or has a history that is not this one's; None if all is well."""
+    epoch = wire_epoch(partition.epoch)
+    if wanted.leader_epoch >= 0 and wanted.leader_epoch != epoch:
+        is_old = wanted.leader_epoch < epoch
+        answer = bounds.of(
+            wanted.partition, ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
+        )
+        answer.current_leader = LeaderIdAndEpoch(node_id, epoch)
+        return answer
+    if wanted.last_fetched_epoch >= 0:
+        found, end = end_of_epoch(partition, wanted.last_fetched_epoch)
+        if found < 0:
+            return bounds.of(wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
+        if found < wanted.last_fetched_epoch or end < wanted.fetch_offset:
+            answer = bounds.of(wanted.partition)
+            answer.diverging_epoch = EpochEndOffset(found, end)
+            return answer
+    return None
+
+
+def read(
+    partition: Partition, bounds: Bounds, wanted: Wanted, max_bytes: int, *, at_least_one: bool, renderings: Renderings
+) -> PartitionData:
+    """The batches from ``wanted.fetch_offset`` on: whole ones, of which the first may begin before it.
+
+    One batch is there if there is one, however small ``max_bytes``, where ``at_least_one`` says so. Raises what
+    `Partition.read` does.
+    """
+    answer = bounds.of(wanted.partition)
+    offset, end = wanted.fetch_offset, bounds.end
+    batches: list[Buffer] = []
+    size = 0
+    first = reached = offset
+    for batch in partition.read(offset, max(max_bytes, 1), control=True):
+        header = batch.header
+        if header.base_offset >= end:
+            break
+        if size + header.payload_size > max_bytes and (batches or not at_least_one):
+            break
+        wire = renderings.wire(partition.topic_id, batch)
+        if size + len(wire) > max_bytes and (batches or not at_least_one):
+            break
+        if not batches:
+            first = header.base_offset
+        batches.append(wire)
+        size += len(wire)
+        reached = header.next_offset
+    if not batches:
+        batches = _fill(partition, offset, end)
+    elif bounds.is_committed:
+        aborted = partition.aborted_transactions(first, reached)
+        answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
+    answer.records = batches or b""
+    return answer
+
+
+def _fill(partition: Partition, offset: int, end: int) -> list[Buffer]:
+    """Batches without records, where a crash took what was there up to the end.
+
+    Else a client that reads up to the end waits for ever: the next batch begins behind it.
+    """
+    upto = min(first_behind(partition.lost_ranges(), offset), end)
+    epoch = wire_epoch(partition.epoch)
+    batches: list[Buffer] = []
+    while offset < upto and len(batches) < _FILLED_MAX:
+        last_delta = min(upto - offset - 1, _DELTA_MAX)
+        batches.append(empty_wire_batch(offset, last_delta, epoch))
+        offset += last_delta + 1
+    return batches

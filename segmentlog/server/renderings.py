@@ -1,0 +1,49 @@
+"""What the library wrote, as Kafka's clients read it: made when it is asked for, and kept while others ask for it too."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.format.batch import KAFKA_LAYOUT
+from segmentlog.format.wire_render import as_wire
+from segmentlog.server.transport import Buffer
+
+if TYPE_CHECKING:
+    from segmentlog.format.record_batch import RecordBatch
+
+_KEPT_BYTES: Final = 16 << 20
+
+_Key = tuple[str, int, int, int]
+
+
+class Renderings:
+    """The last batches that were rendered. Thread-safe."""
+
+    def __init__(self, kept_bytes: int = _KEPT_BYTES) -> None:
+        self._mutex = threading.Lock()
+        self._kept_bytes = kept_bytes
+        self._bytes = 0
+        self._rendered: OrderedDict[_Key, Buffer] = OrderedDict()
+
+    def wire(self, topic_id: str, batch: RecordBatch) -> Buffer:
+        """A batch in Kafka's format, all of it: as it lies where a client of Kafka's wrote it."""
+        header = batch.header
+        if header.attributes & KAFKA_LAYOUT:
+            return batch.payload
+        # The checksum covers everything that a batch says: one that was compacted since has another.
+        key = (topic_id, batch.partition, header.base_offset, header.header_checksum)
+        with self._mutex:
+            found = self._rendered.get(key)
+            if found is not None:
+                self._rendered.move_to_end(key)
+                return found
+        made = as_wire(batch)
+        with self._mutex:
+            if key not in self._rendered:
+                self._rendered[key] = made
+                self._bytes += len(made)
+                while self._bytes > self._kept_bytes:
+                    self._bytes -= len(self._rendered.popitem(last=False)[1])
+        return made

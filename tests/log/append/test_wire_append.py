@@ -1,0 +1,212 @@
+"""Batches of Kafka's that are appended: as they came, once, and among others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import NOW_MS, FakeClock, open_log
+from wire import CODECS, Sent, foreign, forged, read_foreign
+
+from segmentlog.errors import (
+    InvalidRecord,
+    InvalidWireBatch,
+    OutOfOrderSequence,
+    ProducerFenced,
+    ReadOnlyStore,
+    RecordTooLarge,
+)
+from segmentlog.format.as_wire import as_wire
+from segmentlog.format.batch import PLACE_SIZE
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
+
+RECORDS = [Sent(b"k%d" % n, b"value %d" % n, NOW_MS + n, (("h", b"%d" % n),)) for n in range(5)]
+
+
+def seen(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
+    """Every record, as the library reads it."""
+    return [
+        (one.offset, Sent(one.key, one.value, one.timestamp, one.headers))
+        for batch in log.read(log.log_start_offset, **options)
+        for one in batch.records()
+    ]
+
+
+def served(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
+    """Every record, as a Kafka client reads what it is sent."""
+    return [
+        one
+        for batch in log.read(log.log_start_offset, **options)
+        for wire in as_wire(batch)
+        for one in read_foreign(bytes(wire))
+    ]
+
+
+def test_both_layouts_in_one_log(tmp_path: Path) -> None:
+    """What clients sent and what the library wrote are read in one order, by the library and by clients."""
+    log = open_log(tmp_path)
+    expected: list[tuple[int, Sent]] = []
+    for codec in CODECS.values():
+        data = foreign(RECORDS, codec)
+        told = log.append_wire(memoryview(data))
+        assert (told.base_offset, told.next_offset) == (len(expected), len(expected) + 5)
+        assert (told.log_append_time_ms, told.log_start_offset, told.epoch) == (-1, 0, log.epoch)
+        expected += [(told.base_offset + at, one) for at, one in enumerate(RECORDS)]
+        at = log.append([b"own", None], [None, b"key"], timestamps=[NOW_MS, NOW_MS - 9], headers=[(("x", None),), ()])
+        expected += [(at, Sent(None, b"own", NOW_MS, (("x", None),))), (at + 1, Sent(b"key", None, NOW_MS - 9))]
+    assert seen(log) == served(log) == expected
+    log.close()
+    log = open_log(tmp_path)
+    assert seen(log) == served(log) == expected
+    assert log.offset_for_timestamp(NOW_MS + 4) == 4
+    for start in range(log.log_end_offset):
+        assert next(iter(log.read(start))).base_offset == start
+
+
+def test_what_is_served_is_what_was_sent(tmp_path: Path) -> None:
+    """The bytes behind the place, the client's CRC among them, are those of the client."""
+    log = open_log(tmp_path)
+    log.append([b"first"])
+    data = foreign(RECORDS, 4)
+    log.append_wire(data)
+    *_, batch = log.read(0)
+    (wire,) = as_wire(batch)
+    assert bytes(wire)[PLACE_SIZE:] == data[PLACE_SIZE:]
+
+
+def test_log_append_time(tmp_path: Path) -> None:
+    """Where the topic says so every record has the time of its append, and the client is told it."""
+    clock = FakeClock()
+    log = open_log(tmp_path, clock=clock, **{"message.timestamp.type": "LogAppendTime"})
+    clock.advance(777)
+    told = log.append_wire(foreign(RECORDS, 3))
+    assert told.log_append_time_ms == NOW_MS + 777
+    expected = [(at, one._replace(timestamp=NOW_MS + 777)) for at, one in enumerate(RECORDS)]
+    assert seen(log) == served(log) == expected
+
+
+def test_a_batch_that_is_sent_again(tmp_path: Path) -> None:
+    """It is not appended again: its offset is the one that it has, after a reopening too."""
+    log = open_log(tmp_path)
+    first = foreign(RECORDS, producer=(9, 0, 0))
+    second = foreign(RECORDS, 1, producer=(9, 0, 5))
+    assert log.append_wire(first).base_offset == 0
+    assert log.append_wire(second).base_offset == 5
+    for _ in range(2):
+        assert log.append_wire(first).base_offset == 0
+        again = log.append_wire(second)
+        assert (again.base_offset, again.next_offset) == (5, 10)
+        log.close()
+        log = open_log(tmp_path)
+    assert log.log_end_offset == 10
+    with pytest.raises(OutOfOrderSequence):
+        log.append_wire(foreign(RECORDS, producer=(9, 0, 12)))
+    assert log.append_wire(foreign(RECORDS, producer=(9, 1, 0))).base_offset == 10
+    with pytest.raises(ProducerFenced):
+        log.append_wire(foreign(RECORDS, producer=(9, 0, 10)))
+    with pytest.raises(OutOfOrderSequence):
+        log.append_wire(foreign(RECORDS, producer=(9, 2, 3)))
+
+
+def test_a_producer_that_nobody_knows(tmp_path: Path) -> None:
+    """It may begin with any sequence, as in Kafka: what it sent before was deleted."""
+    log = open_log(tmp_path)
+    assert log.append_wire(foreign(RECORDS, producer=(9, 3, 1000))).base_offset == 0
+    assert log.append_wire(foreign(RECORDS, producer=(9, 3, 1005))).base_offset == 5
+
+
+def test_sequences_come_round(tmp_path: Path) -> None:
+    """Behind 2^31 - 1 comes 0, as in Kafka, within a batch and between two."""
+    log = open_log(tmp_path)
+    assert log.append_wire(foreign(RECORDS, producer=(9, 0, 2**31 - 8))).base_offset == 0
+    assert log.append_wire(foreign(RECORDS, producer=(9, 0, 2**31 - 3))).base_offset == 5
+    assert log.append_wire(foreign(RECORDS, producer=(9, 0, 2))).base_offset == 10
+    assert log.append_wire(foreign(RECORDS, producer=(9, 0, 2**31 - 3))).base_offset == 5
+    log.close()
+    log = open_log(tmp_path)
+    assert log.append_wire(foreign(RECORDS, producer=(9, 0, 7))).base_offset == 15
+
+
+def test_transactions_begin_elsewhere(tmp_path: Path) -> None:
+    """A batch of a transaction goes only where its producer has one open; then it is decided like all of it."""
+    log = open_log(tmp_path)
+    data = foreign(RECORDS, producer=(9, 0, 1), transactional=True)
+    with pytest.raises(InvalidWireBatch) as told:
+        log.append_wire(data)
+    assert told.value.reason == "transaction"
+    assert log.log_end_offset == 0
+    log.append([b"begin"], producer=ProducerStamp(9, 0, 0, transactional=True))
+    assert log.append_wire(data).base_offset == 1
+    assert log.append_wire(data).base_offset == 1
+    assert log.last_stable_offset == 0
+    assert seen(log, isolation="read_committed") == []
+    log.end_transaction(9, 0, committed=True)
+    assert [at for at, _ in seen(log, isolation="read_committed")] == list(range(6))
+
+
+def test_aborted_transactions(tmp_path: Path) -> None:
+    """Which were aborted in a range is told by where each began; clients leave them out by themselves."""
+    log = open_log(tmp_path)
+    log.append([b"a0", b"a1"], producer=ProducerStamp(8, 0, 0, transactional=True))
+    log.append([b"b2"], producer=ProducerStamp(7, 0, 0, transactional=True))
+    log.append_wire(foreign(RECORDS, producer=(8, 0, 2), transactional=True))
+    assert log.end_transaction(8, 0, committed=False) == 8
+    assert log.end_transaction(7, 0, committed=False) == 9
+    log.append([b"plain"])
+    log.append([b"c"], producer=ProducerStamp(8, 0, 7, transactional=True))
+    log.end_transaction(8, 0, committed=True)
+    assert log.aborted_transactions(0, 100) == [(8, 0), (7, 2)]
+    assert log.aborted_transactions(0, 2) == [(8, 0)]
+    assert log.aborted_transactions(9, 10) == [(7, 2)]
+    assert log.aborted_transactions(10, 100) == []
+    batches = [bytes(wire) for batch in log.read(0, control=True) for wire in as_wire(batch)]
+    kinds = [record.key for data in batches for _, record in read_foreign(data) if data[22] & 1 << 5]
+    assert kinds == [b"\0\0\0\0", b"\0\0\0\0", b"\0\0\0\1"]
+
+
+def test_what_a_compacted_topic_needs(tmp_path: Path) -> None:
+    """Keys for all records: a batch that lacks one, or whose records cannot be read, is refused as a whole."""
+    log = open_log(tmp_path, **{"cleanup.policy": "compact"})
+    assert log.append_wire(foreign(RECORDS, 2)).base_offset == 0
+    with pytest.raises(InvalidRecord) as told:
+        log.append_wire(foreign([*RECORDS, Sent(None, b"v")], 2))
+    assert told.value.index == 5
+    with pytest.raises(InvalidWireBatch) as refused:
+        log.append_wire(forged(foreign(RECORDS), record_count=4, last_offset_delta=3))
+    assert refused.value.reason == "records"
+    assert log.log_end_offset == 5
+
+
+def test_records_are_checked_where_that_is_asked_for(tmp_path: Path) -> None:
+    """A client's header may count other records than there are: elsewhere that is found by who reads them."""
+    log = open_log(tmp_path)
+    for lie in ({"record_count": 4, "last_offset_delta": 3}, {"attributes": 4}, {"max_timestamp": NOW_MS + 99}):
+        with pytest.raises(InvalidWireBatch):
+            log.append_wire(forged(foreign(RECORDS), **lie), check_records=True)
+    assert log.append_wire(foreign(RECORDS), check_records=True).next_offset == 5
+
+
+def test_what_is_refused_is_not_appended(tmp_path: Path) -> None:
+    """Nor does it take an offset: a batch above max.message.bytes, a damaged one, any in a log that is only read."""
+    data = foreign(RECORDS)
+    log = open_log(tmp_path, **{"max.message.bytes": len(data)})
+    assert log.append_wire(data).base_offset == 0
+    with pytest.raises(RecordTooLarge):
+        log.append_wire(foreign([*RECORDS, Sent(None, b"")]))
+    with pytest.raises(InvalidWireBatch):
+        log.append_wire(data[:-1])
+    assert log.append_wire(data).base_offset == 5
+    log.close()
+    with pytest.raises(ReadOnlyStore):
+        open_log(tmp_path, read_only=True).append_wire(data)
+
+
+def test_segments_roll_before_a_batch(tmp_path: Path) -> None:
+    """A batch is never split: one that has no room, by bytes or by records, begins a segment."""
+    log = open_log(tmp_path, **{"segment.records": 7})
+    for n in range(4):
+        assert log.append_wire(foreign(RECORDS)).base_offset == 5 * n
+    assert [one.base_offset for one in log.segments()] == [0, 5, 10, 15]
+    assert [at for at, _ in seen(log)] == list(range(20))

@@ -1,0 +1,154 @@
+"""Bytes of somebody who means no good are malformed, quickly, and are nothing else."""
+
+from __future__ import annotations
+
+import tracemalloc
+from random import Random
+
+import pytest
+from codec_samples import codec_of, every_version, sample
+from seeds import seeds
+
+from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.messages import api_versions, fetch, metadata, produce
+from segmentlog.server.codec.primitives import MalformedMessage, NotInVersion, UnknownVersion, uvarint
+
+
+@pytest.mark.parametrize("seed", seeds("codec hostile"))
+def test_random_bytes_are_a_message_or_malformed(seed):
+    """Whatever the bytes are, decoding gives a message or `MalformedMessage`."""
+    random = Random(seed)
+    for name, version in every_version():
+        codec = codec_of(name, version)
+        for _ in range(20):
+            noise = bytes(random.choice((0, 0, 1, 2, 127, 128, 255, random.randrange(256))) for _ in range(60))
+            try:
+                codec.decode(memoryview(noise))
+            except MalformedMessage:
+                pass
+
+
+@pytest.mark.parametrize("seed", seeds("codec hostile"))
+def test_damaged_messages_are_a_message_or_malformed(seed):
+    """The same for messages of which a few bytes are others, or are missing, or are there twice."""
+    random = Random(seed)
+    for name, version in every_version():
+        codec = codec_of(name, version)
+        for _ in range(10):
+            encoded = bytearray(codec.encode(sample(name, version, random)))
+            for _ in range(random.randint(1, 3)):
+                at = random.randrange(len(encoded) + 1)
+                match random.randrange(3):
+                    case 0:
+                        encoded[at : at + 1] = bytes((random.choice((0, 127, 128, 255)),))
+                    case 1:
+                        del encoded[at : at + random.randint(1, 9)]
+                    case 2:
+                        encoded[at:at] = encoded[max(at - 9, 0) : at]
+            try:
+                codec.decode(memoryview(encoded))
+            except MalformedMessage:
+                pass
+
+
+@pytest.mark.parametrize("count", [b"\x7f\xff\xff\xff", b"\x00\x0f\xff\xff", b"\xff\xff\xff\xfe", b"\x80\x00\x00\x00"])
+def test_absurd_counts_cost_nothing(count):
+    """An array that claims more elements than bytes follow is refused before anything is made for it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            produce.decode_request(memoryview(b"\xff\xff" + bytes(6) + count + bytes(40)), 0, 7)
+        with pytest.raises(MalformedMessage):
+            fetch.decode_request(memoryview(bytes(29) + count + bytes(40)), 0, 7)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [127, 128, 2**14, 2**21, 2**28, 2**31 - 1])
+def test_absurd_sizes_cost_nothing(size):
+    """The same for strings, bytes and records of flexible versions, and for tagged fields."""
+    produce_head = b"\x00" + bytes(6)
+    for rest in (uvarint(size), b"\x02" + uvarint(size), b"\x02\x02a" + uvarint(size), b"\x02\x02a\x02" + bytes(4)):
+        with pytest.raises(MalformedMessage):
+            produce.decode_request(memoryview(produce_head + rest + uvarint(size) + b"abc"), 0, 9)
+    with pytest.raises(MalformedMessage):
+        api_versions.decode_request(memoryview(b"\x02a\x02b" + uvarint(size)), 0, 3)
+    with pytest.raises(MalformedMessage):
+        api_versions.decode_request(memoryview(b"\x02a\x02b\x01\x00" + uvarint(size) + b"abc"), 0, 3)
+
+
+@pytest.mark.parametrize("size", [b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\xff\x01", b"\x80" * 12])
+def test_sizes_beyond_31_bits_are_malformed(size):
+    """An uvarint that is too large, or does not end."""
+    with pytest.raises(MalformedMessage):
+        api_versions.decode_request(memoryview(size + bytes(40)), 0, 3)
+
+
+def test_strings_are_utf8():
+    """Anything else is malformed."""
+    with pytest.raises(MalformedMessage):
+        metadata.decode_request(memoryview(b"\x00\x00\x00\x01\x00\x02\xc3\x28\x01"), 0, 4)
+
+
+def test_null_where_null_may_not_be_is_malformed():
+    """Strings and arrays, in the old form and in the compact one."""
+    for version, data in ((7, b"\xff\xff" + bytes(6) + b"\xff\xff\xff\xff"), (9, bytes(8))):
+        with pytest.raises(MalformedMessage):
+            produce.decode_request(memoryview(data), 0, version)
+    for version, data in ((4, b"\x00\x00\x00\x01\xff\xff\x01"), (9, b"\x02\x00\x00\x01\x00\x00\x00")):
+        with pytest.raises(MalformedMessage):
+            metadata.decode_request(memoryview(data), 0, version)
+
+
+def test_unknown_tagged_fields_are_skipped():
+    """A newer client may say more than we know, of any length and with any tag."""
+    plain = b"".join(api_versions.encode_request(api_versions.ApiVersionsRequest("client", "1"), 3))
+    assert plain.endswith(b"\x00")
+    more = plain[:-1] + b"\x02" + b"\x05\x03abc" + uvarint(70_000) + uvarint(300) + bytes(300)
+    decoded = api_versions.decode_request(memoryview(more), 0, 3)
+    assert decoded == api_versions.ApiVersionsRequest("client", "1")
+
+
+def test_a_known_tagged_field_is_as_long_as_it_says():
+    """Otherwise what follows would be read from the wrong place."""
+    message = fetch.FetchRequest(cluster_id="abc")
+    encoded = b"".join(fetch.encode_request(message, 12))
+    assert encoded.endswith(b"\x01\x00\x04\x04abc")
+    for wrong in (b"\x01\x00\x05\x04abc\x00", b"\x01\x00\x03\x04abc"):
+        with pytest.raises(MalformedMessage):
+            fetch.decode_request(memoryview(encoded[:-7] + wrong), 0, 12)
+
+
+def test_what_follows_a_message_is_ignored():
+    """As Kafka's broker does: a client that sends more than it should is served."""
+    encoded = b"".join(metadata.encode_request(metadata.MetadataRequest(topics=[]), 4))
+    assert metadata.decode_request(memoryview(encoded + b"more"), 0, 4) == metadata.MetadataRequest(topics=[])
+
+
+def test_unknown_versions():
+    """Versions that the codec does not have, whichever way it is asked."""
+    for api in APIS.values():
+        request = getattr(api.codec, f"{api.name}Request")()
+        for version in (-1, api.min_version - 1, api.max_version + 2):
+            with pytest.raises(UnknownVersion):
+                api.codec.decode_request(memoryview(bytes(99)), 0, version)
+            with pytest.raises(UnknownVersion):
+                api.codec.encode_request(request, version)
+
+
+def test_a_value_that_the_version_has_no_field_for_is_refused():
+    """Unless it is its default, or the schema says that it may be left out."""
+    state = fetch.FetchRequest(replica_state=fetch.ReplicaState(1, 2))
+    with pytest.raises(NotInVersion):
+        fetch.encode_request(state, 14)
+    assert fetch.decode_request(memoryview(b"".join(fetch.encode_request(state, 15))), 0, 15) == state
+    rack = fetch.FetchRequest(rack_id="a")
+    assert fetch.decode_request(memoryview(b"".join(fetch.encode_request(rack, 10))), 0, 10) == fetch.FetchRequest()
+
+
+def test_none_is_refused_where_the_version_has_no_null():
+    """Metadata of all topics is null from version 1 on; version 0 has no word for it."""
+    assert metadata.encode_request(metadata.MetadataRequest(topics=None), 1)
+    with pytest.raises(NotInVersion):
+        metadata.encode_request(metadata.MetadataRequest(topics=None), 0)

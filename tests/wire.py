@@ -1,0 +1,72 @@
+"""Kafka's batches for tests: as a foreign encoder (aiokafka's) makes them, read by it, and forged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from hypothesis import strategies as st
+
+from segmentlog.format.wire import CRC, CRC_FROM, CRC_POSITION, WIRE_HEADER, WireHeader, crc32c_of
+from segmentlog.format.wire_batch import encode_wire
+from segmentlog.records import Headers
+
+NOW_MS = 1_700_000_000_000
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+class Sent(NamedTuple):
+    """One record as a client sends it."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = NOW_MS
+    headers: Headers = ()
+
+
+def foreign(
+    records: Sequence[Sent],
+    codec: int = 0,
+    *,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    transactional: bool = False,
+) -> bytes:
+    """A batch of these records as aiokafka sends it: id, epoch and first sequence of its ``producer``."""
+    builder = DefaultRecordBatchBuilder(2, codec, transactional, *producer, 1 << 30)
+    for index, one in enumerate(records):
+        assert builder.append(index, one.timestamp, one.key, one.value, list(one.headers)) is not None
+    return bytes(builder.build())
+
+
+def read_foreign(data: bytes) -> list[tuple[int, Sent]]:
+    """(offset, record) of a batch, as aiokafka reads it; its CRC is right."""
+    batch = DefaultRecordBatch(data)
+    assert batch.validate_crc()
+    return [(one.offset, Sent(one.key, one.value, one.timestamp, tuple(one.headers))) for one in batch]
+
+
+def forged(data: bytes, *, crc: bool = True, **fields: int) -> bytes:
+    """The batch with other fields in its header, under a right CRC."""
+    header = WireHeader._make(WIRE_HEADER.unpack_from(data))._replace(**fields)
+    made = bytearray(WIRE_HEADER.pack(*header) + data[WIRE_HEADER.size :])
+    if crc:
+        CRC.pack_into(made, CRC_POSITION, crc32c_of(made[CRC_FROM:]))
+    return bytes(made)
+
+
+def stored(data: bytes, base_offset: int = 0, epoch: int = 0, append_time_ms: int | None = None) -> bytes:
+    """The batch as it lies in a log."""
+    batch = encode_wire(data)
+    return bytes(batch.placed_at(base_offset, epoch, append_time_ms)) + bytes(batch.payload)
+
+
+def sent(*, keyed: bool = False) -> st.SearchStrategy[list[Sent]]:
+    """Records of one batch, of every kind that there is."""
+    blobs = st.none() | st.binary(max_size=12) | st.integers(60, 140).map(bytes) | st.just(b"x" * 9000)
+    keys = st.binary(max_size=20) if keyed else blobs
+    times = st.integers(NOW_MS - 200, NOW_MS + 200) | st.integers(0, 2**45)
+    headers = st.just(()) | st.lists(
+        st.tuples(st.text(st.characters(codec="utf-8"), max_size=8), st.none() | st.binary(max_size=90)), max_size=3
+    ).map(tuple)
+    return st.lists(st.builds(Sent, keys, blobs, times, headers), min_size=1, max_size=80)
