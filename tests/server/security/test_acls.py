@@ -6,39 +6,22 @@ import json
 import logging
 import multiprocessing
 import os
-import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server.security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write_rules
 
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.create_acls import AclCreation, CreateAclsRequest
-from segmentlog.server.codec.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
-from segmentlog.server.codec.messages.describe_acls import DescribeAclsRequest
-from segmentlog.server.handlers.acls import create_acls, delete_acls, describe_acls
 from segmentlog.server.security.acl_file import Acls
 from segmentlog.server.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.server.security.acls import Authorizer, OpenAuthorizer, _Decisions
 from segmentlog.server.security.errors import SecurityFileError
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
-from segmentlog.server.security.visibility import (
-    creation_refusal,
-    group_refusal,
-    topic_id_refusal,
-    topic_refusal,
-    visible_groups,
-    visible_topics,
-)
-
-TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
-ANN, BOB = Principal("User", "ann"), Principal("User", "bob")
-HOST = "10.0.0.7"
 
 Make = Callable[..., Authorizer]
 
@@ -46,21 +29,7 @@ Make = Callable[..., Authorizer]
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """An authorizer by lines of a file, which is looked at whenever it is asked."""
-
-    def make(*lines: str, **options: Any) -> Authorizer:
-        (tmp_path / "acls").write_text("\n".join(lines) + "\n")
-        return Authorizer(str(tmp_path / "acls"), look_every_s=0, **options)
-
-    return make
-
-
-def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, name: str, host: str = HOST) -> str:
-    """The operations that somebody may do, in Kafka's words."""
-    return " ".join(
-        operation.name.lower()
-        for operation in Operation
-        if operation is not Operation.ALL and authorizer.allows(principal, host, operation, kind, name)
-    )
+    return partial(write_rules, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -285,181 +254,6 @@ def test_a_server_does_not_start_with_a_broken_file(make: Make, tmp_path: Path) 
         Authorizer(str(tmp_path / "none"))
 
 
-# ------------------------------------------------------------ the APIs
-
-
-class Call:
-    """What a handler needs of one."""
-
-    def __init__(self, authorizer: Authorizer, principal: Principal = ANN) -> None:
-        self.broker = SimpleNamespace(authorizer=authorizer)
-        self.principal = principal
-
-    def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        return self.broker.authorizer.allows(self.principal, HOST, operation, resource, name)  # type: ignore[no-any-return]
-
-
-def wanted(**more: Any) -> dict[str, Any]:
-    """A filter for everything, as far as it is not told otherwise."""
-    everything = {
-        "resource_type_filter": 1, "resource_name_filter": None, "pattern_type_filter": 1, "principal_filter": None,
-        "host_filter": None, "operation": 1, "permission_type": 1,
-    }  # fmt: skip
-    return {**everything, **more}
-
-
-def described(call: Any, **more: Any) -> list[tuple[Any, ...]]:
-    """What DescribeAcls answers to a filter."""
-    answer = describe_acls(call, DescribeAclsRequest(**wanted(**more)))
-    assert (answer.error_code, answer.error_message) == (0, None)
-    return [
-        (resource.resource_type, resource.resource_name, resource.pattern_type, one.principal, one.operation)
-        for resource in answer.resources
-        for one in resource.acls
-    ]  # fmt: skip
-
-
-def creation(**more: Any) -> AclCreation:
-    """That bob may read t, as far as it is not told otherwise."""
-    rule = {
-        "resource_type": 2, "resource_name": "t", "resource_pattern_type": 3, "principal": "User:bob", "host": "*",
-        "operation": 3, "permission_type": 3,
-    }  # fmt: skip
-    return AclCreation(**{**rule, **more})
-
-
-def test_without_rules_there_is_no_security() -> None:
-    """SECURITY_DISABLED, as MirrorMaker expects it of a Kafka without an authorizer."""
-    call: Any = Call(OpenAuthorizer())
-    assert describe_acls(call, DescribeAclsRequest(**wanted())).error_code == ErrorCode.SECURITY_DISABLED
-    created = create_acls(call, CreateAclsRequest(creations=[creation()]))
-    deleted = delete_acls(call, DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]))
-    assert created.results[0].error_code == ErrorCode.SECURITY_DISABLED
-    assert deleted.filter_results[0].error_code == ErrorCode.SECURITY_DISABLED
-
-
-def test_rules_are_shown_only_to_who_may_describe_the_cluster(make: Make) -> None:
-    """And changed only by who may alter it."""
-    authorizer = make("allow User:ann describe cluster", "allow User:bob describe topic:*")
-    ann: Any = Call(authorizer)
-    bob: Any = Call(authorizer, BOB)
-    assert len(described(ann)) == 2
-    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    assert describe_acls(bob, DescribeAclsRequest(**wanted())).error_code == denied
-    before = Path(authorizer.path).read_bytes()
-    assert create_acls(ann, CreateAclsRequest(creations=[creation()])).results[0].error_code == denied
-    answer = delete_acls(ann, DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]))
-    assert answer.filter_results[0].error_code == denied
-    assert answer.filter_results[0].matching_acls == []
-    assert Path(authorizer.path).read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("more", "names"),
-    [
-        ({}, ["*", "a", "ab", "abc", "g", CLUSTER_NAME]),
-        ({"resource_type_filter": 2}, ["*", "a", "ab", "abc"]),
-        ({"resource_type_filter": 3}, ["g"]),
-        ({"resource_name_filter": "ab"}, ["ab"]),
-        ({"resource_name_filter": "ab", "pattern_type_filter": 3}, []),
-        ({"resource_name_filter": "ab", "pattern_type_filter": 4}, ["ab"]),
-        ({"resource_name_filter": "abc", "pattern_type_filter": 2, "resource_type_filter": 2}, ["*", "ab", "abc"]),
-        ({"resource_name_filter": "*", "pattern_type_filter": 3}, ["*"]),
-        ({"pattern_type_filter": 4}, ["ab"]),
-        ({"principal_filter": "User:bob"}, ["g"]),
-        ({"host_filter": "10.0.0.7"}, ["abc"]),
-        ({"host_filter": "*", "resource_type_filter": 2}, ["*", "a", "ab"]),
-        ({"operation": 4}, ["ab"]),
-        ({"permission_type": 2}, ["a"]),
-    ],
-)
-def test_filters_mean_what_they_mean_in_kafka(make: Make, more: dict[str, Any], names: list[str]) -> None:
-    """Any, exact and matching patterns; principals, hosts, operations and permissions as they are written."""
-    call: Any = Call(
-        make(
-            "allow User:ann describe cluster", "allow User:* read topic:*", "deny User:carl read topic:a",
-            "allow User:carl write topic:ab*", "allow User:carl read topic:abc from 10.0.0.7",
-            "allow User:bob read group:g",
-        )
-    )  # fmt: skip
-    assert sorted(found[1] for found in described(call, **more)) == sorted(names)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"resource_type_filter": 0}, {"resource_type_filter": 99}, {"pattern_type_filter": 0}, {"operation": 0},
-        {"operation": 13}, {"permission_type": 0}, {"permission_type": 9},
-    ],
-)  # fmt: skip
-def test_unknown_filters_are_refused(make: Make, more: dict[str, Any]) -> None:
-    """Rather than to delete more than was meant."""
-    authorizer = make("super User:ann", "allow User:bob read topic:t")
-    call: Any = Call(authorizer)
-    assert describe_acls(call, DescribeAclsRequest(**wanted(**more))).error_code == ErrorCode.INVALID_REQUEST
-    answer = delete_acls(call, DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted(**more))]))
-    assert answer.filter_results[0].error_code == ErrorCode.INVALID_REQUEST
-    assert len(described(call)) == 1
-
-
-def test_rules_come_and_go_by_the_protocol(make: Make) -> None:
-    """Created rules count at once and stay; the file keeps its comments and its mode."""
-    authorizer = make("# ours", "super User:ann", "allow User:carl read topic:c")
-    os.chmod(authorizer.path, 0o644)
-    call: Any = Call(authorizer)
-    answer = create_acls(call, CreateAclsRequest(creations=[creation(), creation(operation=4), creation()]))
-    assert [one.error_code for one in answer.results] == [0, 0, 0]
-    assert allowed(authorizer, BOB, TOPIC, "t") == "read write describe"
-    text = Path(authorizer.path).read_text()
-    assert text == "# ours\nsuper User:ann\nallow User:carl read topic:c\nallow User:bob read,write topic:t\n"
-    assert stat.S_IMODE(os.stat(authorizer.path).st_mode) == 0o644
-    filters = [
-        DeleteAclsFilter(**wanted(principal_filter="User:bob", operation=3)),
-        DeleteAclsFilter(**wanted(principal_filter="User:bob")),
-        DeleteAclsFilter(**wanted(principal_filter="User:nobody")),
-    ]
-    found = delete_acls(call, DeleteAclsRequest(filters=filters)).filter_results
-    assert [[acl.operation for acl in one.matching_acls] for one in found] == [[3], [3, 4], []]
-    assert allowed(authorizer, BOB, TOPIC, "t") == ""
-    assert Path(authorizer.path).read_text() == "# ours\nsuper User:ann\nallow User:carl read topic:c\n"
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"resource_type": 1}, {"resource_type": 0}, {"resource_type": 6}, {"resource_name": ""},
-        {"resource_pattern_type": 1}, {"resource_pattern_type": 2}, {"principal": "bob"}, {"principal": ""},
-        {"principal": "User:"}, {"host": ""}, {"host": "somewhere"}, {"operation": 1}, {"operation": 12},
-        {"operation": 99}, {"permission_type": 1}, {"resource_type": 4, "operation": 8},
-        {"resource_type": 4, "resource_name": "other", "operation": 8},
-    ],
-)  # fmt: skip
-def test_invalid_rules_are_refused_alone(make: Make, more: dict[str, Any]) -> None:
-    """With what is wrong; the valid ones of the request are made."""
-    authorizer = make("super User:ann")
-    call: Any = Call(authorizer)
-    bad, good = create_acls(call, CreateAclsRequest(creations=[creation(**more), creation()])).results
-    assert bad.error_code == ErrorCode.INVALID_REQUEST
-    assert bad.error_message
-    assert good.error_code == 0
-    assert len(described(call)) == 1
-
-
-def test_a_file_that_is_gone_or_broken_is_not_made_anew(make: Make) -> None:
-    """Who deletes it means something else than who adds a rule; the former rules stay, and it is an error."""
-    authorizer = make("super User:ann")
-    call: Any = Call(authorizer)
-    Path(authorizer.path).write_text("nonsense\n")
-    answer = create_acls(call, CreateAclsRequest(creations=[creation()]))
-    assert answer.results[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-    os.unlink(authorizer.path)
-    answer = create_acls(call, CreateAclsRequest(creations=[creation()]))
-    assert answer.results[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-    deleted = delete_acls(call, DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]))
-    assert deleted.filter_results[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-    assert not os.path.exists(authorizer.path)
-
-
 def _add_many(path: str, name: str) -> None:
     authorizer = Authorizer(path)
     for number in range(20):
@@ -491,50 +285,6 @@ def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
     while not authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t"):
         assert time.monotonic() < ends
         time.sleep(0.02)
-
-
-# ------------------------------------------------------------ what may be known of
-
-THERE = ["mine", "secret"]
-ASKED = [*THERE, "nowhere"]
-
-
-def test_lists_leave_out_what_may_not_be_seen(make: Make) -> None:
-    """Metadata of all topics, ListGroups."""
-    call = Call(make("allow User:ann read topic:mine", "allow User:ann read group:mine"))
-    assert visible_topics(call, THERE) == ["mine"]
-    assert visible_groups(call, THERE) == ["mine"]
-    assert visible_groups(Call(make("allow User:ann describe cluster")), THERE) == THERE
-    assert visible_topics(Call(OpenAuthorizer()), THERE) == THERE
-
-
-@pytest.mark.parametrize("operation", [one for one in Operation if one is not Operation.ALL])
-def test_what_is_there_is_refused_as_what_is_not(make: Make, operation: Operation) -> None:
-    """By name: the same error for a topic or a group that there is and one that there is not."""
-    call = Call(make("allow User:ann all topic:mine", "allow User:ann all group:mine"))
-    assert [topic_refusal(call, operation, name) for name in ASKED] == [
-        ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    ]  # fmt: skip
-    assert [group_refusal(call, operation, name) for name in ASKED] == [
-        ErrorCode.NONE, ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED
-    ]  # fmt: skip
-
-
-def test_an_id_that_may_not_be_known_is_unknown(make: Make) -> None:
-    """By id, where the name of the id is found out first: as an id that there is not."""
-    call = Call(make("allow User:ann describe topic:shown", "allow User:ann read topic:mine"))
-    assert topic_id_refusal(call, Operation.READ, None) == ErrorCode.UNKNOWN_TOPIC_ID
-    assert topic_id_refusal(call, Operation.READ, "secret") == ErrorCode.UNKNOWN_TOPIC_ID
-    assert topic_id_refusal(call, Operation.READ, "shown") == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    assert topic_id_refusal(call, Operation.READ, "mine") == ErrorCode.NONE
-
-
-def test_topics_are_made_by_a_rule_for_them_or_for_the_cluster(make: Make) -> None:
-    """And a name that is taken is told to nobody else."""
-    call = Call(make("allow User:ann create topic:my-*"))
-    assert creation_refusal(call, "my-1") == ErrorCode.NONE
-    assert creation_refusal(call, "secret") == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    assert creation_refusal(Call(make("allow User:ann create cluster")), "secret") == ErrorCode.NONE
 
 
 def test_filters_and_rules_are_plain_values() -> None:
