@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from segmentlog.server.security.errors import UnsafeListening
-from segmentlog.server.security.listening import check_safe, is_loopback, mechanisms_for
+from segmentlog.server.security.errors import SecurityFileError, UnsafeListening
+from segmentlog.server.security.listening import check_safe, check_tls_files, is_loopback, mechanisms_for
 from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 
 
@@ -55,6 +55,16 @@ def test_a_name_that_means_nothing_is_told(host: str) -> None:
     """Rather than believed to be harmless."""
     with pytest.raises(UnsafeListening, match=r"resolved"):
         check_safe(host, tls=False, sasl=False, insecure=False)
+
+
+def test_half_of_tls_is_none() -> None:
+    """A certificate without a key must not end up as a server that does not encrypt."""
+    check_tls_files(None, None, None)
+    check_tls_files("cert", "key", None)
+    check_tls_files("cert", "key", "ca")
+    for files in (("cert", None, None), (None, "key", None), (None, None, "ca"), ("cert", None, "ca")):
+        with pytest.raises(SecurityFileError, match="--tls-"):
+            check_tls_files(*files)
 
 
 def test_passwords_go_over_no_open_line() -> None:
