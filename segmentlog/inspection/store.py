@@ -19,6 +19,7 @@ from segmentlog.format.names import (
     GROUPS_FOLDER,
     HIDDEN,
     PRODUCERS_FOLDER,
+    SERVER_FILE,
     STAGING_FOLDER,
     STORE_FILE,
     TEMPORARY_SUFFIX,
@@ -96,7 +97,7 @@ def inspect_store(
         yield from inspect_topic(fs, path, name, tally, inspect)
     if topic is None:
         yield from _ids_given_twice(fs, path, topics)
-        known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, *topics}
+        known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
         for name in (USERS_FILE, ACLS_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")

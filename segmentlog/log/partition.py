@@ -178,20 +178,25 @@ class Partition:
             return self.log_end_offset
         return self._appends.batches(batches, ack, producer)
 
-    def append_wire(self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False) -> WireAppended:
+    def append_wire(
+        self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False, sync: bool = True
+    ) -> WireAppended:
         """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
 
         ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
         producer's numbers count: a batch that this producer has appended before is not appended again. The records
         are not looked at, but for a compacted topic, whose records need keys, or with ``check_records``: a batch
-        whose records do not decode is damage to every reader here.
+        whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, and the
+        answer says whether the topic's policy wants that: see `sync_upto`.
 
         Raises `InvalidWireBatch` with a reason (a transactional batch only goes where its producer has a transaction
         open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a record without a key
         that needs one, and what `append` raises.
         """
         self._check_appendable()
-        return append_wire(self._handle, self._appender, self._appends, data, ack, check_records=check_records)
+        return append_wire(
+            self._handle, self._appender, self._appends, data, ack, check_records=check_records, sync=sync
+        )
 
     def aborted_transactions(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
         """Aborted transactions with offsets in ``[from_offset, to_offset)``: (producer id, first offset), by offset.

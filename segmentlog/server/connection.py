@@ -1,8 +1,8 @@
 """One connection: requests in, answers out, in the order of the requests.
 
-Its thread reads a request, does it, and sends the answer. An answer that has to wait for the disk waits in a queue while
-the next request is read; whoever completes it sends it, with all behind it that are ready. A fetch or a join that waits
-for something keeps the connection to itself, as in Kafka: its client waits, too.
+Its thread reads a request, does it, and sends the answer. An answer that has to wait for the disk waits in a queue
+while the next request is read; whoever completes it sends it, with all behind it that are ready. A fetch or a join that
+waits for something keeps the connection to itself, as in Kafka: its client waits, too.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Dispatcher:
         self._handlers: dict[int, Handler] = {}
 
     def handle(self, connection: Connection, frame: memoryview) -> Answer:
-        """The answer to one request. Raises `BadFrame` for what cannot be answered: the connection is of no more use."""
+        """The answer to one request. Raises `BadFrame` for what cannot be answered: the connection is then closed."""
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)

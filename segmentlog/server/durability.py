@@ -42,7 +42,7 @@ class Durability:
         self._due: queue.SimpleQueue[Partition | None] = queue.SimpleQueue()
 
     def when_durable(self, partition: Partition, base_offset: int, end_offset: int, done: Done) -> None:
-        """Call ``done`` once the records ``[base_offset, end_offset)`` are on disk: in another thread, or right here."""
+        """Call ``done`` once the records ``[base_offset, end_offset)`` are on disk: in another thread, or here."""
         if partition.durable_offset >= end_offset:
             done(None)
             return

@@ -12,6 +12,7 @@ from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidTopicName,
+    InvalidWireBatch,
     LocalError,
     LogTruncated,
     OffsetOutOfRange,
@@ -54,8 +55,21 @@ _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
 )
 
 
+_OF_BATCHES: Final = {
+    "magic": ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    "length": ErrorCode.CORRUPT_MESSAGE,
+    "crc": ErrorCode.CORRUPT_MESSAGE,
+    "codec": ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    "timestamp": ErrorCode.INVALID_TIMESTAMP,
+    "transaction": ErrorCode.INVALID_TXN_STATE,
+}
+"""By the reason of an `InvalidWireBatch`; every other is INVALID_RECORD."""
+
+
 def code_of(error: BaseException) -> ErrorCode:
     """What a client is told of it; `ErrorCode.UNKNOWN_SERVER_ERROR` of what nobody foresaw."""
+    if isinstance(error, InvalidWireBatch):
+        return _OF_BATCHES.get(error.reason, ErrorCode.INVALID_RECORD)
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.format.wire_render import empty_wire_batch
+from segmentlog.format.wire_encode import empty_wire_batch
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.fetch import (
@@ -54,6 +54,7 @@ class Bounds:
             last_stable_offset=self.last_stable,
             log_start_offset=self.log_start,
             aborted_transactions=[] if self.is_committed else None,
+            records=b"",  # librdkafka takes null for a broken answer
         )
 
 
@@ -98,12 +99,13 @@ def read(
         if size + header.payload_size > max_bytes and (batches or not at_least_one):
             break
         wire = renderings.wire(partition.topic_id, batch)
-        if size + len(wire) > max_bytes and (batches or not at_least_one):
+        wire_size = len(wire[0]) if len(wire) == 1 else sum(map(len, wire))
+        if size + wire_size > max_bytes and (batches or not at_least_one):
             break
         if not batches:
             first = header.base_offset
-        batches.append(wire)
-        size += len(wire)
+        batches += wire
+        size += wire_size
         reached = header.next_offset
     if not batches:
         batches = _fill(partition, offset, end)

@@ -1,4 +1,4 @@
-"""What the library wrote, as Kafka's clients read it: made when it is asked for, and kept while others ask for it too."""
+"""What the library wrote, as Kafka's clients read it: made when it is asked for, and kept for others who ask."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.format.batch import KAFKA_LAYOUT
-from segmentlog.format.wire_render import as_wire
+from segmentlog.format.as_wire import as_wire
 from segmentlog.server.transport import Buffer
 
 if TYPE_CHECKING:
@@ -25,13 +24,15 @@ class Renderings:
         self._mutex = threading.Lock()
         self._kept_bytes = kept_bytes
         self._bytes = 0
-        self._rendered: OrderedDict[_Key, Buffer] = OrderedDict()
+        self._rendered: OrderedDict[_Key, list[Buffer]] = OrderedDict()
 
-    def wire(self, topic_id: str, batch: RecordBatch) -> Buffer:
-        """A batch in Kafka's format, all of it: as it lies where a client of Kafka's wrote it."""
+    def wire(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
+        """A batch in Kafka's format, in one or, of one that reaches far, several: as it lies if a client wrote it."""
         header = batch.header
-        if header.attributes & KAFKA_LAYOUT:
-            return batch.payload
+        if header.is_kafka:
+            return [batch.payload]
+        if len(batch) < header.record_count:  # seldom: somebody began to read in the middle
+            return as_wire(batch)
         # The checksum covers everything that a batch says: one that was compacted since has another.
         key = (topic_id, batch.partition, header.base_offset, header.header_checksum)
         with self._mutex:
@@ -43,7 +44,7 @@ class Renderings:
         with self._mutex:
             if key not in self._rendered:
                 self._rendered[key] = made
-                self._bytes += len(made)
+                self._bytes += sum(map(len, made))
                 while self._bytes > self._kept_bytes:
-                    self._bytes -= len(self._rendered.popitem(last=False)[1])
+                    self._bytes -= sum(map(len, self._rendered.popitem(last=False)[1]))
         return made

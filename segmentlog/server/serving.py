@@ -44,6 +44,7 @@ class ServerLock:
     def __init__(self, path: str) -> None:
         self._fs = FileSystem()
         self._path = f"{path}/{SERVER_FILE}"
+        self._is_released = False
         while True:
             self._fd = hold_open(self._fs, self._path, os.O_RDWR | os.O_CREAT)
             try:
@@ -63,9 +64,9 @@ class ServerLock:
 
     def release(self) -> None:
         """Let another server have the store."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            let_go(self._fs, fd)
+        if not self._is_released:
+            self._is_released = True
+            let_go(self._fs, self._fd)
 
 
 def _said(fs: FileSystem, fd: int) -> str:
@@ -103,9 +104,7 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def nodes_of(
-    host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None
-) -> tuple[list[Node], str]:
+def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None) -> tuple[list[Node], str]:
     """(the workers as clients reach them, the address to begin with). The first socket is everybody's.
 
     With one worker that is all there is; with more each has another one behind it, on the ports that follow.

@@ -1,8 +1,8 @@
-"""A topic's configuration in Kafka's words: most keys are the engine's own, a few are translated, some change nothing.
+"""A topic's configuration in Kafka's words: most keys are the engine's, a few are translated, some change nothing.
 
-Kafka's tools, Streams, Connect and MirrorMaker set keys that mean something between brokers. They are taken, and told as
-they stand with a single broker, where nothing that anybody relies on is promised by that; every other unknown key is
-refused.
+Kafka's tools, Streams, Connect and MirrorMaker set keys that mean something between brokers. They are taken, and told
+as they stand with a single broker, where nothing that anybody relies on is promised by that; every other unknown key
+is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 def to_engine(settings: Mapping[str, str | None]) -> dict[str, object]:
-    """The engine's keys for Kafka's. Raises `InvalidConfig` for a key that neither knows; values are the engine's to check."""
+    """The engine's keys for Kafka's, their values yet to be checked. Raises `InvalidConfig` for what neither knows."""
     found: dict[str, object] = {}
     for name, value in settings.items():
         if value is None:

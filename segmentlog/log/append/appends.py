@@ -57,6 +57,12 @@ class Appends:
 
         A batch of Kafka's has its producer's numbers since its client made it: they are the stamp's.
         """
+        base_offset, next_offset = self.place(batches, stamp)
+        self._sync_as_asked(ack, base_offset, next_offset)
+        return base_offset
+
+    def place(self, batches: Sequence[EncodedBatch], stamp: ProducerStamp | None) -> tuple[int, int]:
+        """The same, and nothing is synced: (offset of the first record, offset after the last)."""
         if stamp is not None:
             following = stamp
             for batch in batches:
@@ -64,25 +70,32 @@ class Appends:
                     following.producer_id, following.epoch, following.sequence, transactional=stamp.transactional
                 )
                 following = following.after(batch.last_offset_delta + 1)
-        base_offset, next_offset = self._appender.place(batches, self._handle.clock.now_ms(), stamp)
-        self._sync_as_asked(ack, base_offset, next_offset)
-        return base_offset
+        return self._appender.place(batches, self._handle.clock.now_ms(), stamp)
 
     # ------------------------------------------------------------ when it is synced
 
     def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int) -> None:
-        """What the caller asks of an append of these offsets, or else the policy: by count, size, or age."""
+        """What the caller asks of an append of these offsets, or else the policy."""
+        if ack == "durable" or self._handle.config.fsync.kind == "always":
+            self._syncer.sync_records(base_offset, next_offset)
+        elif self.owes_sync():
+            self._syncer.sync()
+
+    def owes_sync(self) -> bool:
+        """Whether the policy, by count, size or age, wants what was just appended synced before that returns."""
         handle = self._handle
         policy = handle.config.fsync
-        if ack == "durable" or policy.kind == "always":
-            self._syncer.sync_records(base_offset, next_offset)
-        elif not self._background or policy.kind in ("records", "bytes"):
-            log, sync = handle.page.log.read(), handle.page.sync.read()
-            unsynced_records = log.log_end_offset - sync.durable_offset
-            unsynced_bytes = log.appended_bytes - sync.synced_bytes
-            due = append_must_sync(policy, unsynced_records=unsynced_records, unsynced_bytes=unsynced_bytes)
-            if due or (not self._background and self.sync_due()):
-                self._syncer.sync(log.log_end_offset)
+        if policy.kind == "always":
+            return True
+        if self._background and policy.kind not in ("records", "bytes"):
+            return False
+        log, sync = handle.page.log.read(), handle.page.sync.read()
+        due = append_must_sync(
+            policy,
+            unsynced_records=log.log_end_offset - sync.durable_offset,
+            unsynced_bytes=log.appended_bytes - sync.synced_bytes,
+        )
+        return due or (not self._background and self.sync_due())
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
         """Whether the policy wants an fsync now (monotonic milliseconds), or within ``slack_ms``, appends or none."""

@@ -32,11 +32,14 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
     log_start_offset: int
     epoch: int
     """Of the partition."""
+    owes_sync: bool = False
+    """Whether the topic's policy wants it synced before it is acknowledged, and its caller said to see to that."""
 
 
 def append_wire(
-    handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, check_records: bool
-) -> WireAppended:
+    handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, check_records: bool,
+    sync: bool,
+) -> WireAppended:  # fmt: skip
     """`Partition.append_wire`."""
     if handle.page.words[CONFIG_WORD] != handle.config_version:
         handle.refresh_config()
@@ -51,10 +54,14 @@ def append_wire(
         if wire.is_transactional:
             check = partial(appender.require_transaction, wire.producer_id)
             stamp = msgspec.structs.replace(stamp, check=check)
-    base_offset = appends.batches([batch], ack, stamp)
+    if sync:
+        base_offset, owes_sync = appends.batches([batch], ack, stamp), False
+    else:
+        base_offset, owes_sync = appends.place([batch], stamp)[0], appends.owes_sync()
     log = handle.page.log.read()
     append_time_ms = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
-    return WireAppended(base_offset, base_offset + wire.record_count, append_time_ms, log.log_start_offset, log.epoch)
+    next_offset = base_offset + wire.record_count
+    return WireAppended(base_offset, next_offset, append_time_ms, log.log_start_offset, log.epoch, owes_sync)
 
 
 def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> None:

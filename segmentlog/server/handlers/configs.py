@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 from segmentlog.config import TopicConfig
@@ -109,9 +110,7 @@ def incremental_alter_configs(
     """Set, reset, add to and take from keys; all of a topic's or none."""
     responses = []
     for resource in request.resources:
-        code, message = _alter(
-            call, resource, lambda config, resource=resource: _changes(config, resource.configs), request.validate_only
-        )
+        code, message = _alter(call, resource, partial(_changes, resource.configs), request.validate_only)
         responses.append(
             incremental.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
         )
@@ -122,10 +121,7 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
     """The old way: the keys that are given, and every other back to its default."""
     responses = []
     for resource in request.resources:
-        code, message = _alter(
-            call, resource, lambda config, resource=resource: _replacement(config, resource.configs),
-            request.validate_only,
-        )  # fmt: skip
+        code, message = _alter(call, resource, partial(_replacement, resource.configs), request.validate_only)
         responses.append(
             whole.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
         )
@@ -154,7 +150,7 @@ def _alter(
     return ErrorCode.NONE, None
 
 
-def _changes(config: TopicConfig, wanted: Iterable[incremental.AlterableConfig]) -> dict[str, object]:
+def _changes(wanted: Iterable[incremental.AlterableConfig], config: TopicConfig) -> dict[str, object]:
     settings: dict[str, str | None] = {}
     resets: dict[str, object] = {}
     for change in wanted:
@@ -184,7 +180,7 @@ def _reset(name: str) -> dict[str, object]:
     return {key: getattr(fresh, key.replace(".", "_")) for key in engine_keys(name)}
 
 
-def _replacement(config: TopicConfig, wanted: Iterable[whole.AlterableConfig]) -> dict[str, object]:
+def _replacement(wanted: Iterable[whole.AlterableConfig], config: TopicConfig) -> dict[str, object]:
     resets: dict[str, object] = {}
     for key in config.to_mapping():
         resets |= _reset(key)

@@ -137,7 +137,11 @@ class _Fetch:
 
     def _refuse(self, wanted: Wanted, code: ErrorCode) -> PartitionData:
         data = PartitionData(
-            partition_index=wanted.partition, error_code=int(code), high_watermark=-1, aborted_transactions=None
+            partition_index=wanted.partition,
+            error_code=int(code),
+            high_watermark=-1,
+            aborted_transactions=None,
+            records=b"",
         )
         self._refused.append((wanted, data))
         return data
@@ -264,7 +268,7 @@ def _size_of(data: PartitionData) -> int:
     records = data.records
     if records is None:
         return 0
-    return sum(map(len, records)) if isinstance(records, list) else len(records)  # type: ignore[arg-type]
+    return sum(map(len, records)) if isinstance(records, list) else len(records)
 
 
 def _end_of(data: PartitionData | None, is_committed: bool) -> int:

@@ -29,6 +29,8 @@ _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
 _EARLIEST_PENDING: Final = -6
 _COMMITTED: Final = 1
+_EPOCHS_FROM: Final = 4
+"""Versions that tell epochs."""
 
 
 def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
@@ -68,6 +70,8 @@ def _one(
             _look(partition, bounds, wanted.timestamp, answer)
     except (SegmentlogError, OSError) as error:
         answer.error_code = code_of(error)
+    if call.version < _EPOCHS_FROM:
+        answer.leader_epoch = -1
     return answer
 
 

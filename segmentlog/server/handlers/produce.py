@@ -11,6 +11,7 @@ answer waits in the queue while the next request is read.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import SegmentlogError
@@ -56,7 +57,7 @@ def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAns
     """Append each partition's batch; a wrong one does not keep the others from it."""
     response = ProduceResponse()
     unsynced: list[_Unsynced] = []
-    acks = request.acks
+    acks, broker = request.acks, call.broker
     refused = _refusal(call, request)
     for topic in request.topic_data:
         name, code = (topic.name, refused) if refused else _name_of(call, topic)
@@ -70,6 +71,8 @@ def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAns
         if wrong:
             code = ErrorCode(wrong[0].error_code)
             raise BadFrame(f"a batch that wanted no answer was refused: {code.name}")
+        for item in unsynced:
+            broker.durability.when_durable(item.partition, item.base_offset, item.end_offset, _nobody_waits)
         return None
     if not unsynced:
         return response
@@ -109,14 +112,14 @@ def _append(
             return _elsewhere(call, partition, response)
         if not isinstance(data.records, memoryview) or not len(data.records):
             return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
-        placed = partition.append_wire(data.records)
+        placed = partition.append_wire(data.records, sync=False)
     except (SegmentlogError, OSError) as error:
         return _error(data.index, code_of(error), str(error))
     answer = PartitionProduceResponse(
         data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
     )
     waits = acks == _ALL and broker.settings.acks_all == "durable"
-    if acks != _NONE and (waits or placed.wants_sync):
+    if waits or placed.owes_sync:
         unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer))
     return answer
 
@@ -133,6 +136,10 @@ def _elsewhere(call: Call, partition: Partition, response: ProduceResponse) -> P
 
 def _error(index: int, code: ErrorCode, message: str | None = None) -> PartitionProduceResponse:
     return PartitionProduceResponse(index, int(code), -1, error_message=message)
+
+
+def _nobody_waits(error: Exception | None) -> None:
+    """Of what wanted no answer: the partition itself remembers an fsync that failed."""
 
 
 def _answer_once_durable(call: Call, response: ProduceResponse, unsynced: list[_Unsynced]) -> PendingAnswer:
@@ -153,7 +160,5 @@ def _answer_once_durable(call: Call, response: ProduceResponse, unsynced: list[_
             pending.complete(response)
 
     for item in unsynced:
-        call.broker.durability.when_durable(
-            item.partition, item.base_offset, item.end_offset, lambda error, item=item: note(item, error)
-        )
+        call.broker.durability.when_durable(item.partition, item.base_offset, item.end_offset, partial(note, item))
     return pending
