@@ -26,6 +26,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
         if str(value).isdecimal() and 1 <= int(value) <= 64:
             return int(value)
         self.fail(f"{value!r} is neither auto nor a number from 1 to 64", param, ctx)
+        raise AssertionError  # `fail` does not return
 
 
 @click.command()
@@ -65,10 +66,6 @@ def serve(
     Other processes go on using the store meanwhile: producers, consumers and groups of either kind see the same
     topics. SIGTERM finishes what is in flight; a second one ends at once, and loses nothing that was acknowledged.
     """
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("--tls-cert and --tls-key belong together")
-    if tls_client_ca is not None and tls_cert is None:
-        raise click.UsageError("--tls-client-ca needs --tls-cert and --tls-key")
     from segmentlog.server.addresses import parse_address
     from segmentlog.server.logs import set_up_logs
     from segmentlog.server.settings import Limits, Security, ServerSettings

@@ -188,10 +188,10 @@ class Listener:
             sock.settimeout(_HANDSHAKE_S)
             try:
                 wrapped = door.tls.context().wrap_socket(sock, server_side=True)
+                principal = principal_of(wrapped) or ANONYMOUS
             except (OSError, ssl.SSLError, ValueError) as error:
                 logger.info("%s: no TLS: %s", host, error)
                 return None
-            principal = principal_of(wrapped) or ANONYMOUS
             transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
         limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes

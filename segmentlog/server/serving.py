@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from segmentlog.server.addresses import ServerLock, cluster_id_of, listen, nodes_of, parse_address
 from segmentlog.server.cluster import Cluster
-from segmentlog.server.security.listening import check_safe
+from segmentlog.server.security.listening import check_safe, check_tls_files
 from segmentlog.server.settings import Security, ServerSettings
 from segmentlog.server.supervisor import FINISH_S
 from segmentlog.server.worker import Worker
@@ -34,6 +34,7 @@ class Server:
         security: Security,
         owns_store: bool,
     ) -> None:
+        check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if advertise is None else parse_address(advertise, option="advertise")
         self.store = store

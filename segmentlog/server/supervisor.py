@@ -22,11 +22,14 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from segmentlog.clock import Clock
 from segmentlog.errors import SegmentlogError
 from segmentlog.server.addresses import ServerLock, listen, nodes_of, parse_address
 from segmentlog.server.cluster import Node
-from segmentlog.server.security.listening import check_safe
+from segmentlog.server.security.listening import check_safe, check_tls_files
 from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.storage.fs import FileSystem
+from segmentlog.topics.store_file import open_store_file
 
 BEAT_S: Final = 1.0
 """How often a worker says that it is well."""
@@ -89,12 +92,14 @@ class Supervisor:
 
     def __init__(self, plan: Plan, child: Child, *, on_change: Callable[[Supervisor], None] | None = None) -> None:
         security = plan.security
+        check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
         self._child = child
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
+        open_store_file(FileSystem(), plan.path, True, Clock().now_ms())  # or the lock would make it no empty folder
         self._lock = ServerLock(plan.path)
         try:
             self._sockets.append(listen(plan.host, plan.port))
