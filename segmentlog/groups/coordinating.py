@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -28,12 +29,16 @@ from segmentlog.groups.remote import (
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.storage import forks
+from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import read_file, write_all
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, keep
+from segmentlog.storage.locks import keep
 from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
+
+_LOOK_S: Final = 0.05
+"""Others who look whether a worker lives have its lock for a moment."""
 
 
 class NewPosition(msgspec.Struct, frozen=True):
@@ -54,13 +59,13 @@ class RemoteGroups:
     """
 
     def __init__(self, topics: Topics, positions: CommittedPositions, worker: int) -> None:
+        self._fd: int = -1
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
         self._positions = positions
         self.worker = worker
         self._path = f"{topics.path}/{GROUPS_FOLDER}"
-        self._fd: int = -1
         self._mutex = forks.lock(self, "_mutex", "_forget_parent")
 
     def _forget_parent(self) -> None:
@@ -78,15 +83,15 @@ class RemoteGroups:
                 self._fs.mkdir(self._path)
             try:
                 keep(self, "_fd", hold_open, self._fs, worker_path(self._path, self.worker), os.O_RDWR | os.O_CREAT)
-                self._fs.flock(self._fd, EXCLUSIVE | AT_ONCE)
+                if not lock_within(self._fs, self._fd, _LOOK_S):
+                    self._let_go()
+                    return False
                 worker = Worker(os.getpid(), socket.gethostname(), self._fs.boot_id())
                 text = [encode_beat(self._clock.monotonic_ms()), b"\n", msgspec.json.encode(worker), b"\n"]
                 write_all(self._fs, self._fd, text, 0)
                 self._fs.ftruncate(self._fd, sum(map(len, text)))
-            except BaseException as error:
+            except BaseException:
                 self._let_go()
-                if isinstance(error, BlockingIOError):
-                    return False
                 raise
             return True
 
@@ -162,6 +167,10 @@ class RemoteGroups:
                 what = "member" if len(live) == 1 else "members"
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
                 raise GroupHeld(group, len(live), f"{len(live)} {what} of the library ({which})")
+            if folder.remote_version() is None:
+                # The first time: the names of the folders are to last as long as what is in them.
+                self._fs.sync_folder(self._path)
+                self._fs.sync_folder(self._topics.path)
             generation = max(remote.generation, folder.last_generation())
             self.save(group, msgspec.structs.replace(remote, held=True, generation=generation))
             return generation
