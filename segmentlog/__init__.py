@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         DiskFull as DiskFull,
     )
     from segmentlog.errors import (
+        GroupHeld as GroupHeld,
+    )
+    from segmentlog.errors import (
         GroupNotEmpty as GroupNotEmpty,
     )
     from segmentlog.errors import (
@@ -140,7 +143,7 @@ _HOMES = {
     "segmentlog.consuming.consumer": ("Consumer",),
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupNotEmpty", "InvalidConfig",
+        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupHeld", "GroupNotEmpty", "InvalidConfig",
         "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError", "LogTruncated",
         "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",

@@ -345,11 +345,33 @@ class ConsumerBusy(SegmentlogError):
 
 
 class GroupNotEmpty(SegmentlogError):
-    """Positions of a group cannot be reset or deleted while members are at work."""
+    """Positions of a group cannot be reset or deleted while members are at work.
 
-    def __init__(self, group: str, members: int) -> None:
-        super().__init__(group, members)
-        self.group, self.members = group, members
+    ``holder`` says who, when they are clients of a server.
+    """
+
+    def __init__(self, group: str, members: int, holder: str = "") -> None:
+        super().__init__(group, members, holder)
+        self.group, self.members, self.holder = group, members, holder
 
     def __str__(self) -> str:
+        if self.holder:
+            return f"group {self.group!r} is held by {self.holder}; stop them first"
         return f"group {self.group!r} has {self.members} live members; stop them first"
+
+
+class GroupHeld(SegmentlogError):
+    """A group has members of the other kind: clients of a server and members of this library do not share one.
+
+    ``members`` of them as far as that is known, ``holder`` says who they are.
+    """
+
+    def __init__(self, group: str, members: int, holder: str) -> None:
+        super().__init__(group, members, holder)
+        self.group, self.members, self.holder = group, members, holder
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group!r} is held by {self.holder}: stop them and join again, or join another group;"
+            " positions stay, and either kind goes on where the other stopped"
+        )

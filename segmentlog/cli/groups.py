@@ -71,7 +71,8 @@ def describe(ctx: click.Context, group: str, as_json: bool) -> None:
         show_json(_document(found))
         return
     generation = f", generation {found.generation}, {found.strategy}" if found.generation else ""
-    click.echo(f"{found.group}: {found.state}{generation}, {len(found.members)} members")
+    held = f", held by {found.holder}" if found.holder else ""
+    click.echo(f"{found.group}: {found.state}{generation}, {len(found.members)} members{held}")
     if found.members:
         click.echo("")
         show_table(
@@ -88,7 +89,8 @@ def describe(ctx: click.Context, group: str, as_json: bool) -> None:
 
 def _member_row(member: MemberDescription) -> tuple[object, ...]:
     partitions = ", ".join(map(str, member.partitions))
-    return member.id, member.client_id, member.pid, member.host, f"{member.idle_s:.1f} s ago", partitions
+    polled = None if member.idle_s is None else f"{member.idle_s:.1f} s ago"
+    return member.id, member.client_id, member.pid, member.host, polled, partitions
 
 
 def _partition_row(partition: PartitionDescription) -> tuple[object, ...]:
@@ -108,15 +110,17 @@ def _document(group: GroupDescription) -> dict[str, Any]:
         "state": group.state,
         "generation": group.generation,
         "strategy": group.strategy,
+        "holder": group.holder or None,
         "members": [
             {
                 "member": member.id,
                 "client_id": member.client_id,
+                "instance_id": member.instance_id,
                 "pid": member.pid,
                 "host": member.host,
                 "subscription": member.topics,
                 "joined_ms": member.joined_ms,
-                "last_poll_s": round(member.idle_s, 3),
+                "last_poll_s": None if member.idle_s is None else round(member.idle_s, 3),
                 "partitions": [str(tp) for tp in member.partitions],
             }
             for member in group.members
@@ -211,8 +215,8 @@ def reset(
             if is_new
             else _existing_group(store, group, ", or make positions with --topic")
         )
-        if found.members:
-            raise GroupNotEmpty(group, len(found.members))
+        if found.members or found.holder:
+            raise GroupNotEmpty(group, len(found.members), found.holder)
         old = {TopicPartition(entry.topic, entry.partition): entry.committed for entry in found.partitions}
         moves: dict[TopicPartition, int] = {}
         clamped: list[str] = []
@@ -302,8 +306,9 @@ def delete(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
     names = tuple(dict.fromkeys(names))
     with open_store(ctx, background=False) as store:
         for name in names:
-            if members := _existing_group(store, name).members:
-                raise GroupNotEmpty(name, len(members))
+            found = _existing_group(store, name)
+            if found.members or found.holder:
+                raise GroupNotEmpty(name, len(found.members), found.holder)
         if not yes:
             if not sys.stdin.isatty():
                 raise click.UsageError("this deletes positions; say --yes where nobody can be asked")

@@ -11,9 +11,11 @@ import msgspec
 from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, folder_name_of
+from segmentlog.groups.coordinating import RemoteGroups
 from segmentlog.groups.folder import GroupFolder
 from segmentlog.groups.member import Member
 from segmentlog.groups.positions import CommittedOffset, CommittedPositions, encode
+from segmentlog.groups.remote import RemoteGroup
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import read_file
 from segmentlog.storage.locks import held
@@ -23,18 +25,22 @@ _EXPIRE_EVERY_MS = 60_000
 
 
 class MemberDescription(msgspec.Struct, frozen=True):
-    """A live member of a group."""
+    """A live member of a group: of this library, or a client of a server."""
 
     id: str
     client_id: str
-    pid: int
+    pid: int | None
+    """None of a server's client."""
     host: str
     topics: tuple[str, ...]
-    joined_ms: int
-    idle_s: float
-    """Since its last poll."""
+    """Of a server's client as far as the server can tell, ``partitions`` likewise."""
+    joined_ms: int | None
+    idle_s: float | None
+    """Since its last poll; None of a server's client."""
     partitions: tuple[TopicPartition, ...]
     """What the current assignment gives it."""
+    instance_id: str | None = None
+    """What a server's client calls itself, if it is to be the same member when it comes again."""
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
@@ -62,6 +68,8 @@ class GroupDescription(msgspec.Struct, frozen=True):
     strategy: str
     members: tuple[MemberDescription, ...]
     partitions: tuple[PartitionDescription, ...]
+    holder: str = ""
+    """Who holds the group, when its members are clients of a server."""
 
 
 class Groups:
@@ -84,6 +92,11 @@ class Groups:
             monotonic_ms=self._clock.monotonic_ms, now_ms=self._clock.now_ms,
         )  # fmt: skip
 
+    def remote(self, worker: int) -> RemoteGroups:
+        """The groups that the ``worker``-th process of a server coordinates for its clients."""
+        self._topics.check_writable("coordinate consumer groups")
+        return RemoteGroups(self._topics, self.positions, worker)
+
     def _folder(self, group: str) -> GroupFolder:
         return GroupFolder(self._topics, self.positions, group)
 
@@ -95,9 +108,16 @@ class Groups:
         for path in self._folders():
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 group = read_file(self._fs, f"{path}/lock").decode()
-                if group and group not in found and self._folder(group).live_members():
+                if group and group not in found and self._has_members(self._folder(group)):
                     found.add(group)
         return sorted(found)
+
+    def has_members(self, group: str) -> bool:
+        """Whether somebody is at work in the group, of whatever kind. Cheaper than `describe`."""
+        return self._has_members(self._folder(group))
+
+    def _has_members(self, folder: GroupFolder) -> bool:
+        return bool(folder.live_members()) or folder.remote_holder(self._clock.monotonic_ms()) is not None
 
     def _folders(self) -> list[str]:
         path = f"{self._topics.path}/{GROUPS_FOLDER}"
@@ -115,6 +135,9 @@ class Groups:
         live = folder.live_members()
         assignment = folder.read_assignment()
         now_ms = self._clock.monotonic_ms()
+        held_by = folder.remote_holder(now_ms)
+        if held_by is not None and not live:
+            return self._describe_remote(group, *held_by)
         members = tuple(
             MemberDescription(
                 member, state.info.client_id, state.info.pid, state.info.host, state.info.topics, state.info.joined_ms,
@@ -131,15 +154,35 @@ class Groups:
             state = "Rebalancing"
         else:
             state = "Stable"
-        committed, pending = self.positions.committed(group), self.positions.pending(group)
         return GroupDescription(
             group, state, assignment.generation if assignment else 0, assignment.strategy if assignment else "",
-            members,
-            tuple(
-                self._describe_partition(tp, committed.get(tp), owners.get(tp, ""), tp in pending)
-                for tp in sorted({*committed, *assigned_to, *pending})
-            ),
+            members, self._describe_partitions(group, assigned_to, owners),
         )  # fmt: skip
+
+    def _describe_remote(self, group: str, remote: RemoteGroup, holder: str) -> GroupDescription:
+        members = tuple(
+            MemberDescription(
+                member.id, member.client_id, None, member.client_host, member.topics, None, None,
+                tuple(sorted(TopicPartition(topic, n) for topic, of in member.partitions.items() for n in of)),
+                member.instance_id,
+            )
+            for member in remote.members
+        )  # fmt: skip
+        owners = {tp: member.id for member in members for tp in member.partitions}
+        state = "Stable" if remote.state == "Stable" else "Rebalancing"
+        return GroupDescription(
+            group, state, remote.generation, remote.protocol, members, self._describe_partitions(group, owners, owners),
+            holder,
+        )  # fmt: skip
+
+    def _describe_partitions(
+        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str]
+    ) -> tuple[PartitionDescription, ...]:
+        committed, pending = self.positions.committed(group), self.positions.pending(group)
+        return tuple(
+            self._describe_partition(tp, committed.get(tp), owners.get(tp, ""), tp in pending)
+            for tp in sorted({*committed, *assigned, *pending})
+        )
 
     def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
         """Which live member has which partition, by what the topics are called now."""
@@ -182,6 +225,31 @@ class Groups:
         if end_offset and sync:
             self.positions.sync(end_offset)
 
+    def forget(self, group: str, partitions: Collection[TopicPartition]) -> int:
+        """Delete the positions of some partitions; how many there were. Durable when it returns.
+
+        Raises `GroupNotEmpty` when a member of the library subscribes to one of the topics. For clients of a server it
+        is the server that knows what they read.
+        """
+        self._topics.check_writable("change consumer groups")
+        folder = self._folder(group)
+        wanted = {tp.topic for tp in partitions}
+        with folder.locked():
+            live = folder.live_members()
+            readers = [state for state in live.values() if not wanted.isdisjoint(folder.resolve(state.info.topics))]
+            if readers:
+                raise GroupNotEmpty(group, len(readers))
+            ids = self._topics.topic_names({where.topic_id for where in self.positions.positions(group)})
+            gone = [
+                where
+                for where in self.positions.positions(group)
+                if TopicPartition(ids.get(where.topic_id, ""), where.partition) in partitions
+            ]
+            end_offset = self.positions.append(*self.positions.encode_deletion(group, gone)) if gone else 0
+        if end_offset:
+            self.positions.sync(end_offset)
+        return len(gone)
+
     def delete(self, group: str) -> None:
         """Forget a group without live members: its positions and its folder. Raises `GroupNotEmpty`.
 
@@ -218,7 +286,7 @@ class Groups:
 
     def _expire_one(self, group: str, before_ms: int) -> bool:
         folder = self._folder(group)
-        if self._used_ms(folder) < before_ms and not folder.live_members():
+        if self._used_ms(folder) < before_ms and not self._has_members(folder):
             with contextlib.suppress(GroupNotEmpty), self._empty(group):
                 if self._used_ms(folder) < before_ms:  # still so, under the lock
                     self._delete_locked(folder)
@@ -237,8 +305,10 @@ class Groups:
     def _used_ms(self, folder: GroupFolder) -> int:
         """When the group committed, or a member came or went, the last time."""
         used_ms = max((known.committed_ms for known in self.positions.positions(folder.group).values()), default=0)
-        version = folder.assignment_version()
-        return used_ms if version is None else max(used_ms, version[1] // 1_000_000)
+        for version in (folder.assignment_version(), folder.remote_version()):
+            if version is not None:
+                used_ms = max(used_ms, version[1] // 1_000_000)
+        return used_ms
 
     def _delete_locked(self, folder: GroupFolder) -> int:
         positions = self.positions.positions(folder.group)
@@ -259,4 +329,6 @@ class Groups:
         with folder.locked():
             if live := folder.live_members():
                 raise GroupNotEmpty(group, len(live))
+            if held_by := folder.remote_holder(self._clock.monotonic_ms()):
+                raise GroupNotEmpty(group, len(held_by[0].members), held_by[1])
             yield

@@ -11,9 +11,21 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import UnknownTopic
+from segmentlog.errors import GroupHeld, UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.positions import CommittedPositions
+from segmentlog.groups.remote import (
+    REMOTE_FILE,
+    WORKER_PREFIX,
+    DamagedRemote,
+    RemoteGroup,
+    WorkerState,
+    is_held,
+    look_at_worker,
+    read_remote,
+    worker_path,
+    write_remote,
+)
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.file_locks import is_current
@@ -92,7 +104,8 @@ class GroupFolder:
         self.fs = topics.fs
         self._positions = positions
         self.group = group
-        self.path = f"{topics.path}/{GROUPS_FOLDER}/{folder_name_of(group, 'group')}"
+        self.groups_path = f"{topics.path}/{GROUPS_FOLDER}"
+        self.path = f"{self.groups_path}/{folder_name_of(group, 'group')}"
         self.members_path = f"{self.path}/members"
         self.partitions_path = f"{self.path}/partitions"
         self.assignment_path = f"{self.path}/assignment"
@@ -115,7 +128,7 @@ class GroupFolder:
             try:
                 return hold_open(fs, path, flags)
             except FileNotFoundError:
-                for folder in (f"{self.topics.path}/{GROUPS_FOLDER}", self.path):
+                for folder in (self.groups_path, self.path):
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
 
@@ -203,12 +216,67 @@ class GroupFolder:
                 found[PartitionId(topic_id, int(number))] = owner
         return found
 
+    # ------------------------------------------------------------ clients of a server
+
+    def read_remote(self) -> RemoteGroup | None:
+        """What a server says of its clients in this group; None when there were none, or nobody can tell."""
+        try:
+            return read_remote(self.fs, self.path)
+        except DamagedRemote as error:
+            logger.warning("group %s: %s/remote is damaged, and does not count: %s", self.group, self.path, error)
+            return None
+
+    def remote_version(self) -> Version | None:
+        """As `assignment_version`, of what a server wrote."""
+        return self._version(f"{self.path}/{REMOTE_FILE}")
+
+    def remote_holder(self, now_ms: int) -> tuple[RemoteGroup, str] | None:
+        """The clients of a server that hold the group, and who they are, for people; None when they do not.
+
+        While nobody can tell, because the file is damaged, a server that runs is taken to hold it. ``now_ms`` is
+        monotonic.
+        """
+        try:
+            remote = read_remote(self.fs, self.path)
+        except DamagedRemote:
+            found = next((state for state in self._workers() if state.is_alive), None)
+            return None if found is None else (RemoteGroup(held=True), _described("somebody", found))
+        if remote is None or not remote.held:
+            return None
+        worker = look_at_worker(self.fs, worker_path(self.groups_path, remote.worker))
+        if not is_held(remote, worker, self.fs.boot_id(), now_ms):
+            return None
+        return remote, _described(remote.described, worker)
+
+    def _workers(self) -> Iterator[WorkerState]:
+        for name in self.fs.listdir(self.groups_path):
+            if name.startswith(WORKER_PREFIX):
+                state = look_at_worker(self.fs, f"{self.groups_path}/{name}")
+                if state is not None:
+                    yield state
+
+    def take_over(self, now_ms: int) -> None:
+        """Before a member joins: see to it that no clients of a server hold the group. The caller has the lock.
+
+        Raises `GroupHeld`. ``now_ms`` is monotonic.
+        """
+        held_by = self.remote_holder(now_ms)
+        if held_by is not None:
+            raise GroupHeld(self.group, len(held_by[0].members), held_by[1])
+        remote = self.read_remote()
+        if remote is not None and remote.held:
+            logger.warning("group %s: taken over from %s of a server that is gone", self.group, remote.described)
+            write_remote(self.fs, self.path, RemoteGroup(generation=remote.generation, worker=remote.worker))
+
     # ------------------------------------------------------------ the assignment
 
     def assignment_version(self) -> Version | None:
         """Changes when the assignment is replaced; None when it is not there."""
+        return self._version(self.assignment_path)
+
+    def _version(self, path: str) -> Version | None:
         try:
-            found = self.fs.stat(self.assignment_path)
+            found = self.fs.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -248,15 +316,21 @@ class GroupFolder:
                 numbers.setdefault(tp.topic, []).append(tp.partition)
         if current and (current.members, current.topics, current.strategy) == (members, counts, strategy):
             return current
-        generation = (current.generation if current else self._last_generation()) + 1
+        generation = (self._generation_after(current) if current else self.last_generation()) + 1
         made = Assignment(generation, strategy, counts, members)
         replace_file(self.fs, self.assignment_path, msgspec.json.encode(made))
         return made
 
-    def _last_generation(self) -> int:
+    def _generation_after(self, current: Assignment) -> int:
+        remote = self.read_remote()
+        return max(current.generation, remote.generation) if remote is not None else current.generation
+
+    def last_generation(self) -> int:
         """The highest that any trace is left of, for a group whose assignment is lost."""
         committed = [position.generation for position in self._positions.positions(self.group).values()]
-        return max([0, *committed, *(owner.generation for owner in self.owners().values())])
+        remote, assignment = self.read_remote(), self.read_assignment()
+        files = [found.generation for found in (remote, assignment) if found is not None]
+        return max([0, *committed, *files, *(owner.generation for owner in self.owners().values())])
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
         """The topics that names and patterns mean now, with their partition counts."""
@@ -267,6 +341,15 @@ class GroupFolder:
                 with contextlib.suppress(UnknownTopic):  # deleted meanwhile
                     found[topic] = self.topics.read_topic_file(topic).partitions
         return found
+
+
+def _described(who: str, worker: WorkerState | None) -> str:
+    if worker is None:
+        return f"{who} of a server that is gone, but not for long enough"
+    process = f"pid {worker.worker.pid} on {worker.worker.host}"
+    if not worker.is_alive:
+        return f"{who} of a server that is gone ({process}), but not for long enough"
+    return f"{who} of the server with {process}"
 
 
 def is_pattern(name: str) -> bool:

@@ -7,6 +7,7 @@
                                  (monotonic ms), a newline, then JSON: `MemberInfo`
       assignment                 JSON: `Assignment`; replaced as a whole, with the next generation
       partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: who, since which generation
+      remote                     what a server knows of its clients in the group, see `groups.remote`
 
 A member is live while its file cannot be locked. Whoever finds one dead, or without a poll for
 its max_poll_interval_ms, makes the next assignment. It is the partition's lock that gives the
@@ -102,7 +103,10 @@ class Member:
     # ------------------------------------------------------------ joining, leaving
 
     def join(self) -> None:
-        """Become a member, under a new id. Raises `InvalidConfig` when the others have another strategy."""
+        """Become a member, under a new id.
+
+        Raises `InvalidConfig` when the others have another strategy, `GroupHeld` when they are clients of a server.
+        """
         folder, fs = self.folder, self._fs
         kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id)
         self.id = f"{kept[:_CLIENT_ID_KEPT] or 'consumer'}-{uuid.uuid4().hex}"
@@ -113,6 +117,7 @@ class Member:
         )  # fmt: skip
         with folder.locked():
             now_ms = self._monotonic_ms()
+            folder.take_over(now_ms)
             others = {state.info.strategy for state in folder.live_members().values() if not state.is_overdue(now_ms)}
             if others - {self.strategy}:
                 found = ", ".join(map(repr, sorted(others - {self.strategy})))

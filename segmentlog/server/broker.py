@@ -59,7 +59,10 @@ class Broker:
             from segmentlog.server.groups.coordinator import GroupCoordinator
 
             with self._mutex:
-                self._groups = self._groups or GroupCoordinator(self.store, self.clock)
+                self._groups = self._groups or GroupCoordinator(
+                    self.store, self.clock, self.settings.groups,
+                    worker=self.cluster.own_id, coordinates=self.cluster.is_coordinator,
+                )  # fmt: skip
         return self._groups
 
     def partition(self, topic: str, number: int) -> Partition:

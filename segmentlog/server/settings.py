@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from segmentlog.server.groups.words import GroupSettings
+
 AcksAll = Literal["durable", "written"]
 
 
@@ -44,6 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     durable_reads: bool = False
     """Consumers see only what no crash can take back."""
     limits: Limits = Limits()
+    groups: GroupSettings = GroupSettings()
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,45 @@
+"""A group in memory, and threads that wait for it."""
+
+from __future__ import annotations
+
+import threading
+
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.machine import Group
+from segmentlog.server.groups.words import JoinAnswer, SyncAnswer
+
+
+class Unavailable(Exception):
+    """The group cannot be asked now: ``code`` tells clients why."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Waiter:
+    """A thread that waits for an answer."""
+
+    __slots__ = ("answer", "event")
+
+    def __init__(self) -> None:
+        self.answer: JoinAnswer | SyncAnswer | None = None
+        self.event = threading.Event()
+
+    def tell(self, answer: JoinAnswer | SyncAnswer) -> None:
+        """The answer, for good."""
+        self.answer = answer
+        self.event.set()
+
+
+class Entry:
+    """A group in memory."""
+
+    def __init__(self, name: str, machine: Group) -> None:
+        self.name = name
+        self.machine = machine
+        self.lock = threading.Lock()
+        self.is_held = False
+        """Whether the file says that clients hold it."""
+        self.is_gone = False
+        self.armed_ms: int | None = None

@@ -1,0 +1,177 @@
+"""Who is in a group: what every request is checked against, and what is written down of it.
+
+What happens to a group is in `machine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from segmentlog.groups.remote import RemoteGroup, RemoteMember
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.words import (
+    GroupSettings,
+    JoinAnswer,
+    JoinRequest,
+    Member,
+    State,
+    SyncAnswer,
+    common_protocols,
+)
+
+Answer = JoinAnswer | SyncAnswer
+TopicsOf = Callable[[str, bytes], tuple[str, ...]]
+"""The topics that a member of a protocol type subscribes to; empty when nobody can tell."""
+
+
+class Membership:
+    """The members of a group, and those who were promised to become some."""
+
+    def __init__(self, settings: GroupSettings, topics_of: TopicsOf = lambda protocol_type, metadata: ()) -> None:
+        self.state = State.EMPTY
+        self.generation = 0
+        self.protocol_type = ""
+        self.protocol = ""
+        self.leader = ""
+        self.members: dict[str, Member] = {}
+        self.answers: list[tuple[object, Answer]] = []
+        self.is_changed = False
+        self.given_up: list[str] = []
+        """Ids of members that were not heard of for too long, for the log."""
+        self._settings = settings
+        self._topics_of = topics_of
+        self._static: dict[str, str] = {}
+        self._promised: dict[str, int] = {}
+        """Ids that were given to clients that are not members yet, and until when they count."""
+        self._unsynced: set[str] = set()
+        self._is_diminished = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is worth remembering: nobody is a member, or about to be."""
+        return self.state in (State.EMPTY, State.DEAD) and not self._promised
+
+    # ------------------------------------------------------------ who may
+
+    def _refusal(self, request: JoinRequest) -> ErrorCode:
+        settings = self._settings
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        if self._is_full(request):
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if not request.protocol_type or not request.protocols:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self.members:
+            common = common_protocols(self.members.values())
+            if request.protocol_type != self.protocol_type or common.isdisjoint(name for name, _ in request.protocols):
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.member_id and request.member_id not in self._promised:
+            return self._unknown(request.member_id, request.instance_id)
+        return ErrorCode.NONE
+
+    def _is_full(self, request: JoinRequest) -> bool:
+        most = self._settings.max_size
+        if not request.member_id and request.instance_id is None and len(self._promised) >= most:
+            return True
+        known = self._static.get(request.instance_id or "", request.member_id)
+        if self.state is State.PREPARING:
+            return sum(member.is_joining for member in self.members.values() if member.id != known) >= most
+        return known not in self.members and len(self.members) >= most
+
+    def _unknown(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        if instance_id is not None:
+            known = self._static.get(instance_id)
+            if known is not None and known != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+            if known is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def _error_of(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        error = self._unknown(member_id, instance_id)
+        if error is ErrorCode.NONE and generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        return error
+
+    # ------------------------------------------------------------ changing one
+
+    def _update(self, member: Member, request: JoinRequest) -> None:
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.protocols = request.protocols
+
+    def _dismiss(self, member: Member, error: ErrorCode) -> None:
+        if member.join_token is not None:
+            self.answers.append((member.join_token, self._refused(member, error)))
+        if member.sync_token is not None:
+            self.answers.append((member.sync_token, SyncAnswer(error=error)))
+        member.join_token = member.sync_token = None
+
+    def _remove(self, member: Member) -> None:
+        self._dismiss(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        del self.members[member.id]
+        self._unsynced.discard(member.id)
+        if member.instance_id is not None:
+            del self._static[member.instance_id]
+        if member.id == self.leader:
+            self.leader = next(iter(self.members), "")
+        self._is_diminished = True
+
+    # ------------------------------------------------------------ telling
+
+    def _joined(
+        self, member: Member, *, is_told_members: bool, skip_assignment: bool = False, leader: str | None = None
+    ) -> JoinAnswer:
+        everybody = self.members.values() if is_told_members else ()
+        return JoinAnswer(
+            member_id=member.id, generation=self.generation, protocol_type=self.protocol_type, protocol=self.protocol,
+            leader=self.leader if leader is None else leader, skip_assignment=skip_assignment,
+            members=tuple((one.id, one.instance_id, one.metadata(self.protocol)) for one in everybody),
+        )  # fmt: skip
+
+    @staticmethod
+    def _refused(member: Member, error: ErrorCode) -> JoinAnswer:
+        return JoinAnswer(error=error, member_id=member.id)
+
+    def topics_of(self, member: Member) -> set[str]:
+        """What a member subscribes to, as far as anybody can tell."""
+        metadata = member.metadata(self.protocol) or (member.protocols[0][1] if member.protocols else b"")
+        return set(self._topics_of(self.protocol_type, metadata))
+
+    def _longest_rebalance_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    # ------------------------------------------------------------ what outlives the process
+
+    def snapshot(self) -> RemoteGroup:
+        """What is to be saved: what somebody has been told, or is about to be."""
+        known = [member for member in self.members.values() if not member.is_new]
+        return RemoteGroup(
+            held=bool(self.members), state=self.state.value, generation=self.generation,
+            protocol_type=self.protocol_type, protocol=self.protocol,
+            leader=self.leader if any(member.id == self.leader for member in known) else "",
+            session_timeout_ms=max((member.session_timeout_ms for member in self.members.values()), default=0),
+            members=tuple(
+                RemoteMember(
+                    member.id, member.instance_id, member.client_id, member.client_host, member.session_timeout_ms,
+                    member.rebalance_timeout_ms, member.protocols, member.assignment,
+                )
+                for member in known
+            ),
+        )  # fmt: skip
+
+    def raise_generation(self, generation: int) -> None:
+        """Go on from a generation that the group had in other hands."""
+        self.generation = max(self.generation, generation)
+
+    def end(self) -> None:
+        """It is no more, or not here."""
+        for member in self.members.values():
+            self._dismiss(member, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self.members, self.state = {}, State.DEAD
+        self._static, self._promised, self._unsynced = {}, {}, set()

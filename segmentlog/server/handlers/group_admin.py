@@ -1,0 +1,110 @@
+"""ListGroups, DescribeGroups, DeleteGroups: what tools ask, of groups of either kind."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.call import Call
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+)
+from segmentlog.server.codec.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+from segmentlog.server.codec.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from segmentlog.server.faults import code_of
+from segmentlog.server.groups.entries import Unavailable
+from segmentlog.server.groups.listing import describe, overview
+from segmentlog.server.groups.words import State
+from segmentlog.server.handlers.groups import refusal
+from segmentlog.server.security.principals import Operation, ResourceType
+
+_DESCRIBE_NOT_FOUND: Final = 6
+_TYPE: Final = "classic"
+
+
+def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
+    """The groups that this worker coordinates: those of the library, too."""
+    may_see_all = call.allows_cluster(Operation.DESCRIBE)
+    states = {state.lower() for state in request.states_filter}
+    types = {one.lower() for one in request.types_filter}
+    response = ListGroupsResponse()
+    if types and _TYPE not in types:
+        return response
+    broker = call.broker
+    try:
+        for group in broker.store.groups.names():
+            if not broker.cluster.is_coordinator(group):
+                continue
+            if not may_see_all and not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group):
+                continue
+            state, protocol_type = overview(broker.groups, broker.store, group)
+            if not states or state.lower() in states:
+                response.groups.append(
+                    ListedGroup(group_id=group, protocol_type=protocol_type, group_state=state, group_type=_TYPE)
+                )
+    except Unavailable as unavailable:
+        return ListGroupsResponse(error_code=unavailable.code)
+    except (SegmentlogError, OSError) as problem:
+        return ListGroupsResponse(error_code=code_of(problem))
+    return response
+
+
+def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    """Members of groups, and what they said and were told."""
+    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in request.groups])
+
+
+def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> DescribedGroup:
+    error = refusal(call, group, Operation.DESCRIBE)
+    if error is not ErrorCode.NONE:
+        return DescribedGroup(group_id=group, error_code=error)
+    try:
+        found = describe(call.broker.groups, call.broker.store, group)
+    except Unavailable as unavailable:
+        return DescribedGroup(group_id=group, error_code=unavailable.code)
+    except (SegmentlogError, OSError) as problem:
+        return DescribedGroup(group_id=group, error_code=code_of(problem))
+    if found is None:
+        told = DescribedGroup(group_id=group, group_state=State.DEAD)
+        if call.version >= _DESCRIBE_NOT_FOUND:
+            told.error_code, told.error_message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group} not found."
+    else:
+        told = DescribedGroup(
+            group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
+            members=[
+                DescribedGroupMember(
+                    member_id=one.id, group_instance_id=one.instance_id, client_id=one.client_id,
+                    client_host=one.client_host, member_metadata=one.metadata, member_assignment=one.assignment,
+                )
+                for one in found.members
+            ],
+        )  # fmt: skip
+    if request.include_authorized_operations:
+        told.authorized_operations = call.broker.authorizer.authorized_operations(
+            call.principal, call.client_host, ResourceType.GROUP, group
+        )
+    return told
+
+
+def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+    """Forget groups that have no members, and their positions."""
+    results = []
+    for group in dict.fromkeys(request.groups_names):
+        error = refusal(call, group, Operation.DELETE)
+        if error is ErrorCode.NONE:
+            try:
+                error = call.broker.groups.delete(group)
+            except Unavailable as unavailable:
+                error = unavailable.code
+            except (SegmentlogError, OSError) as problem:
+                error = code_of(problem)
+        results.append(DeletableGroupResult(group_id=group, error_code=error))
+    return DeleteGroupsResponse(results=results)

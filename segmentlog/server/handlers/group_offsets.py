@@ -1,0 +1,262 @@
+"""OffsetCommit, OffsetFetch, OffsetDelete: positions of groups, where members of the library have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.groups.coordinating import NewPosition
+from segmentlog.groups.positions import METADATA_MAX_BYTES, CommittedOffset
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.server.call import Call
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from segmentlog.server.codec.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from segmentlog.server.codec.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from segmentlog.server.faults import code_of
+from segmentlog.server.groups.entries import Unavailable
+from segmentlog.server.handlers.groups import refusal
+from segmentlog.server.names import is_visible, wire_epoch, wire_id
+from segmentlog.server.security.principals import Operation
+
+if TYPE_CHECKING:
+    from segmentlog.topics.topics import Topic
+
+_COMMIT_BY_ID: Final = 10
+_FETCH_BY_ID: Final = 10
+_FETCH_MANY: Final = 8
+_FETCH_TOP_ERROR: Final = 2
+
+
+def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Answered once the positions are on disk."""
+    error = refusal(call, request.group_id, Operation.READ)
+    response = OffsetCommitResponse()
+    positions: list[NewPosition] = []
+    accepted: list[OffsetCommitResponsePartition] = []
+    for asked in request.topics:
+        topic, topic_error = None, error
+        if error is ErrorCode.NONE:
+            topic, topic_error = _find_topic(call, asked.name, asked.topic_id, Operation.READ, _COMMIT_BY_ID)
+        count = topic.partition_count if topic is not None else 0
+        told = OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
+        for partition in asked.partitions:
+            code = topic_error if topic is None else _check_position(partition, count)
+            answer = OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
+            told.partitions.append(answer)
+            if code is ErrorCode.NONE and topic is not None:
+                accepted.append(answer)
+                positions.append(
+                    NewPosition(
+                        topic.name, topic.id, partition.partition_index, partition.committed_offset,
+                        partition.committed_leader_epoch, partition.committed_metadata or "",
+                    )
+                )  # fmt: skip
+        response.topics.append(told)
+    if error is ErrorCode.NONE:
+        error = _commit(call, request, positions)
+        for answer in accepted:
+            answer.error_code = error
+    return response
+
+
+def _commit(call: Call, request: OffsetCommitRequest, positions: list[NewPosition]) -> ErrorCode:
+    try:
+        error, appended = call.broker.groups.commit(
+            request.group_id, positions,
+            member_id=request.member_id, generation=request.generation_id_or_member_epoch,
+            instance_id=request.group_instance_id,
+        )  # fmt: skip
+        if appended is not None:
+            call.broker.durability.wait(*appended)
+        return error
+    except Unavailable as unavailable:
+        return unavailable.code
+    except (SegmentlogError, OSError) as problem:
+        return code_of(problem)
+
+
+def _check_position(position: OffsetCommitRequestPartition, count: int) -> ErrorCode:
+    if not 0 <= position.partition_index < count:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if len((position.committed_metadata or "").encode()) > METADATA_MAX_BYTES:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return ErrorCode.NONE if position.committed_offset >= 0 else ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+
+
+def _find_topic(
+    call: Call, name: str, topic_id: bytes, operation: Operation, by_id_from: int
+) -> tuple[Topic | None, ErrorCode]:
+    """A topic by name or id. Who may not see it is told nothing of it."""
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if call.version >= by_id_from:
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID
+        name = call.broker.topic_ids.name_of(topic_id) or ""
+        if not name or not call.allows_topic(Operation.DESCRIBE, name):
+            return None, unknown
+    if not call.allows_topic(operation, name):
+        return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    try:
+        topic = call.broker.store.topic(name) if is_visible(name) else None
+    except SegmentlogError:
+        topic = None
+    if topic is None or (call.version >= by_id_from and wire_id(topic.id) != topic_id):
+        return None, unknown
+    return topic, ErrorCode.NONE
+
+
+# ---------------------------------------------------------------- fetching
+
+
+def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """Positions of a group, or from version 8 on of several."""
+    if call.version >= _FETCH_MANY:
+        groups = [_fetch(call, group, is_stable=request.require_stable) for group in request.groups]
+        return OffsetFetchResponse(groups=groups)
+    wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=None)
+    if request.topics is not None:
+        wanted.topics = [
+            OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes)
+            for topic in request.topics
+        ]
+    found = _fetch(call, wanted, is_stable=request.require_stable)
+    response = OffsetFetchResponse(error_code=found.error_code)
+    for topic in found.topics:
+        told = OffsetFetchResponseTopic(name=topic.name)
+        told.partitions = [
+            OffsetFetchResponsePartition(
+                partition_index=one.partition_index, committed_offset=one.committed_offset,
+                committed_leader_epoch=one.committed_leader_epoch, metadata=one.metadata, error_code=one.error_code,
+            )
+            for one in topic.partitions
+        ]  # fmt: skip
+        response.topics.append(told)
+    if found.error_code and call.version < _FETCH_TOP_ERROR:
+        # There was no other place for it.
+        for asked in request.topics or ():
+            told = OffsetFetchResponseTopic(name=asked.name)
+            told.partitions = [
+                OffsetFetchResponsePartition(partition_index=number, committed_offset=-1, error_code=found.error_code)
+                for number in asked.partition_indexes
+            ]
+            response.topics.append(told)
+    return response
+
+
+def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> OffsetFetchResponseGroup:
+    group = wanted.group_id
+    response = OffsetFetchResponseGroup(group_id=group)
+    response.error_code = refusal(call, group, Operation.DESCRIBE)
+    if response.error_code:
+        return response
+    positions = call.broker.store.group_offsets
+    try:
+        # Before the positions: one that is decided in between is found among them.
+        pending = positions.undecided(group) if is_stable else set()
+        known = positions.positions(group)
+    except (SegmentlogError, OSError) as problem:
+        response.error_code = code_of(problem)
+        return response
+    if wanted.topics is None:
+        names = call.broker.store.topic_names({where.topic_id for where in (*known, *pending)})
+        numbers: dict[str, list[int]] = {}
+        for where in sorted({*known, *pending}):
+            name = names.get(where.topic_id, "")
+            if is_visible(name) and name and call.allows_topic(Operation.DESCRIBE, name):
+                numbers.setdefault(where.topic_id, []).append(where.partition)
+        for topic_id, partitions in numbers.items():
+            told = OffsetFetchResponseTopics(name=names[topic_id], topic_id=wire_id(topic_id))
+            told.partitions = _tell(topic_id, partitions, known, pending)
+            response.topics.append(told)
+        return response
+    for asked in wanted.topics:
+        topic, error = _find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
+        told = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
+        if topic is not None:
+            told.partitions = _tell(topic.id, asked.partition_indexes, known, pending)
+        else:
+            if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                # As in Kafka, which does not look: that there is no position. Java's consumer fails for good otherwise.
+                error = ErrorCode.NONE
+            told.partitions = [
+                OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1, error_code=error)
+                for number in asked.partition_indexes
+            ]
+        response.topics.append(told)
+    return response
+
+
+def _tell(
+    topic_id: str, partitions: Iterable[int], known: Mapping[PartitionId, CommittedOffset], pending: set[PartitionId]
+) -> list[OffsetFetchResponsePartitions]:
+    told = []
+    for number in partitions:
+        where = PartitionId(topic_id, number)
+        answer = OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1)
+        found = known.get(where)
+        if where in pending:
+            answer.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        elif found is not None:
+            answer.committed_offset = found.offset
+            answer.committed_leader_epoch = found.epoch if found.epoch < 0 else wire_epoch(found.epoch)
+            answer.metadata = found.metadata
+        told.append(answer)
+    return told
+
+
+# ---------------------------------------------------------------- deleting
+
+
+def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """Forget positions in topics that no member of the group subscribes to."""
+    error = refusal(call, request.group_id, Operation.DELETE)
+    if error is not ErrorCode.NONE:
+        return OffsetDeleteResponse(error_code=error)
+    response = OffsetDeleteResponse()
+    accepted: list[tuple[TopicPartition, OffsetDeleteResponsePartition]] = []
+    for asked in request.topics:
+        topic, error = _find_topic(call, asked.name, b"", Operation.READ, call.version + 1)
+        count = topic.partition_count if topic is not None else 0
+        told = OffsetDeleteResponseTopic(name=asked.name)
+        for one in asked.partitions:
+            code = error
+            if topic is not None and not 0 <= one.partition_index < count:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            answer = OffsetDeleteResponsePartition(partition_index=one.partition_index, error_code=code)
+            told.partitions.append(answer)
+            if code is ErrorCode.NONE:
+                accepted.append((TopicPartition(asked.name, one.partition_index), answer))
+        response.topics.append(told)
+    try:
+        codes = call.broker.groups.forget(request.group_id, [tp for tp, _ in accepted])
+    except Unavailable as unavailable:
+        return OffsetDeleteResponse(error_code=unavailable.code)
+    except (SegmentlogError, OSError) as problem:
+        return OffsetDeleteResponse(error_code=code_of(problem))
+    if isinstance(codes, ErrorCode):
+        return OffsetDeleteResponse(error_code=codes)
+    for tp, answer in accepted:
+        answer.error_code = codes[tp]
+    return response

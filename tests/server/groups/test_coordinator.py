@@ -1,0 +1,327 @@
+"""The coordinator with callers that wait, and what a restart of it leaves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, until
+
+from segmentlog.errors import DiskFull, GroupHeld
+from segmentlog.groups.remote import read_remote
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.coordinator import GroupCoordinator
+from segmentlog.server.groups.entries import Unavailable
+from segmentlog.server.groups.words import Member, State
+from segmentlog.storage.fs import FileSystem
+from segmentlog.store import LogStore
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    """A time that stands still until a test moves it."""
+    return TestClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: TestClock) -> Iterator[LogStore]:
+    """A store with topic ``t`` of three partitions, in a time that stands still."""
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        store.create_topic("t", partitions=3, fsync="never")
+        yield store
+
+
+@pytest.fixture
+def start(store: LogStore, clock: TestClock) -> Iterator[Callable[..., GroupCoordinator]]:
+    """Starts coordinators, and closes them at the end."""
+    started: list[GroupCoordinator] = []
+
+    def start_coordinator(settings: Any = SETTINGS, **options: Any) -> GroupCoordinator:
+        started.append(GroupCoordinator(store, clock, settings, **options))
+        return started[-1]
+
+    yield start_coordinator
+    for coordinator in started:
+        coordinator.close()
+
+
+def test_three_members_share(start: Callable[..., GroupCoordinator]) -> None:
+    """Three members are in one generation with one leader, whose assignment each of them gets."""
+    coordinator = start()
+    clients = [Client(coordinator, name) for name in "abc"]
+    settle(*clients)
+    assert len({client.generation for client in clients}) == 1
+    assert len({client.leader for client in clients}) == 1
+    assert len({client.assignment for client in clients}) == 3
+    assert all(client.heartbeat() is ErrorCode.NONE for client in clients)
+
+
+def test_a_dead_member_is_given_up(start: Callable[..., GroupCoordinator], clock: TestClock) -> None:
+    """Who is not heard of for its session time-out is no member any more, and the others share anew."""
+    coordinator = start()
+    a, b, dead = clients = [Client(coordinator, name) for name in "abc"]
+    settle(*clients)
+    generation = a.generation
+    clock.ms += 9_000
+    assert a.heartbeat() is b.heartbeat() is ErrorCode.NONE
+    clock.ms += 2_000
+    coordinator.tick()
+    assert a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+    settle(a, b)
+    assert a.generation > generation
+    assert dead.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_restart_goes_on_without_a_rebalance(start: Callable[..., GroupCoordinator], clock: TestClock) -> None:
+    """A coordinator that is started again has the same members in the same generation, their sessions begun anew."""
+    first = start()
+    clients = [Client(first, name) for name in "abc"]
+    settle(*clients)
+    clock.ms += 9_000
+    first.close()
+    clock.ms += 9_000
+    second = start()
+    for client in clients:
+        client.coordinator = second
+        assert client.heartbeat() is ErrorCode.NONE
+    clock.ms += 9_000
+    second.tick()
+    for client in clients:
+        before = client.assignment
+        assert client.heartbeat() is ErrorCode.NONE
+        assert client.sync().assignment == before
+
+
+def test_closing_wakes_all_who_wait(start: Callable[..., GroupCoordinator]) -> None:
+    """Nobody waits for a coordinator that is gone."""
+    coordinator = start()
+    a, b, c = (Client(coordinator, name) for name in "abc")
+    settle(a)
+    waiting = Waiting(b.join)
+    until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+    coordinator.close()
+    assert waiting.result().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    with pytest.raises(Unavailable):
+        c.join()
+
+
+def test_the_last_to_leave_empties_the_group(start: Callable[..., GroupCoordinator]) -> None:
+    """A group that all have left is empty at once, and its next generation is a higher one."""
+    coordinator = start()
+    a = Client(coordinator, "a")
+    settle(a)
+    generation = a.generation
+    assert a.leave() is ErrorCode.NONE
+    with coordinator.looking_at("g") as group:
+        assert group.state is State.EMPTY
+    b = Client(coordinator, "b")
+    settle(b)
+    assert b.generation > generation
+
+
+# ------------------------------------------------------------ restarts and failures
+
+
+def test_nobody_is_told_what_is_not_on_disk(start: Callable[..., GroupCoordinator], store: LogStore) -> None:
+    """The file has the generation and the member before JoinGroup answers, the assignment before SyncGroup does."""
+    coordinator = start()
+    a = Client(coordinator, "a")
+    for _ in range(3):
+        a.join()
+        saved = read_remote(store.groups._fs, f"{store.path}/@groups/g")
+        assert saved is not None
+        assert (saved.generation, saved.state) == (a.generation, "CompletingRebalance")
+        assert [member.id for member in saved.members] == [a.id]
+        a.sync()
+        saved = read_remote(store.groups._fs, f"{store.path}/@groups/g")
+        assert saved is not None
+        assert (saved.state, saved.members[0].assignment) == ("Stable", a.assignment)
+        assert saved.members[0].partitions == {"t": [0]}
+        assert saved.members[0].topics == ("t",)
+
+
+@pytest.mark.parametrize("step", ["joining", "joined", "syncing", "synced", "rejoining", "left"])
+def test_a_restart_in_the_middle(start: Callable[..., GroupCoordinator], step: str) -> None:
+    """Whatever step of a rebalance it is: members go on, generations do too, and who waited is sent away."""
+    first = start()
+    a, b, c = clients = [Client(first, name) for name in "abc"]
+    settle(a, b)
+    generation = a.generation
+    waiting = []
+    if step in ("joining", "joined", "syncing"):
+        waiting = [Waiting(c.join)]
+        until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+    if step in ("joined", "syncing"):
+        joins = [Waiting(client.join) for client in (a, b)]
+        assert all(join.result().error is ErrorCode.NONE for join in (*joins, *waiting))
+        waiting = []
+        generation += 1
+    if step == "syncing":
+        follower = next(client for client in clients if not client.members)
+        waiting = [Waiting(follower.sync)]
+        until(lambda: any(member.sync_token for member in _members(first)))
+    if step == "rejoining":
+        waiting = [Waiting(c.join)]
+        until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+        waiting.append(Waiting(a.join))
+        until(lambda: sum(member.is_joining for member in _members(first)) == 2)
+    if step == "left":
+        assert b.leave() is ErrorCode.NONE
+    first.close()
+    for call in waiting:
+        assert call.result().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    second = start()
+    for client in clients:
+        client.coordinator = second
+    expected = ErrorCode.REBALANCE_IN_PROGRESS if step == "left" else ErrorCode.NONE
+    assert a.heartbeat() is expected
+    assert a.generation == generation
+    with second.looking_at("g") as group:
+        assert group.generation == generation
+        members = set(group.members)
+    assert members == {client.id for client in clients if client.generation == generation} - (
+        {b.id} if step == "left" else set()
+    )
+    alive = [a, c] if step == "left" else clients
+    for client in alive:
+        client.assignment = b""
+    settle(*alive)
+    assert a.generation >= generation
+
+
+def _members(coordinator: GroupCoordinator) -> list[Member]:
+    with coordinator.looking_at("g") as group:
+        return list(group.members.values())
+
+
+def test_a_static_member_is_restarted(start: Callable[..., GroupCoordinator]) -> None:
+    """It comes back under its instance id, also after a restart of the coordinator, and nobody joins again."""
+    coordinator = start()
+    a, static = Client(coordinator, "a"), Client(coordinator, "s", instance_id="i")
+    settle(a, static)
+    for _ in range(2):
+        coordinator.close()
+        coordinator = start()
+        a.coordinator = coordinator
+        former, static = static, Client(coordinator, "s", instance_id="i")
+        former.coordinator = coordinator
+        assert static.join().generation == a.generation
+        assert static.sync().assignment == former.assignment
+        assert a.heartbeat() is static.heartbeat() is ErrorCode.NONE
+        assert former.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
+
+
+class _FullDisk(FileSystem):
+    """Has no room for what replaces a file, when it is told so."""
+
+    is_full = False
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        if self.is_full and "/remote" in path and flags & os.O_CREAT:
+            raise DiskFull(path)
+        return super().open(path, flags, mode)
+
+
+def test_what_cannot_be_saved_is_told_to_nobody(
+    tmp_path: Path, clock: TestClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits is sent away, what the file says counts, and it goes on once there is room."""
+    fs = _FullDisk()
+    with LogStore(tmp_path / "store", background=False, clock=clock, fs=fs) as store:
+        store.create_topic("t")
+        with closing(GroupCoordinator(store, clock, SETTINGS)) as coordinator:
+            a, b = Client(coordinator, "a"), Client(coordinator, "b")
+            settle(a)
+            waiting = Waiting(b.join)
+            until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
+            fs.is_full = True
+            with pytest.raises(Unavailable) as refused:
+                a.join()
+            assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert waiting.result().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert a.heartbeat() is ErrorCode.NONE
+            other = Client(coordinator, "c", "other")
+            with pytest.raises(Unavailable):
+                other.join()
+            assert "cannot be saved" in caplog.text
+            fs.is_full = False
+            generation = a.generation
+            a.assignment = b""
+            settle(a, b)
+            assert a.generation > generation
+            settle(other)
+
+
+def test_two_workers_of_one_number(start: Callable[..., GroupCoordinator]) -> None:
+    """While the former one is not gone clients of the next one are told to wait, and then it goes on."""
+    first, second = start(), start()
+    a = Client(first, "a")
+    settle(a)
+    a.coordinator = second
+    with pytest.raises(Unavailable) as refused:
+        a.heartbeat()
+    assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    first.close()
+    assert a.heartbeat() is ErrorCode.NONE
+
+
+def test_a_restarted_worker_gives_up_who_does_not_come(
+    start: Callable[..., GroupCoordinator], clock: TestClock, store: LogStore
+) -> None:
+    """Nobody has to ask about a group for that; and the library has it then. Groups of others it leaves alone."""
+    first = start()
+    for group in ("g", "other"):
+        settle(Client(first, "a", group))
+    first.close()
+    second = start(coordinates=lambda group: group == "g")
+    assert Client(second, "x", "another").heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+    until(lambda: store.groups.describe("g").members)
+    clock.ms += 10_000
+    second.tick()
+    assert store.groups.describe("g").state == "Empty"
+    with store.consumer("t", group="g"), pytest.raises(GroupHeld):
+        store.consumer("t", group="other")
+
+
+def test_a_deadline_wakes_the_thread(start: Callable[..., GroupCoordinator], store: LogStore) -> None:
+    """In the time that everybody has: who is not heard of is given up though nobody asks."""
+    coordinator = GroupCoordinator(store, settings=SETTINGS)
+    with closing(coordinator):
+        a = Client(coordinator, "a", session_timeout_ms=100)
+        settle(a)
+        until(lambda: store.groups.describe("g").state == "Empty")
+
+
+def test_a_forked_child_coordinates_nothing(start: Callable[..., GroupCoordinator]) -> None:
+    """The groups are its parent's, and so are their locks."""
+    coordinator = start()
+    a = Client(coordinator, "a")
+    settle(a)
+    child = os.fork()
+    if not child:
+        try:
+            a.heartbeat()
+        except Unavailable:
+            os._exit(3)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert a.heartbeat() is ErrorCode.NONE
+
+
+def test_groups_that_are_gone_take_no_memory(start: Callable[..., GroupCoordinator]) -> None:
+    """Names that strangers make up, and groups that all have left."""
+    coordinator = start()
+    for number in range(100):
+        assert Client(coordinator, "x", f"made up {number}").heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+    a = Client(coordinator, "a")
+    settle(a)
+    a.leave()
+    assert coordinator._entries == {}
+    with pytest.raises(Unavailable) as refused:
+        Client(coordinator, "x", "n" * 300).join()
+    assert refused.value.code is ErrorCode.INVALID_GROUP_ID
+    assert Client(coordinator, "x", "").join().error is ErrorCode.INVALID_GROUP_ID
