@@ -18,6 +18,8 @@ from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.connection import Answer, Connection
 from segmentlog.server.frames import FrameReader
+from segmentlog.server.logs import Seldom
+from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits
@@ -49,12 +51,17 @@ class Listener:
         limits: Limits,
         pool: BufferPool,
         handle: Callable[[Connection, memoryview], Answer],
+        meter: Meter | None = None,
     ) -> None:
         self._sockets = list(sockets)
         self._door = door
         self._limits = limits
         self._pool = pool
         self._handle = handle
+        self._meter = meter or Meter()
+        self._refusals = Seldom()
+        self._received_bytes = self._sent_bytes = 0
+        """Over connections that are closed."""
         self._mutex = threading.Lock()
         self._open: set[Connection] = set()
         self._threads: set[threading.Thread] = set()
@@ -73,6 +80,20 @@ class Listener:
     def connection_count(self) -> int:
         """Clients that are connected."""
         return self._by_host.total()
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, over all connections that there were."""
+        with self._mutex:
+            received, sent = self._received_bytes, self._sent_bytes
+            for connection in self._open:
+                of_one = connection.traffic
+                received, sent = received + of_one[0], sent + of_one[1]
+        return received, sent
+
+    @property
+    def is_open(self) -> bool:
+        """Whether connections are accepted."""
+        return self._thread.is_alive() and not self._is_closed
 
     def is_well(self, patience_s: float) -> bool:
         """Whether connections can come and go, and somebody accepts them."""
@@ -121,7 +142,7 @@ class Listener:
         except (BlockingIOError, ConnectionError):  # another worker was faster, or the client has gone
             return
         except OSError as error:  # no descriptor to spare, most likely: others may go meanwhile
-            logger.error("no connection could be accepted: %s", error)
+            self._refuse("", f"no connection could be accepted: {error}")
             time.sleep(_NO_ROOM_S)
             return
         host = str(address[0])
@@ -132,18 +153,26 @@ class Listener:
             if not is_full:
                 self._by_host[host] += 1
         if is_full:
-            logger.warning("%s: refused: there are as many connections as there may be", host)
             sock.close()
+            self._refuse(host, f"{host}: refused: there are as many connections as there may be")
             return
+        self._meter.event(Event.ACCEPTED)
         thread = threading.Thread(target=self._serve, args=(sock, host), name=f"segmentlog-{host}", daemon=True)
         with self._mutex:
             self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError as error:
-            logger.error("%s: refused: %s", host, error)
             sock.close()
             self._forget(host, thread)
+            self._refuse(host, f"{host}: refused: {error}")
+
+    def _refuse(self, host: str, why: str) -> None:
+        self._meter.event(Event.REFUSED)
+        count = self._refusals.count()
+        if count:
+            more = f" ({count} times since it was said last)" if count > 1 else ""
+            logger.warning("%s%s", why, more, extra={"client_host": host, "count": count})
 
     def _forget(self, host: str, thread: threading.Thread) -> None:
         with self._mutex:
@@ -173,6 +202,9 @@ class Listener:
             with self._mutex:
                 if connection is not None:
                     self._open.discard(connection)
+                    received, sent = connection.traffic
+                    self._received_bytes += received
+                    self._sent_bytes += sent
             self._forget(host, threading.current_thread())
 
     def _connect(self, sock: socket.socket, host: str) -> Connection | None:
@@ -190,7 +222,8 @@ class Listener:
                 wrapped = door.tls.context().wrap_socket(sock, server_side=True)
                 principal = principal_of(wrapped) or ANONYMOUS
             except (OSError, ssl.SSLError, ValueError) as error:
-                logger.info("%s: no TLS: %s", host, error)
+                self._meter.event(Event.TLS_FAILED)
+                logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
                 return None
             transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
@@ -200,5 +233,5 @@ class Listener:
         )
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
-            limit_bytes=limits.request_bytes,
+            limit_bytes=limits.request_bytes, meter=self._meter,
         )  # fmt: skip
