@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -26,10 +27,12 @@ from segmentlog.clock import Clock
 from segmentlog.errors import SegmentlogError
 from segmentlog.server.addresses import ServerLock, listen, nodes_of, parse_address
 from segmentlog.server.cluster import Node
-from segmentlog.server.security.listening import check_safe, check_tls_files
+from segmentlog.server.security.listening import check_safe, check_safe_to_tell, check_tls_files
 from segmentlog.server.settings import Security, ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.store_file import open_store_file
+
+logger = logging.getLogger("segmentlog.server")
 
 BEAT_S: Final = 1.0
 """How often a worker says that it is well."""
@@ -94,6 +97,8 @@ class Supervisor:
         security = plan.security
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
+        if plan.metrics is not None:
+            check_safe_to_tell(plan.metrics[0], security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
         self._child = child
@@ -180,18 +185,22 @@ class Supervisor:
         now_s = time.monotonic()
         for child in self._children:
             if child.pid and now_s - child.heard_s > SILENT_S:
+                _log(logging.ERROR, child, f"has said nothing for {SILENT_S:.0f} s, and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-            if child.pid and _has_ended(child.pid):
-                self._ended(child, now_s)
+            if child.pid and (how := _how_ended(child.pid)) is not None:
+                self._ended(child, now_s, how)
             if not child.pid and not self._stops and now_s >= child.start_at_s:
                 self._start(child)
         if self._on_change is not None:
             self._on_change(self)
 
-    def _ended(self, child: _Child, now_s: float) -> None:
+    def _ended(self, child: _Child, now_s: float, how: str) -> None:
         self._listen_to(child)
         os.close(child.status_fd)
+        if not self._stops:
+            why = f": {child.said['failed']}" if "failed" in child.said else ""
+            _log(logging.ERROR, child, f"{how}{why}")
         child.pid, child.status_fd, child.is_ready = 0, -1, False
         if "failed" in child.said and not self.was_ready:
             raise WorkerFailed(str(child.said["failed"]))
@@ -227,6 +236,7 @@ class Supervisor:
         os.close(status_write)
         child.pid, child.status_fd, child.rest, child.said = pid, status_read, b"", {}
         child.started_s = child.heard_s = time.monotonic()
+        _log(logging.INFO, child, "started")
 
     def _be_worker(self, number: int, status_fd: int) -> NoReturn:
         """In the forked child."""
@@ -264,7 +274,7 @@ class Supervisor:
         while any(child.pid for child in self._children) and time.monotonic() < ends_s and self._stops < 2:
             self._wait(wake_read, 0.1)
             for child in self._children:
-                if child.pid and _has_ended(child.pid):
+                if child.pid and _how_ended(child.pid) is not None:
                     os.close(child.status_fd)
                     child.pid, child.status_fd = 0, -1
 
@@ -283,8 +293,17 @@ class Supervisor:
         self._lock.release()
 
 
-def _has_ended(pid: int) -> bool:
+def _log(level: int, child: _Child, what: str) -> None:
+    logger.log(level, "worker %d (process %d) %s", child.number, child.pid, what, extra={"worker": child.number})
+
+
+def _how_ended(pid: int) -> str | None:
+    """In words, how a process has ended; None while it runs."""
     try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
+        ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return True
+        return "ended"
+    if ended != pid:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
