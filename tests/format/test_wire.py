@@ -432,9 +432,7 @@ def test_an_empty_batch() -> None:
     assert read_batch(lying).next_offset == 3 + 2**31
 
 
-@pytest.mark.parametrize(
-    "sizes", [[100] * 300, [3, 3] + [9] * 200 + [70] * 30 + [5000] * 40, [9000] * 50, [63, 64] * 99]
-)
+@pytest.mark.parametrize("sizes", [[100] * 300, [3, 3, *[9] * 200, *[5000] * 40], [9000] * 50, [63, 64] * 99])
 def test_records_of_one_size_and_of_others(sizes: list[int]) -> None:
     """Runs of one size are stepped over together, and nothing is the other for it."""
     records = [Sent(None, b"%d" % n * (size // 3), NOW_MS) for n, size in enumerate(sizes)]

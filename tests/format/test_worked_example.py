@@ -112,7 +112,7 @@ def test_the_payload_in_the_dump_is_annotated_rightly():
 
 
 def test_the_example_of_kafkas_layout():
-    """Its bytes are those of such a batch in such a place, each line's value is what they say, and their sum is right."""
+    """Its bytes are those of such a batch in such a place, each line says what they are, and their sum is right."""
     lines = dump("An example of Kafka's layout")
     data = b"".join(line.data for line in lines)
     records = [Sent(b"k1", b"hello", NOW_MS, (("trace", b"\x07"),)), Sent(None, b"world", NOW_MS + 5)]
