@@ -11,7 +11,7 @@ import click
 from segmentlog.cli import cli
 from segmentlog.config import _KINDS, TopicConfig
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.dispatch import SERVED
+from segmentlog.server.served import SERVED
 from segmentlog.server.topic_configs import WITHOUT_EFFECT, describe, engine_keys
 
 HERE: Final = Path(__file__).parent
@@ -64,16 +64,16 @@ _SERVER: Final = """\
 # What the server answers
 
 For each request of Kafka's protocol the versions that are answered. ApiVersions of a version that is not known is
-answered as Kafka does, so that newer clients ask again; Produce is announced from version 0 on, which old clients look for,
-and answered from 3 on. This page is made by `docs/generate.py`.
+answered as Kafka does, so that newer clients ask again; Produce is announced from version 0 on, which old clients look
+for, and answered from 3 on. This page is made by `docs/generate.py`.
 """
 
 _SETTINGS: Final = """\
 ## Settings of a topic
 
 What CreateTopics, IncrementalAlterConfigs and AlterConfigs take, and DescribeConfigs tells. Any other key is refused
-(INVALID_CONFIG). What the keys mean is in [config.md](config.md); numbers are plain here, in bytes and milliseconds, and -1 or
-9223372036854775807 are without limit.
+(INVALID_CONFIG). What the keys mean is in [config.md](config.md); numbers are plain here, in bytes and milliseconds,
+and -1 or 9223372036854775807 are without limit.
 """
 
 _KAFKAS: Final = frozenset((

@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from segmentlog.format.names import ACLS_FILE, USERS_FILE
-
 from segmentlog.server.groups.words import GroupSettings
 
 AcksAll = Literal["durable", "written"]
