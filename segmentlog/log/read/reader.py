@@ -15,6 +15,7 @@ from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
+from segmentlog.format.wire_run import wire_run
 from segmentlog.log.aborted import AbortedTransactions, is_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import settle
@@ -234,6 +235,25 @@ class Reader:
         if on_skip is None:
             raise damage from None
         on_skip(base_offset, end_offset, damage)
+
+    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[memoryview], int]:
+        """(batches of Kafka's as they lie, from the one that holds ``offset`` on; the offset behind them).
+
+        As far as one segment, ``bound`` and ``max_bytes`` go. None where something else comes first: `read` tells what.
+        """
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log, offset)
+        at = bisect_right(bases, offset) - 1
+        if at < 0 or not log.log_start_offset <= offset < log.log_end_offset:
+            return [], offset
+        try:
+            segment = self._segment(bases, at, log)
+            end = log.end_position if segment.mapped.base_offset == log.active_base_offset else len(segment.mapped.view)
+            view = segment.mapped.upto(end)
+        except (FileNotFoundError, CorruptBatch):
+            return [], offset
+        position, expected = segment.index.position_for_offset(offset)
+        return wire_run(view, position, end, expected, offset, bound, max_bytes)
 
     # ------------------------------------------------------------ positions
 
