@@ -132,6 +132,8 @@ if TYPE_CHECKING:
     from segmentlog.records import (
         TopicPartition as TopicPartition,
     )
+    from segmentlog.server.serving import Server as Server
+    from segmentlog.server.settings import AcksAll
     from segmentlog.store import LogStore as LogStore
     from segmentlog.store import Topic as Topic
     from segmentlog.tables.table import Table as Table
@@ -159,12 +161,13 @@ _HOMES = {
         "Appended", "CompactionReport", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport",
         "RetentionReport", "SegmentInfo", "TopicPartition",
     ),
+    "segmentlog.server.serving": ("Server",),
     "segmentlog.store": ("LogStore", "Topic"),
     "segmentlog.tables.table": ("Table",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["open", *_HOME_OF]
+__all__ = ["open", "serve", *_HOME_OF]
 
 
 def open(
@@ -215,6 +218,55 @@ def open(
         cleaner_io_max_bytes_per_second=cleaner_io_max_bytes_per_second,
         offsets_retention_minutes=offsets_retention_minutes,
     )
+
+
+def serve(
+    store: str | os.PathLike[str] | LogStore,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9092,
+    advertise: str | None = None,
+    auto_create: bool = True,
+    default_partitions: int = 1,
+    acks_all: AcksAll = "durable",
+    durable_reads: bool = False,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_client_ca: str | None = None,
+    users: str | None = None,
+    acls: str | None = None,
+    insecure: bool = False,
+) -> Server:
+    """Serve a store to Kafka's clients, from threads of this process, until `Server.close`.
+
+    store      a folder, which is opened (or made) and closed with the server; or a store that is open, and stays so
+    port       0 takes one that is free; `Server.bootstrap_servers` says which
+
+    The rest are the options of ``segmentlog serve``, which does the same with a process a core. Needs the extra
+    ``server``. Raises `SegmentlogError` for a store that is served already, for files of users, rules or certificates
+    that cannot be used, and for an address beyond this machine that nothing protects; OSError for one that is taken.
+    """
+    from segmentlog.server.serving import Server
+    from segmentlog.server.settings import Security, ServerSettings
+    from segmentlog.store import LogStore
+
+    settings = ServerSettings(
+        auto_create=auto_create, default_partitions=default_partitions, acks_all=acks_all, durable_reads=durable_reads
+    )
+    security = Security(
+        tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
+    )
+    owns_store = not isinstance(store, LogStore)
+    opened = store if isinstance(store, LogStore) else LogStore(store)
+    try:
+        return Server(
+            opened, host=host, port=port, advertise=advertise, settings=settings, security=security,
+            owns_store=owns_store,
+        )  # fmt: skip
+    except BaseException:
+        if owns_store:
+            opened.close()
+        raise
 
 
 def __getattr__(name: str) -> Any:

@@ -39,6 +39,7 @@ _COMMANDS: Final = {
     "export": ("segmentlog.cli.transfer:export", "records to NDJSON, CSV or Parquet"),
     "spark": ("segmentlog.cli.spark:spark", "pipelines on Spark: import, archive, aggregate, table, sql, verify"),
     "users": ("segmentlog.cli.users:users", "who may come in over Kafka's protocol: add, remove, list"),
+    "serve": ("segmentlog.cli.serve:serve", "let Kafka's clients produce and consume"),
     "bench": ("segmentlog.cli.bench:bench", "measure this disk under each fsync policy"),
     "demo": ("segmentlog.cli.demo:demo", "watch the log at work on 336,776 real flights"),
 }

@@ -50,13 +50,15 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
     """
     with loading():
         from segmentlog.server.security.errors import InvalidUser
-        from segmentlog.server.security.users import DEFAULT_ITERATIONS, add_user, check_name
+        from segmentlog.server.security.users import DEFAULT_ITERATIONS, add_user, check_name, check_password
 
     try:
         check_name(name)  # before asking for a password
-        path = path or _default_path(ctx, create=True)
         password = _read_password() if password_stdin else _ask_password(name)
-        is_new = add_user(path, name, password, iterations=iterations or DEFAULT_ITERATIONS)
+        iterations = DEFAULT_ITERATIONS if iterations is None else iterations
+        check_password(password, iterations)  # before making a store
+        path = path or _default_path(ctx, create=True)
+        is_new = add_user(path, name, password, iterations=iterations)
     except InvalidUser as error:
         raise click.ClickException(str(error)) from None
     say(f"added {name} to {path}" if is_new else f"{name} has another password now")

@@ -38,6 +38,13 @@ class Arrivals:
         """Wait for any of these from now on: look whether there is something after this, and then `Waiting.wait`."""
         return Waiting(self, partitions)
 
+    def is_well(self, patience_s: float) -> bool:
+        """Whether nobody keeps the others out for that long."""
+        if not self._mutex.acquire(timeout=patience_s):
+            return False
+        self._mutex.release()
+        return True
+
     def close(self) -> None:
         """Wake everybody, and let nobody wait any more."""
         with self._mutex:

@@ -81,6 +81,10 @@ class Broker:
         partition = self._partitions.get((topic, number))
         return None if partition is None or partition.is_stale else partition
 
+    def is_well(self, patience_s: float) -> bool:
+        """Whether who waits for the disk or for records can be told."""
+        return self.durability.is_well(patience_s) and self.arrivals.is_well(patience_s)
+
     def stop_waiting(self) -> None:
         """Answer all who wait for something to come: the server stops."""
         self.arrivals.close()

@@ -82,9 +82,9 @@ class Dispatcher:
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)
+            connection.authenticated()
             if answer is None:
                 raise BadFrame("authentication failed")
-            connection.authenticated()
             return answer
         started_s = time.perf_counter()
         try:

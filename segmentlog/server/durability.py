@@ -71,6 +71,13 @@ class Durability:
         if outcome[0] is not None:
             raise outcome[0]
 
+    def is_well(self, patience_s: float) -> bool:
+        """Whether nobody keeps the others out for that long."""
+        if not self._mutex.acquire(timeout=patience_s):
+            return False
+        self._mutex.release()
+        return True
+
     def close(self) -> None:
         """End the threads, once everybody was told who waits now."""
         with self._mutex:

@@ -74,6 +74,13 @@ class Listener:
         """Clients that are connected."""
         return self._by_host.total()
 
+    def is_well(self, patience_s: float) -> bool:
+        """Whether connections can come and go, and somebody accepts them."""
+        if not self._mutex.acquire(timeout=patience_s):
+            return False
+        self._mutex.release()
+        return self._thread.is_alive()
+
     def close(self, timeout_s: float) -> None:
         """Accept nobody any more; let each connection answer what came, and close those that take too long."""
         self._is_closed = True
@@ -181,10 +188,10 @@ class Listener:
             sock.settimeout(_HANDSHAKE_S)
             try:
                 wrapped = door.tls.context().wrap_socket(sock, server_side=True)
+                principal = principal_of(wrapped) or ANONYMOUS
             except (OSError, ssl.SSLError, ValueError) as error:
                 logger.info("%s: no TLS: %s", host, error)
                 return None
-            principal = principal_of(wrapped) or ANONYMOUS
             transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
         limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes

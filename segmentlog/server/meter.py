@@ -36,3 +36,12 @@ class Meter:
         with self._mutex:
             counts.buckets[bisect_left(BUCKETS_S, seconds)] += 1
             counts.seconds += seconds
+
+    def totals(self) -> dict[str, float]:
+        """Requests done so far, and the seconds that took."""
+        with self._mutex:
+            counts = list(self.apis.values())
+            return {
+                "requests": sum(sum(count.buckets) for count in counts),
+                "seconds": round(sum(count.seconds for count in counts), 3),
+            }

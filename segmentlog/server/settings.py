@@ -47,3 +47,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Consumers see only what no crash can take back."""
     limits: Limits = Limits()
     groups: GroupSettings = GroupSettings()
+
+
+class Security(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that say who may come in and what they may do; None: whoever reaches us, and everything."""
+
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    users: str | None = None
+    acls: str | None = None
+    insecure: bool = False

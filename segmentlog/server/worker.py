@@ -5,9 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster
@@ -18,24 +16,10 @@ from segmentlog.server.security.listening import mechanisms_for
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls
 from segmentlog.server.security.users import Users
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.settings import Security, ServerSettings
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
-
-FINISH_S: Final = 5.0
-"""How long a worker that stops waits for what is in flight."""
-
-
-class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that say who may come in and what they may do; None: whoever reaches us, and everything."""
-
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    users: str | None = None
-    acls: str | None = None
-    insecure: bool = False
 
 
 class Worker:
@@ -64,7 +48,11 @@ class Worker:
         """Serve from now on, in threads."""
         self.listener.start()
 
-    def close(self, timeout_s: float = FINISH_S) -> None:
+    def is_well(self, patience_s: float) -> bool:
+        """Whether what every request needs can be had."""
+        return self.listener.is_well(patience_s) and self.broker.is_well(patience_s)
+
+    def close(self, timeout_s: float) -> None:
         """Finish what is in flight, and leave."""
         self.broker.stop_waiting()
         self.listener.close(timeout_s)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.create_acls import (
     AclCreation,
@@ -31,6 +30,9 @@ from segmentlog.server.codec.messages.describe_acls import (
 from segmentlog.server.security.acl_file import check_rule, normal_host
 from segmentlog.server.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
+
+if TYPE_CHECKING:
+    from segmentlog.server.call import Call
 
 logger = logging.getLogger("segmentlog.server")
 

@@ -5,10 +5,14 @@ The connection closes what `SaslSession.has_failed`, after `FAILED_DELAY_S`, in 
 
 from __future__ import annotations
 
-from segmentlog.server.call import Call
+from typing import TYPE_CHECKING
+
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+
+if TYPE_CHECKING:
+    from segmentlog.server.call import Call
 
 
 def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeResponse:

@@ -28,7 +28,9 @@ from segmentlog.server.security.acl_rules import ANYTHING, SUPPORTED, Pattern, P
 from segmentlog.server.security.errors import SecurityFileError
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
 
-_WORD: Final = re.compile(r'\s*(?:(?P<comment>#.*)|(?P<quoted>"(?:[^"\\]|\\.)*")(?=\s|$)|(?P<plain>[^\s"#][^\s"]*)|$)')
+_WORD: Final = re.compile(
+    r'\s*(?:(?P<comment>#.*)|(?P<quoted>"(?:[^"\\]|\\.)*")(?=\s|$)|(?P<plain>[^\s"#][^\s"]*)(?=\s|$)|$)'
+)
 _PLAIN: Final = re.compile(r'[^\s"#][^\s"]*')
 _OPERATIONS: Final = {operation.name.lower().replace("_", "-"): operation for operation in Operation}
 _TYPES: Final = {kind.name.lower().replace("_", "-"): kind for kind in ResourceType}
@@ -102,7 +104,7 @@ def check_rule(rule: Rule) -> None:
         raise _Malformed("the name is empty")
     if rule.resource_type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER_NAME, Pattern.LITERAL):
         raise _Malformed(f"there is one cluster, {CLUSTER_NAME}")
-    if rule.host != ANYTHING and normal_host(rule.host) != rule.host:
+    if rule.host != ANYTHING and (not rule.host or normal_host(rule.host) != rule.host):
         raise _Malformed(f"{rule.host!r} is no address of a machine, as 10.0.0.7, nor * for all")
 
 

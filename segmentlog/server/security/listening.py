@@ -5,15 +5,16 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from segmentlog.server.security.errors import UnsafeListening
+from segmentlog.server.security.errors import SecurityFileError, UnsafeListening
 from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens on ``host``: all that it stands for. Raises OSError.
 
-    The name of a Unix socket or an empty one, which listens everywhere, is none.
+    An empty name stands for all addresses of the machine.
     """
+    host = host.removeprefix("[").removesuffix("]")
     if not host:
         return False
     try:
@@ -38,6 +39,15 @@ def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
         " give --tls-cert and --tls-key, or --users, or --insecure if the network keeps them out;"
         " or listen on 127.0.0.1",
     )
+
+
+def check_tls_files(cert: str | None, key: str | None, client_ca: str | None) -> None:
+    """Refuse half of what TLS needs, which would leave connections in the clear. Raises `SecurityFileError`."""
+    if (cert is None) != (key is None):
+        given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
+        raise SecurityFileError(cert or key or "", f"{given} is given without {missing}")
+    if client_ca is not None and cert is None:
+        raise SecurityFileError(client_ca, "--tls-client-ca needs --tls-cert and --tls-key")
 
 
 def mechanisms_for(host: str, tls: bool, insecure: bool) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ def add_user(
     The file is made if it is not there. Raises `InvalidUser`, `SecurityFileError` and OSError.
     """
     check_name(name)
-    _check_password(password, iterations)
+    check_password(password, iterations)
     made = {
         mechanism: derive(mechanism, password, secrets.token_bytes(_SALT_BYTES), iterations) for mechanism in HASHES
     }
@@ -210,7 +210,8 @@ def check_name(name: str) -> None:
         )
 
 
-def _check_password(password: str, iterations: int) -> None:
+def check_password(password: str, iterations: int) -> None:
+    """Raises `InvalidUser`, which does not repeat the password."""
     if not password:
         raise InvalidUser("the password is empty")
     if not is_prepared(password):  # and say nothing of it

@@ -1,0 +1,122 @@
+"""Where a server listens, what it tells clients of that, and the lock that lets one server at a time have a store.
+
+Light: whoever supervises imports it, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.format.names import SERVER_FILE
+from segmentlog.server.cluster import Node
+from segmentlog.storage.file_locks import is_current
+from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+
+DEFAULT_PORT: Final = 9092
+_BACKLOG: Final = 1024
+
+
+class AlreadyServed(SegmentlogError):
+    """Another server has the store: one at a time, or they would answer differently."""
+
+    def __init__(self, path: str, holder: str) -> None:
+        super().__init__(path, holder)
+        self.path, self.holder = path, holder
+
+    def __str__(self) -> str:
+        return f"{self.path} is served already{self.holder}: stop that server, or give it more --workers"
+
+
+class ServerLock:
+    """Held by the server of a store as long as it runs; the kernel frees it with its process."""
+
+    def __init__(self, path: str) -> None:
+        self._fs = FileSystem()
+        self._path = f"{path}/{SERVER_FILE}"
+        self._is_released = False
+        while True:
+            self._fd = hold_open(self._fs, self._path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._fs.flock(self._fd, EXCLUSIVE | AT_ONCE)
+            except BlockingIOError:
+                holder = _said(self._fs, self._fd)
+                let_go(self._fs, self._fd)
+                raise AlreadyServed(path, holder) from None
+            if is_current(self._fs, self._fd, self._path):
+                return
+            let_go(self._fs, self._fd)
+
+    def tell(self, address: str) -> None:
+        """Leave a word for who comes too late."""
+        self._fs.ftruncate(self._fd, 0)
+        write_all(self._fs, self._fd, [json.dumps({"pid": os.getpid(), "address": address}).encode()], 0)
+
+    def release(self) -> None:
+        """Let another server have the store."""
+        if not self._is_released:
+            self._is_released = True
+            let_go(self._fs, self._fd)
+
+
+def _said(fs: FileSystem, fd: int) -> str:
+    try:
+        said = json.loads(fs.pread(fd, 4096, 0))
+        return f" by process {said['pid']}, which listens on {said['address']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def parse_address(text: str, *, option: str = "listen") -> tuple[str, int]:
+    """Host and port of ``127.0.0.1:9092``, ``[::1]:9092``, ``:9092`` (everywhere), ``9092``. Raises `InvalidConfig`."""
+    host, _, port = text.rpartition(":")
+    if not host and not text.startswith(":"):
+        host = "127.0.0.1"
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidConfig(option, text, "an IPv6 address in brackets: [::1]:9092")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidConfig(option, text, "HOST:PORT")
+    return host or "0.0.0.0", int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, non-blocking. OSError says which address it was."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if family == socket.AF_INET:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen: {error.strerror or error}", f"{host}:{port}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None) -> tuple[list[Node], str]:
+    """(the workers as clients reach them, the address to begin with). The first socket is everybody's.
+
+    With one worker that is all there is; with more each has another one behind it, on the ports that follow.
+    """
+    ports = [sock.getsockname()[1] for sock in sockets]
+    name = host
+    if host in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+    if advertised is not None:
+        name, ports = advertised[0], [advertised[1] + index for index in range(len(sockets))]
+    own = ports[1:] or ports
+    nodes = [Node(index + 1, name, port) for index, port in enumerate(own)]
+    return nodes, f"[{name}]:{ports[0]}" if ":" in name else f"{name}:{ports[0]}"
+
+
+def cluster_id_of(store_id: str) -> str:
+    """Kafka's form of an id: 22 characters for 16 bytes."""
+    return base64.urlsafe_b64encode(bytes.fromhex(store_id)).decode().rstrip("=")

@@ -1,0 +1,290 @@
+"""One process that owns the sockets, and workers that serve them: started, watched, and started again.
+
+    supervisor    binds every port, holds the store's server lock, forks the workers; has no thread, no store, no numpy
+    worker        a process with the store open; serves the first port together with the others, and one of its own
+
+A worker that dies is started again: its clients connect anew and go on, and what it had acknowledged is in the log.
+One that says nothing for `SILENT_S` is killed first: while it may be alive nobody takes its place. Workers end when the
+supervisor does, however that came: they read from a pipe that nobody ever writes to, and whose other end goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from segmentlog.clock import Clock
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.addresses import ServerLock, listen, nodes_of, parse_address
+from segmentlog.server.cluster import Node
+from segmentlog.server.security.listening import check_safe, check_tls_files
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.storage.fs import FileSystem
+from segmentlog.topics.store_file import open_store_file
+
+BEAT_S: Final = 1.0
+"""How often a worker says that it is well."""
+SILENT_S: Final = 30.0
+"""A worker that says nothing for so long is killed. Long: a machine may be busy, and a disk slow."""
+FINISH_S: Final = 5.0
+"""How long a worker that stops waits for what is in flight."""
+_PATIENCE_S: Final = FINISH_S + 5.0
+_SOON_S: Final = 1.0
+"""A worker that died sooner than that after its start is started again less soon."""
+_PAUSE_MAX_S: Final = 5.0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be served, and how."""
+
+    path: str
+    host: str
+    port: int
+    advertise: str | None = None
+    workers: int = 1
+    metrics: tuple[str, int] | None = None
+    settings: ServerSettings = ServerSettings()
+    security: Security = Security()
+
+
+class WorkerFailed(SegmentlogError):
+    """A worker could not begin: it says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class _Child:
+    """A worker process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid = 0
+        self.status_fd = -1
+        self.is_ready = False
+        self.started_s = self.heard_s = 0.0
+        self.pause_s = 0.0
+        self.start_at_s = 0.0
+        self.said: dict[str, Any] = {}
+        self.rest = b""
+
+
+Child = Callable[[Plan, "list[socket.socket]", "list[Node]", int, int, int], None]
+"""What a worker's process runs: plan, its sockets, all workers, its number, the pipe to the supervisor, and the one
+that ends when that does."""
+
+
+class Supervisor:
+    """Runs the workers of a server until it is told to stop. `run` is for the main thread of a process of its own."""
+
+    def __init__(self, plan: Plan, child: Child, *, on_change: Callable[[Supervisor], None] | None = None) -> None:
+        security = plan.security
+        check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
+        check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
+        advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
+        self.plan = plan
+        self._child = child
+        self._on_change = on_change
+        self._sockets: list[socket.socket] = []
+        open_store_file(FileSystem(), plan.path, True, Clock().now_ms())  # or the lock would make it no empty folder
+        self._lock = ServerLock(plan.path)
+        try:
+            self._sockets.append(listen(plan.host, plan.port))
+            if plan.workers > 1:
+                for number in range(1, plan.workers + 1):
+                    self._sockets.append(listen(plan.host, plan.port + number if plan.port else 0))
+            self.nodes, self.bootstrap_servers = nodes_of(plan.host, self._sockets, advertised)
+            self._lock.tell(self.bootstrap_servers)
+        except BaseException:
+            self._close()
+            raise
+        self._children = [_Child(number) for number in range(1, plan.workers + 1)]
+        self._alive_read, self._alive_write = os.pipe2(os.O_CLOEXEC)
+        self._stops = 0
+        self.was_ready = False
+
+    def said(self) -> list[dict[str, Any]]:
+        """What each worker told last of itself."""
+        return [child.said for child in self._children]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker serves."""
+        return all(child.is_ready for child in self._children)
+
+    # ------------------------------------------------------------ running
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises `WorkerFailed` when a worker cannot even begin."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        former_fd = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            signal.signal(signal.SIGTERM, self._stop)
+            signal.signal(signal.SIGINT, self._stop)
+            signal.signal(signal.SIGCHLD, lambda number, frame: None)
+            for child in self._children:
+                self._start(child)
+            while not self._stops:
+                self._wait(wake_read, self._next_look_s())
+                self._look()
+            self._finish(wake_read)
+        finally:
+            signal.set_wakeup_fd(former_fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._end_at_once()
+            self._close()
+            os.close(wake_read)
+            os.close(wake_write)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stops += 1
+        if self._stops > 1:
+            self._end_at_once()
+
+    def _wait(self, wake_read: int, timeout_s: float) -> None:
+        """Sleep until a signal or a worker's word comes."""
+        poll = select.poll()
+        poll.register(wake_read, select.POLLIN)
+        for child in self._children:
+            if child.status_fd >= 0:
+                poll.register(child.status_fd, select.POLLIN)
+        for fd, _ in poll.poll(max(timeout_s, 0) * 1000):
+            if fd == wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+        for child in self._children:
+            self._listen_to(child)
+
+    def _next_look_s(self) -> float:
+        now_s = time.monotonic()
+        waiting = [child.start_at_s - now_s for child in self._children if not child.pid]
+        return min([BEAT_S, *waiting])
+
+    def _look(self) -> None:
+        """Start what died, kill what is silent."""
+        now_s = time.monotonic()
+        for child in self._children:
+            if child.pid and now_s - child.heard_s > SILENT_S:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+            if child.pid and _has_ended(child.pid):
+                self._ended(child, now_s)
+            if not child.pid and not self._stops and now_s >= child.start_at_s:
+                self._start(child)
+        if self._on_change is not None:
+            self._on_change(self)
+
+    def _ended(self, child: _Child, now_s: float) -> None:
+        self._listen_to(child)
+        os.close(child.status_fd)
+        child.pid, child.status_fd, child.is_ready = 0, -1, False
+        if "failed" in child.said and not self.was_ready:
+            raise WorkerFailed(str(child.said["failed"]))
+        if now_s - child.started_s < _SOON_S:
+            child.pause_s = min(max(2 * child.pause_s, 0.1), _PAUSE_MAX_S)
+        else:
+            child.pause_s = 0.0
+        child.start_at_s = now_s + child.pause_s
+
+    def _listen_to(self, child: _Child) -> None:
+        """Take in what a worker has said since."""
+        if child.status_fd < 0:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(child.status_fd, 1 << 16):
+                child.heard_s = time.monotonic()
+                *lines, child.rest = (child.rest + data).split(b"\n")
+                for line in lines:
+                    child.said = json.loads(line)
+                    child.is_ready |= bool(child.said.get("ready"))
+        if not self.was_ready and self.is_ready:
+            self.was_ready = True
+            if self._on_change is not None:
+                self._on_change(self)
+
+    def _start(self, child: _Child) -> None:
+        status_read, status_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(status_read, False)
+        pid = os.fork()
+        if not pid:
+            os.close(status_read)
+            self._be_worker(child.number, status_write)
+        os.close(status_write)
+        child.pid, child.status_fd, child.rest, child.said = pid, status_read, b"", {}
+        child.started_s = child.heard_s = time.monotonic()
+
+    def _be_worker(self, number: int, status_fd: int) -> NoReturn:
+        """In the forked child."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._alive_write)
+            for child in self._children:
+                if child.status_fd >= 0:
+                    os.close(child.status_fd)
+            sockets = [self._sockets[0]]
+            for index, sock in enumerate(self._sockets[1:], 1):
+                if index == number:
+                    sockets.append(sock)
+                else:
+                    sock.close()
+            self._child(self.plan, sockets, self.nodes, number, status_fd, self._alive_read)
+            code = 0
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.write(status_fd, json.dumps({"failed": f"{error}" or type(error).__name__}).encode() + b"\n")
+        finally:
+            os._exit(code)  # the supervisor's frames are not the worker's to unwind
+
+    # ------------------------------------------------------------ ending
+
+    def _finish(self, wake_read: int) -> None:
+        """Let the workers finish what is in flight."""
+        for child in self._children:
+            if child.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+        ends_s = time.monotonic() + _PATIENCE_S
+        while any(child.pid for child in self._children) and time.monotonic() < ends_s and self._stops < 2:
+            self._wait(wake_read, 0.1)
+            for child in self._children:
+                if child.pid and _has_ended(child.pid):
+                    os.close(child.status_fd)
+                    child.pid, child.status_fd = 0, -1
+
+    def _end_at_once(self) -> None:
+        for child in self._children:
+            if child.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, 0)
+                child.pid = 0
+
+    def _close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        self._lock.release()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
