@@ -1,8 +1,8 @@
 """Batches of Kafka's that follow each other, as they lie: what a server sends by the thousand, however small they are.
 
-The checks are those of `batch`, in one loop without an object for each batch (1.3 us a batch here, 4 through
-`RecordBatch`). It stops at whatever is not as it should be, or is no batch of Kafka's: others look at that, and say what
-it is.
+The checks are those of `batch`, in one loop without an object for each batch (1.0 us a batch here, 4.1 through
+`RecordBatch`). It stops at whatever is not as it should be, or is no batch of Kafka's: others look at that, and say
+what it is.
 """
 
 from __future__ import annotations
