@@ -18,7 +18,7 @@ from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import kept_in_place
-from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.forks import Held, LockableFiles, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
 from segmentlog.storage.index import SegmentIndex, batches_known
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
@@ -337,11 +337,14 @@ class Handle:
             self.check_in_place()
             yield
             return
+        with kept_in_place(self.fs, self._topic_folder, self._open_topic_folder):
+            self.check_in_place()
+            yield
+
+    def _open_topic_folder(self, fs: LockableFiles, path: str, flags: int) -> Held:
         try:
-            with kept_in_place(self.fs, self._topic_folder):
-                self.check_in_place()
-                yield
-        except (FileNotFoundError, NotADirectoryError):  # of the folder: `held` hears of nothing else
+            return hold_open(fs, path, flags)
+        except (FileNotFoundError, NotADirectoryError):
             self._tell_replaced()
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ import msgspec
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.log.handle import Handle
 from segmentlog.storage.file_locks import lock_within
-from segmentlog.storage.forks import Held, LockableFiles, hold_open, held_open
+from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
 from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.locks import held
 

@@ -153,7 +153,32 @@ def test_settings_that_change_within_a_tick_of_the_clock_are_seen(store: LogStor
 # ---------------------------------------------------------------- deleting
 
 
-@pytest.mark.parametrize("call", ["rename", "open", "map_file", "fsync", "remove_tree"])
+class Meanwhile:
+    """What another process does, here in a thread: it comes to its end at once, or has to wait for this one."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._action()
+        except BaseException as error:
+            self._error = error
+
+    def __call__(self) -> None:
+        self._thread.start()
+        self._thread.join(0.5)
+
+    def end(self) -> None:
+        """It was begun, and has come to its end."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("call", ["fstat", "rename", "open", "map_file", "fsync", "remove_tree"])
 def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str) -> None:
     """Whoever opens the topic while it is deleted, and wherever: once it is, nothing is acknowledged any more."""
     store.topic("t").partition(0).append([b"1"], ack="durable")
@@ -168,13 +193,15 @@ def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFile
             return
         opened.append(log)
 
-    fs.before(call, open_it)
+    opening = Meanwhile(open_it)
+    fs.before(call, opening)
     faulty.delete_topic("t")
+    opening.end()
     for log in (*opened, *store._topics._partitions.values()):
         for append in (lambda log=log: log.append([b"3"], ack="durable"), lambda log=log: log.append([b"3"])):
             with pytest.raises(UnknownTopic):
                 append()
-    assert call != "rename" or opened
+    assert call != "fstat" or opened
     others.close()
 
 
@@ -183,7 +210,7 @@ def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFile
 def test_who_opens_what_is_deleted_is_told(
     store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str, anew: bool
 ) -> None:
-    """Or it gets the topic that was made anew, never half of each."""
+    """Or they wait until it is open, and it is told with the next append; never does it get half of each."""
     store.topic("t").partition(0).append([b"old"] * 5, ack="durable")
 
     def replace() -> None:
@@ -192,10 +219,15 @@ def test_who_opens_what_is_deleted_is_told(
             store.create_topic("t", partitions=2)
 
     topic = faulty.topic("t")
-    fs.before(call, replace)
+    replacing = Meanwhile(replace)
+    fs.before(call, replacing)
     with pytest.raises(UnknownTopic):
-        topic.partition(0).append([b"x"], ack="durable")
+        log = topic.partition(0)
+        for _ in range(2):
+            log.append([b"x"], ack="durable")
+            replacing.end()
     fs.heal()
+    replacing.end()
     if anew:
         assert faulty.topic("t").partition(0).append([b"new"], ack="durable") == 0
         assert values_of(store, "t") == [b"new"]
@@ -214,10 +246,14 @@ def test_idle_files_are_not_opened_in_another_topic(
         store.delete_topic("t")
         store.create_topic("t").partition(0).append([b"new"], ack="durable")
 
-    fs.before(call, replace)
+    replacing = Meanwhile(replace)
+    fs.before(call, replacing)
     with pytest.raises(UnknownTopic):
-        log.append([b"x"], ack="durable")
+        for _ in range(2):  # before it, and after it
+            log.append([b"x"], ack="durable")
+            replacing.end()
     fs.heal()
+    replacing.end()
     assert values_of(store, "t") == [b"new"]
     assert store.topic("t").partition(0).append([b"newer"], ack="durable") == 1
     assert not [one for one in inspect_store(store.path) if one.severity == "damage"]
