@@ -37,8 +37,13 @@ def _collect(message: Any, plan: _Plan, found: list[int]) -> None:
     if plan.has_code and message.error_code:
         found.append(message.error_code)
     for name, inner in plan.lists:
-        for one in getattr(message, name) or ():
-            _collect(one, inner, found)
+        if inner.lists:
+            for one in getattr(message, name) or ():
+                _collect(one, inner, found)
+        else:  # the usual case, partitions: no call for each
+            for one in getattr(message, name) or ():
+                if one.error_code:
+                    found.append(one.error_code)
 
 
 def _plan_of(cls: type[msgspec.Struct]) -> _Plan | None:

@@ -36,6 +36,7 @@ class Server:
         owns_store: bool,
         metrics: str | None = None,
     ) -> None:
+        security = security.with_those_of(store.path)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if advertise is None else parse_address(advertise, option="advertise")
