@@ -97,13 +97,13 @@ def _verdict(problems: list[str]) -> tuple[HTTPStatus, str, str]:
 
 
 class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = True  # or a scrape goes on in a store that is closed
+    daemon_threads = False  # they are joined: or a scrape goes on in a store that is closed
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], owner: MetricsServer) -> None:
         self.owner = owner
         self._room = threading.BoundedSemaphore(_AT_A_TIME)
+        self._open: set[socket.socket] = set()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -116,9 +116,11 @@ class _Http(ThreadingHTTPServer):
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        self._open.add(request)
         try:
             super().process_request(request, client_address)
         except BaseException:
+            self._open.discard(request)
             self._room.release()
             raise
 
@@ -127,7 +129,15 @@ class _Http(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._open.discard(request)
             self._room.release()
+
+    def server_close(self) -> None:
+        """Whoever takes his time is not waited for."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is nobody's error."""

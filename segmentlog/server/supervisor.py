@@ -127,6 +127,11 @@ class Supervisor:
         return [child.said for child in self._children]
 
     @property
+    def ready_count(self) -> int:
+        """How many workers serve."""
+        return sum(child.is_ready for child in self._children)
+
+    @property
     def is_ready(self) -> bool:
         """Whether every worker serves."""
         return all(child.is_ready for child in self._children)
@@ -237,7 +242,8 @@ class Supervisor:
         os.close(status_write)
         child.pid, child.status_fd, child.rest, child.said = pid, status_read, b"", {}
         child.started_s = child.heard_s = time.monotonic()
-        _log(logging.INFO, child, "started")
+        if self.was_ready:  # before, people are told of all together
+            _log(logging.INFO, child, "was started")
 
     def _be_worker(self, number: int, status_fd: int) -> NoReturn:
         """In the forked child."""
