@@ -115,11 +115,17 @@ class Listener:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """Accept nobody any more; let each connection answer what came, and close those that take too long."""
+        """Accept nobody any more; let each connection answer what came, and close those that take too long.
+
+        Idempotent; also for one that was never started.
+        """
+        if self._is_closed:
+            return
         self._is_closed = True
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         for sock in self._sockets:
             sock.close()
         ends_s = time.monotonic() + timeout_s

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, TextIO
 
 Form = Literal["text", "json"]
 
@@ -51,11 +51,12 @@ class _Plain(logging.Formatter):
         )
 
 
-def set_up_logs(form: Form | str, level: int = logging.INFO) -> None:
+def set_up_logs(form: Form | str, level: int = logging.INFO, stream: TextIO | None = None) -> None:
     """For a process that does nothing else: whoever embeds a server has logging of his own."""
-    handler = logging.StreamHandler()
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
     # On a terminal the supervisor keeps a status line, which the lines of all workers take the place of.
-    handler.setFormatter(_JsonLines() if form == "json" else _Plain(_ERASE if sys.stderr.isatty() else ""))
+    handler.setFormatter(_JsonLines() if form == "json" else _Plain(_ERASE if stream.isatty() else ""))
     root = logging.getLogger("segmentlog")
     root.handlers = [handler]
     root.setLevel(level)

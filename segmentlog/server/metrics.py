@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from segmentlog import __version__
 from segmentlog.errors import SegmentlogError
 from segmentlog.server.telemetry.store import StoreTelemetry
+from segmentlog.storage import forks
 
 if TYPE_CHECKING:
     from segmentlog.server.worker import Worker
@@ -64,6 +65,13 @@ class MetricsServer:
             target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, name="segmentlog-metrics", daemon=True
         )
         self._thread.start()
+        self._is_forked = False
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""
+        self._is_forked = True
+        self._http.abandon()
 
     @property
     def address(self) -> str:
@@ -72,6 +80,8 @@ class MetricsServer:
 
     def close(self) -> None:
         """Answer nobody any more."""
+        if self._is_forked:
+            return
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
@@ -138,6 +148,12 @@ class _Http(ThreadingHTTPServer):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         super().server_close()
+
+    def abandon(self) -> None:
+        """Close what a forked child has of it, and say nothing to anybody."""
+        self.socket.close()
+        for connection in list(self._open):
+            connection.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is nobody's error."""

@@ -49,11 +49,12 @@ class Server:
         self._metrics: MetricsServer | None = None
         self._lock = ServerLock(store.path)
         sockets: list[socket.socket] = []
+        worker: Worker | None = None
         try:
             sockets.append(listen(host, port))
             nodes, self.bootstrap_servers = nodes_of(host, sockets, advertised)
             cluster = Cluster(cluster_id_of(store.store_id), nodes, nodes[0].node_id)
-            self.worker = Worker(store, sockets, cluster, settings, security, host)
+            worker = self.worker = Worker(store, sockets, cluster, settings, security, host)
             if metrics_at is not None:
                 from segmentlog.server.metrics import MetricsServer
 
@@ -63,6 +64,8 @@ class Server:
         except BaseException:
             if self._metrics is not None:
                 self._metrics.close()
+            if worker is not None:
+                worker.close(0)
             for sock in sockets:
                 sock.close()
             self._lock.release()
