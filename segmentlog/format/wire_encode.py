@@ -50,8 +50,8 @@ def encode_wire_batch(
     """A batch of Kafka's of at least one record, with the ``attributes`` of its header but for the codec.
 
     ``offset_deltas`` default to 0, 1, 2 and so on, ``last_offset_delta`` to the last of them. ``timestamps`` are
-    absolute, int64; keys and values may be tables (`splice.as_table`). Under LogAppendTime the largest timestamp is that
-    of all records. Raises ValueError for a delta that has no place in 32 bits.
+    absolute, int64; keys and values may be tables (`splice.as_table`). Under LogAppendTime the largest timestamp is
+    that of all records. Raises ValueError for a delta that has no place in 32 bits.
     """
     count = len(values)
     deltas = np.arange(count, dtype=np.int64) if offset_deltas is None else offset_deltas
