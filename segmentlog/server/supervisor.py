@@ -1,6 +1,7 @@
 """One process that owns the sockets, and workers that serve them: started, watched, and started again.
 
-    supervisor    binds every port, holds the store's server lock, forks the workers; has no thread, no store, no numpy
+    supervisor    binds every port, holds the store's server lock, forks the workers; has no thread, and no store open.
+                  What workers need it has imported: so one that is started, or started again, is there at once
     worker        a process with the store open; serves the first port together with the others, and one of its own
 
 A worker that dies is started again: its clients connect anew and go on, and what it had acknowledged is in the log.
@@ -251,6 +252,8 @@ class Supervisor:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Until the worker has a handler of its own: the supervisor's would let it go on, and be waited for.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.close(self._alive_write)
             for child in self._children:
                 if child.status_fd >= 0:
