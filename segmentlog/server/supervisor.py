@@ -236,10 +236,15 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(status_read, False)
-        pid = os.fork()
-        if not pid:
-            os.close(status_read)
-            self._be_worker(child.number, status_write)
+        # A worker that is told to stop before it can listen to that is to hear it then, and not to be waited for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        try:
+            pid = os.fork()
+            if not pid:
+                os.close(status_read)
+                self._be_worker(child.number, status_write)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         os.close(status_write)
         child.pid, child.status_fd, child.rest, child.said = pid, status_read, b"", {}
         child.started_s = child.heard_s = time.monotonic()
@@ -252,8 +257,8 @@ class Supervisor:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # Until the worker has a handler of its own: the supervisor's would let it go on, and be waited for.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler of its own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
             os.close(self._alive_write)
             for child in self._children:
                 if child.status_fd >= 0:

@@ -49,7 +49,7 @@ def run(
             metrics = MetricsServer(worker, host, port + number - 1 if port else 0, is_first=number == 1)
         worker.start()
         try:
-            _beat(worker, status_fd, stop, metrics and metrics.address)
+            _beat(worker, status_fd, stop, None if metrics is None else metrics.address)
         finally:
             worker.close(FINISH_S)
             if metrics is not None:
