@@ -15,6 +15,7 @@ from unittest import mock
 from keyed import KeyedHistory, Said, compacted
 from logs import FakeClock, Kept
 from trial import FOLDER, Broken, Moment
+from wire import append_either
 
 from segmentlog.config import TopicConfig
 from segmentlog.inspection.partition import inspect_partition
@@ -109,7 +110,7 @@ class CompactionTrial:
         self._moments.append(Moment(disk.point(), len(self.events)))
         if not self._busy or self.rng.random() > 0.15:
             return
-        if any(name in disk.find(FOLDER).names and disk.find(f"{FOLDER}/{name}").lock for name in ("lock", "state")):
+        if any(name in disk.find(FOLDER).names and disk.find(f"{FOLDER}/{name}").locks for name in ("lock", "state")):
             return  # it would wait
         self._busy = False
         at = self.rng.randrange(len(self._writers))
@@ -169,7 +170,7 @@ class CompactionTrial:
             records.append(Said(rng.choice(self.keys), value))
         durable = rng.random() < 0.2
         columns = [one.value for one in records], [one.key for one in records]
-        base_offset = self._writers[at].append(*columns, ack="durable" if durable else None)
+        base_offset = append_either(self._writers[at], *columns, ack="durable" if durable else None)
         durable |= self.config.fsync.kind == "always"
         self.events.append(lambda history: history.told(base_offset, records, durable=durable))
 

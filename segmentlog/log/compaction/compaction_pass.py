@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import CorruptBatch, UnknownTopic
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
 from segmentlog.format.batches import record_batch
 from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
@@ -34,8 +34,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
-from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.storage.segment import segment_stem
 
 Pace = Callable[[int], None]
 """Told how many bytes were read or written; may wait, and may raise to end the pass."""
@@ -65,6 +64,7 @@ class _Totals(msgspec.Struct):
     tombstones_removed: int = 0
     expired: int = 0
     keyless: int = 0
+    unreadable: tuple[str, ...] = ()
     segments_before: int = 0
     segments_after: int = 0
     bytes_before: int = 0
@@ -77,6 +77,7 @@ class _Totals(msgspec.Struct):
         self.tombstones_removed += survivors.tombstone_count + before.tombstones_removed
         self.expired += survivors.expired_count + before.expired
         self.keyless += survivors.keyless_count + before.keyless
+        self.unreadable = tuple(str(error) for _, error in sorted(survivors.unreadable.items()))
         self.bytes_read += before.bytes_read
         self.bytes_written += before.bytes_written
         if not first:
@@ -185,8 +186,7 @@ class CompactionPass:
 
         Checksums and all, but for payloads of batches that begin at or behind ``checked_from``, if that is given.
         """
-        handle = self._handle
-        mapped = MappedSegment(handle.fs, handle.folder, segment.base_offset)
+        mapped = self._handle.map_segment(segment.base_offset)
         view = mapped.view
         for position, header in walk(view, 0, len(view), mapped.path, expected_offset=segment.base_offset):
             if header.next_offset <= from_offset:
@@ -266,38 +266,37 @@ class CompactionPass:
         if segment.end_offset <= self._survivors.dirty_offset:
             return False
         batches = (batch for _, batch, _ in self._batches(segment, 0))
-        return any(batch.header.delete_horizon_ms is None and _holds_tombstone(batch) for batch in batches)
+        return any(
+            batch.header.delete_horizon_ms is None and self._survivors.reads(batch) and _holds_tombstone(batch)
+            for batch in batches
+        )
 
     def _copy(self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]]) -> tuple[SegmentCopy, bool]:
         """(the copy, whether it is in place)."""
         handle = self._handle
         base, end = group[0].base_offset, group[-1].end_offset
-        index = SegmentIndex(
-            handle.fs,
-            segment_stem(handle.folder, base),
-            base,
-            handle.config.index_interval_bytes,
-            writable=False,
-        )
+        index = handle.index_of(base, writable=False)
         path = None if self._dry_run else f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
-        copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
+        with handle.staying():  # from then on it goes by its descriptor
+            copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
         try:
             written_ns, epoch = self._copy_batches(group, weighed, copy)
             copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
         except BaseException:
             copy.close()
             if path is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, UnknownTopic), handle.staying():
                     handle.fs.unlink(path)
             raise
         copy.close()
         if path is None:
             return copy, True
         replaced = [one.base_offset for one in group]
-        for one in replaced:  # what they say of transactions is not what the copy says
-            with contextlib.suppress(FileNotFoundError):
-                handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
-        return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
+        with handle.staying():
+            for one in replaced:  # what they say of transactions is not what the copy says
+                with contextlib.suppress(FileNotFoundError):
+                    handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
+            return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
 
     def _end_of(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> int:
         """Where the last batch ends; the segment's end may lie behind a lost range."""
@@ -314,7 +313,7 @@ class CompactionPass:
         handle = self._handle
         written_ns = epoch = 0
         for segment, batches in zip(group, weighed, strict=True):
-            mapped = MappedSegment(handle.fs, handle.folder, segment.base_offset)
+            mapped = handle.map_segment(segment.base_offset)
             written_ns = max(written_ns, mapped.written_ns)
             for one in batches:
                 header = one.header
