@@ -16,7 +16,7 @@ from codec_samples import MESSAGES
 from wire import CODECS, NOW_MS, Sent, foreign, forged
 
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.dispatch import SERVED
+from segmentlog.server.served import SERVED
 from tools.codec.schema import Field, Struct
 
 TOPICS: Final = ("t", "compacted", "library")
