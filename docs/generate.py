@@ -10,6 +10,9 @@ import click
 
 from segmentlog.cli import cli
 from segmentlog.config import _KINDS, TopicConfig
+from segmentlog.server.codec.apis import APIS
+from segmentlog.server.served import SERVED
+from segmentlog.server.topic_configs import WITHOUT_EFFECT, describe, engine_keys
 
 HERE: Final = Path(__file__).parent
 _WIDTH: Final = 110
@@ -57,6 +60,29 @@ _SEGMENTLOG_COMPLETE=fish_source segmentlog | source
 """
 
 
+_SERVER: Final = """\
+# What the server answers
+
+For each request of Kafka's protocol the versions that are answered. ApiVersions of a version that is not known is
+answered as Kafka does, so that newer clients ask again; Produce is announced from version 0 on, which old clients look
+for, and answered from 3 on. This page is made by `docs/generate.py`.
+"""
+
+_SETTINGS: Final = """\
+## Settings of a topic
+
+What CreateTopics, IncrementalAlterConfigs and AlterConfigs take, and DescribeConfigs tells. Any other key is refused
+(INVALID_CONFIG). What the keys mean is in [config.md](config.md); numbers are plain here, in bytes and milliseconds,
+and -1 or 9223372036854775807 are without limit.
+"""
+
+_KAFKAS: Final = frozenset((
+    "cleanup.policy", "compression.type", "delete.retention.ms", "file.delete.delay.ms", "index.interval.bytes",
+    "max.compaction.lag.ms", "max.message.bytes", "message.timestamp.type", "min.cleanable.dirty.ratio",
+    "min.compaction.lag.ms", "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
+))  # fmt: skip
+
+
 def config_page() -> str:
     """Every key with its default, what it takes and what it means."""
     lines = ["| key | default | takes | meaning |", "|---|---|---|---|"]
@@ -74,6 +100,29 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
+def server_page() -> str:
+    """What the server answers, and what Kafka's keys of a topic become."""
+    lines = [_SERVER, "## Requests", "", "| key | request | versions |", "|---:|---|---|"]
+    for key in SERVED:
+        api = APIS[key]
+        lines.append(f"| {key} | {api.name} | {api.min_version} to {api.max_version} |")
+    lines += ["", _SETTINGS, "| key | where nothing is set | with us |", "|---|---|---|"]
+    for entry in describe(TopicConfig()):
+        lines.append(f"| `{entry.name}` | `{entry.value or ' '}` | {_with_us(entry.name)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _with_us(name: str) -> str:
+    if name in WITHOUT_EFFECT:
+        return "taken, and changes nothing"
+    keys = engine_keys(name)
+    if keys != (name,):
+        return f"`{keys[0]}`: each N messages, or each N ms; 1 message is `always`"
+    if name == "compression.type":
+        return "of what the library writes; `producer` is our default, `uncompressed` is `none`"
+    return "the same" if name in _KAFKAS else "ours alone"
+
+
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     with click.Context(command, info_name=name.rpartition(" ")[2], parent=parent, **settings) as context:
@@ -85,7 +134,7 @@ def _helps(command: click.Command, name: str, parent: click.Context | None) -> I
                 yield from _helps(inner, f"{name} {one}", context)
 
 
-PAGES: Final = {"config.md": config_page, "cli.md": cli_page}
+PAGES: Final = {"config.md": config_page, "cli.md": cli_page, "server-reference.md": server_page}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

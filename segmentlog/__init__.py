@@ -240,7 +240,7 @@ def serve(
     """Serve a store to Kafka's clients, from threads of this process, until `Server.close`.
 
     store      a folder, which is opened (or made) and closed with the server; or a store that is open, and stays so
-    port       0 takes one that is free; `Server.bootstrap_servers` says which
+    port       0 takes one that is free; ``bootstrap_servers`` of the server says which
 
     The rest are the options of ``segmentlog serve``, which does the same with a process a core. Needs the extra
     ``server``. Raises `SegmentlogError` for a store that is served already, for files of users, rules or certificates

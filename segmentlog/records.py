@@ -159,6 +159,8 @@ class CompactionReport(msgspec.Struct, frozen=True):
     """Records dropped because their time was over."""
     keyless: int = 0
     """Records without a key, from before the topic was compacted: they are kept."""
+    unreadable: tuple[str, ...] = ()
+    """Why the records of a batch that a Kafka client sent cannot be read, for each: it is kept as it is."""
     segments_before: int = 0
     segments_after: int = 0
     bytes_before: int = 0

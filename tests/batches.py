@@ -10,7 +10,14 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from segmentlog.format.batch import CHECKED_SIZE, HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batch import (
+    CHECKED_SIZE,
+    HEADER_SIZE,
+    KAFKA_LAYOUT,
+    PLACE_SIZE,
+    check_payload,
+    decode_header,
+)
 from segmentlog.format.batches import record_batch
 from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, compression_of
 from segmentlog.format.columns import Int64Array
@@ -108,9 +115,15 @@ def unpack_header(data: bytes) -> dict[str, Any]:
 
 
 def forge(data: bytes, *, payload: bytes | None = None, **fields: Any) -> bytes:
-    """The batch with other header fields, or another payload, and checksums that match them."""
+    """The batch with other header fields, or another payload, and checksums (and a place) that match them."""
     stored = data[HEADER_SIZE:] if payload is None else payload
-    header = unpack_header(data) | {"payload_checksum": xxhash.xxh3_64_intdigest(stored)} | fields
+    header = unpack_header(data) | fields
+    hashed = stored
+    if header["attributes"] & KAFKA_LAYOUT and len(stored) >= PLACE_SIZE:
+        hashed = stored[PLACE_SIZE:]
+        length, epoch = (header["payload_size"] - 12) & 0xFFFFFFFF, header["partition_epoch"] & 0x7FFFFFFF
+        stored = struct.pack(">qII", header["base_offset"], length, epoch) + hashed
+    header = header | {"payload_checksum": xxhash.xxh3_64_intdigest(hashed)} | fields
     checked = _HEADER.pack(*header.values())[:CHECKED_SIZE]
     return checked + struct.pack("<Q", xxhash.xxh3_64_intdigest(checked)) + stored
 

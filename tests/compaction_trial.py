@@ -15,6 +15,7 @@ from unittest import mock
 from keyed import KeyedHistory, Said, compacted
 from logs import FakeClock, Kept
 from trial import FOLDER, Broken, Moment
+from wire import append_either
 
 from segmentlog.config import TopicConfig
 from segmentlog.inspection.partition import inspect_partition
@@ -169,7 +170,7 @@ class CompactionTrial:
             records.append(Said(rng.choice(self.keys), value))
         durable = rng.random() < 0.2
         columns = [one.value for one in records], [one.key for one in records]
-        base_offset = self._writers[at].append(*columns, ack="durable" if durable else None)
+        base_offset = append_either(self._writers[at], *columns, ack="durable" if durable else None)
         durable |= self.config.fsync.kind == "always"
         self.events.append(lambda history: history.told(base_offset, records, durable=durable))
 

@@ -13,6 +13,7 @@ from unittest import mock
 
 import msgspec
 from logs import FakeClock
+from wire import append_either
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LogTruncated
@@ -166,7 +167,7 @@ class Trial:
             padding = b"." * rng.choice((0, 0, 30, 600, 1500))
             values.append(b"%d:%06d:%s" % (at, self._number, padding))
         durable = rng.random() < 0.15
-        base_offset = log.append(values, ack="durable" if durable else None)
+        base_offset = append_either(log, values, ack="durable" if durable else None, compressed=False)
         durable |= self.policy == "always"
         self.events.append(lambda history: history.acknowledged(base_offset, values, durable=durable))
 

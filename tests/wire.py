@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from hypothesis import strategies as st
 
 from segmentlog.format.wire import CRC, CRC_FROM, CRC_POSITION, WIRE_HEADER, WireHeader, crc32c_of
 from segmentlog.format.wire_batch import encode_wire
+from segmentlog.log.append.appends import Ack
+from segmentlog.log.partition import Partition
 from segmentlog.records import Headers
 
 NOW_MS = 1_700_000_000_000
@@ -70,3 +72,37 @@ def sent(*, keyed: bool = False) -> st.SearchStrategy[list[Sent]]:
         st.tuples(st.text(st.characters(codec="utf-8"), max_size=8), st.none() | st.binary(max_size=90)), max_size=3
     ).map(tuple)
     return st.lists(st.builds(Sent, keys, blobs, times, headers), min_size=1, max_size=80)
+
+
+def append_sent(
+    log: Partition,
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None = None,
+    timestamps: Sequence[int] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+    *,
+    ack: Ack | None = None,
+    codec: int = 0,
+) -> int:
+    """`Partition.append` by a Kafka client: one batch, which the log stores as it comes."""
+    now_ms = log.handle.clock.now_ms()
+    records = [
+        Sent(
+            None if keys is None else keys[at],
+            value,
+            now_ms if timestamps is None else timestamps[at],
+            tuple((headers[at] if headers is not None else None) or ()),
+        )
+        for at, value in enumerate(values)
+    ]
+    return log.append_wire(foreign(records, codec), ack=ack).base_offset
+
+
+def append_either(
+    log: Partition, values: Sequence[bytes | None], *columns: Any, ack: Ack | None = None, compressed: bool = True
+) -> int:
+    """By the library, or by a Kafka client with one codec or another: as the end of the log has it."""
+    choice = log.log_end_offset % 9
+    if choice not in CODECS.values():
+        return log.append(values, *columns, ack=ack)  # type: ignore[arg-type]
+    return append_sent(log, values, *columns, ack=ack, codec=choice if compressed else 0)

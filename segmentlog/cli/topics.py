@@ -322,6 +322,8 @@ def _show_compaction(partitions: list[dict[str, Any]]) -> None:
     for partition in partitions:
         if partition["uncleanable"]:
             click.echo(f"partition {partition['partition']} uncleanable: {partition['uncleanable']}")
+        if (last := partition["last_compaction"]) and last["unreadable"]:
+            click.echo(f"partition {partition['partition']} has records that cannot be read: {last['unreadable']}")
 
 
 @click.command()

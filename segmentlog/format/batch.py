@@ -274,11 +274,6 @@ def check_payload(view: memoryview, position: int, header: BatchHeader, path: st
     return payload
 
 
-def pack_place(base_offset: int, payload_size: int, partition_epoch: int) -> bytes:
-    """The first `PLACE_SIZE` bytes of a batch of Kafka's that lies there."""
-    return _PLACE.pack(base_offset, payload_size - 12, partition_epoch & LEADER_EPOCH_MASK)
-
-
 def decompress(header: BatchHeader, payload: memoryview) -> memoryview:
     """The columns of a batch whose payload was checked. Raises ValueError for a forged one."""
     if header.codec == CODEC_NONE:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from segmentlog.format.batch import (
     CODEC_MASK,
     DELETE_HORIZON,
+    KAFKA_LAYOUT,
     LOG_APPEND_TIME,
     MAGIC,
     NO_VALUES,
@@ -48,10 +49,13 @@ def extended_header(header: BatchHeader, last_offset_delta: int) -> bytes:
 
 
 def emptied(header: BatchHeader) -> tuple[BatchHeader, bytes]:
-    """(header, payload) of the batch without its records: its offsets and its producer's numbers are left."""
+    """(header, payload) of the batch without its records: its offsets and its producer's numbers are left.
+
+    One of Kafka's has no records as one of columns does.
+    """
     empty = replace(
         header,
-        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON | LOG_APPEND_TIME),
+        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON | LOG_APPEND_TIME | KAFKA_LAYOUT),
         record_count=0,
         payload_size=1,
         raw_size=1,

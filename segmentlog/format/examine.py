@@ -17,7 +17,7 @@ from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader, c
 from segmentlog.format.batches import record_batch
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import Around, step_over
+from segmentlog.format.scan import Around, certain_end, step_over
 from segmentlog.format.wire import disagreement
 
 _STEP = 1 << 20
@@ -121,8 +121,11 @@ def _extent(window: memoryview, position: int, expected_offset: int, error: Corr
     written = position + written_size(window[position:])
     if written == position:
         return Broken(position, len(window), expected_offset, None, error, blank=True)
-    with contextlib.suppress(CorruptBatch):  # where only the payload is damaged, which may end in zeros
+    # A payload may end in zeros, as records of Kafka's without headers do.
+    with contextlib.suppress(CorruptBatch):
         written = max(written, position + decode_header(window, position).size_bytes)
+    certain = certain_end(window, position, expected_offset, around)
+    written = max(written, min(certain or written, len(window)))
     return Broken(position, written, expected_offset, None, error)
 
 

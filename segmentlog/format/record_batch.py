@@ -104,8 +104,13 @@ class RecordBatch:
         return self.header.size_bytes
 
     @property
+    def raw_size_bytes(self) -> int:
+        """Bytes of the whole batch's records in memory, about."""
+        return self.header.raw_size
+
+    @property
     def payload(self) -> memoryview:
-        """The columns of the whole batch as they are stored, perhaps compressed."""
+        """The columns of the whole batch, or the batch of Kafka's, as it is stored, perhaps compressed."""
         return self._payload
 
     @property

@@ -151,6 +151,12 @@ def step_over(window: memoryview, position: int, expected_offset: int, around: A
             return Resumed(position, next_offset)
 
 
+def certain_end(window: memoryview, position: int, expected_offset: int, around: Around) -> int | None:
+    """Where the damaged batch at ``position`` ends, as far as anything tells; it may end in zeros."""
+    found = _end_of(window, position, expected_offset, around)
+    return None if found is None else found[0]
+
+
 def _end_of(window: memoryview, position: int, expected_offset: int, around: Around) -> tuple[int, int | None] | None:
     """(where the damaged batch at ``position`` ends, its next offset if certain); None where nobody can tell."""
     claimed = claimed_header(window, position)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from segmentlog.format.batch import (
     CHECKED_SIZE,
     CHECKSUM,
     CODEC_MASK,
+    DELETE_HORIZON,
     HEADER,
     HEADER_SIZE,
     KAFKA_LAYOUT,
@@ -39,7 +42,11 @@ from segmentlog.format.wire import (
     WireHeader,
     check_wire_batch,
     crc32c_of,
+    pack_wire_batch,
+    parse_wire_batch,
 )
+from segmentlog.format.wire_codecs import compress_records
+from segmentlog.format.wire_records import WireRecords
 
 _PLACE = struct.Struct("<qI")
 _PLACE_POSITION: Final = 8
@@ -173,3 +180,40 @@ def stored_wire(header: BatchHeader, payload: memoryview) -> EncodedWireBatch:
         ),
     )
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
+
+
+def cut_wire(
+    header: BatchHeader,
+    records: WireRecords,
+    kept: npt.NDArray[np.bool_] | None,
+    last_offset_delta: int,
+    delete_horizon_ms: int | None,
+) -> EncodedWireBatch:
+    """What is left of a batch: the records for which ``kept`` is true (None: all; one at least), under its own codec.
+
+    They are the bytes that the client sent, but for timestamps, which are relative to the horizon where there is one.
+    Offsets stay; of its producer and transaction it says what ``header`` does.
+    """
+    timestamps = records.timestamp_deltas + np.int64(header.base_timestamp)
+    left = timestamps if kept is None else timestamps[kept]
+    attributes = header.attributes & MIRRORED & ~DELETE_HORIZON
+    base_timestamp = header.base_timestamp
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+        attributes |= DELETE_HORIZON
+    elif header.attributes & DELETE_HORIZON:
+        base_timestamp = int(left[0])
+    data = pack_wire_batch(
+        compress_records(header.codec, records.kept(kept, header.base_timestamp - base_timestamp)),
+        base_offset=header.base_offset,
+        leader_epoch=header.partition_epoch & LEADER_EPOCH_MASK,
+        attributes=attributes,
+        last_offset_delta=last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=header.max_timestamp if attributes & LOG_APPEND_TIME else int(left.max()),
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        record_count=len(left),
+    )
+    return EncodedWireBatch(data, parse_wire_batch(data), hash_of(memoryview(data)[PLACE_SIZE:]))

@@ -7,7 +7,7 @@ rows of a table: 130 ns a record here, keys and values joined with them 230 to 3
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from segmentlog.format.wire_records import varint
 from segmentlog.records import Headers
 
 _NULL: Final = -1
+_NULL_MARK: Final = 1
 _NO_HEADERS: Final = b"\0"
 _VARINTS: Final = [varint(number) for number in range(1 << 10)]
 
@@ -121,29 +122,38 @@ def encode_records(
     value_sizes, plain_values = _sized(values)
     tails = None if headers is None else [_encode_headers(pairs) for pairs in headers]
     tail_sizes = 1 if tails is None else np.fromiter(map(len, tails), np.int64, count)
-    value_marks = _zigzag(value_sizes)
-    body = 1 + _sizes(value_marks) + np.maximum(value_sizes, 0) + tail_sizes
-    numbers = [np.zeros(count, np.uint64), _zigzag(timestamp_deltas), _zigzag(offset_deltas)]
+    value_marks = _varints_of(value_sizes)
+    numbers = [_varints_of(timestamp_deltas), _varints_of(offset_deltas)]
+    body = 1 + numbers[0].sizes + numbers[1].sizes + value_marks.sizes + np.maximum(value_sizes, 0) + tail_sizes
     plain_keys: Values | None = None
     if keys is None:
-        numbers += [np.ones(count, np.uint64), value_marks]
+        numbers.append(value_marks)
         body += 1
     else:
         key_sizes, plain_keys = _sized(keys)
-        key_marks = _zigzag(key_sizes)
-        numbers.append(key_marks)
-        body += _sizes(key_marks) + np.maximum(key_sizes, 0)
-    body += _sizes(numbers[1]) + _sizes(numbers[2])
-    heads = _rows([_zigzag(body), *numbers])
-    columns: list[Sequence[bytes | None]] = [heads]
+        numbers.append(_varints_of(key_sizes))
+        body += numbers[-1].sizes + np.maximum(key_sizes, 0)
+    columns: list[Sequence[bytes | None]] = [_heads(_varints_of(body), numbers, no_keys=keys is None)]
     if plain_keys is not None:
-        columns += [plain_keys, _varint_strings(value_marks)]
+        columns += [plain_keys, _varint_strings(value_marks.numbers)]
     columns.append(plain_values)
     columns.append([_NO_HEADERS] * count if tails is None else tails)
     pieces: list[bytes | None] = [None] * (len(columns) * count)
     for at, column in enumerate(columns):
         pieces[at :: len(columns)] = column
     return b"".join(pieces)  # type: ignore[arg-type]  # no column has a null any more
+
+
+class _Varints(NamedTuple):
+    """A number of each record, zigzagged, and how many bytes it takes."""
+
+    numbers: Uint64Array
+    sizes: Int64Array
+
+
+def _varints_of(numbers: Int64Array) -> _Varints:
+    zigzagged = (numbers << np.int64(1) ^ numbers >> np.int64(63)).view(np.uint64)
+    return _Varints(zigzagged, _sizes(zigzagged))
 
 
 def _sized(items: Values) -> tuple[Int64Array, Values]:
@@ -154,10 +164,6 @@ def _sized(items: Values) -> tuple[Int64Array, Values]:
     except TypeError:
         sizes = np.fromiter((_NULL if item is None else len(item) for item in items), np.int64, count)
         return sizes, [item or b"" for item in items]
-
-
-def _zigzag(numbers: Int64Array) -> Uint64Array:
-    return (numbers << np.int64(1) ^ numbers >> np.int64(63)).view(np.uint64)
 
 
 def _sizes(numbers: Uint64Array) -> Int64Array:
@@ -178,21 +184,30 @@ def _varint_strings(numbers: Uint64Array) -> list[bytes]:
     return [varint(number >> 1 ^ -(number & 1)) for number in numbers.tolist()]
 
 
-def _rows(columns: Sequence[Uint64Array]) -> list[bytes]:
-    """For each record the varints of its numbers, one behind the other."""
-    count = len(columns[0])
-    sizes = [_sizes(column) for column in columns]
-    width = int(sum(sizes).max())  # type: ignore[union-attr]
-    table = np.zeros((count, width + 1), np.uint8)
+def _heads(body: _Varints, numbers: Sequence[_Varints], *, no_keys: bool) -> list[bytes]:
+    """For each record its length, attributes and deltas, and the length of its key, or of its value without keys."""
+    count = len(body.numbers)
+    width = int((body.sizes + sum(column.sizes for column in numbers)).max()) + 3
+    table = np.zeros((count, width), np.uint8)
     cells = table.reshape(-1)
-    at = np.arange(0, count * (width + 1), width + 1)
-    for column, size in zip(columns, sizes, strict=True):
-        _put(cells, at, column)
-        at = at + size
-    # Numpy drops the zeros behind a byte string: a mark that is none keeps them, and is cut off again.
-    cells[at] = 1
-    marked: list[bytes] = table.view(f"S{width + 1}").reshape(-1).tolist()
-    return [row[:-1] for row in marked]
+    at = np.arange(0, count * width, width)
+    _put(cells, at, body.numbers)
+    at += body.sizes
+    at += 1  # attributes, of which there are none
+    for column in numbers[:-1]:
+        _put(cells, at, column.numbers)
+        at += column.sizes
+    if no_keys:
+        cells[at] = _NULL_MARK
+        at += 1
+    last = numbers[-1]
+    _put(cells, at, last.numbers)
+    if last.numbers.all():
+        heads: list[bytes] = table.view(f"S{width}").reshape(-1).tolist()
+        return heads
+    # Numpy drops the zeros behind a byte string: a mark keeps them, and is cut off again.
+    cells[at + last.sizes] = 1
+    return [row[:-1] for row in table.view(f"S{width}").reshape(-1).tolist()]
 
 
 def _put(cells: npt.NDArray[np.uint8], at: npt.NDArray[np.intp], numbers: Uint64Array) -> None:

@@ -46,6 +46,11 @@ class WireRecordBatch(RecordBatch):
             self._found = found
         return self._found
 
+    @property
+    def raw_size_bytes(self) -> int:
+        """Bytes of the whole batch's records in memory, about."""
+        return self.wire_records.size_bytes
+
     def check(self) -> None:
         """Decode every field. Raises `CorruptBatch`."""
         try:

@@ -13,9 +13,9 @@
 
 A varint is seven bits a byte, the lowest first, the topmost bit set in all but the last; zigzag, so that -1 is 1.
 
-Where a record begins only the one before it tells: that is a loop. Where a record's fields stand then is found for
-all records at once. Of records of 100 bytes in batches of 1,000 the loop takes 100 ns each here, the fields 60, and
-the values 90; each of these is done when it is first asked for.
+Where a record begins only the one before it tells: that is a loop, but where records are of one size. Where their
+fields stand then is found for all records at once. Of records of 100 bytes in batches of 1,000 the loop takes 130 ns
+each here, the deltas 50, the other fields 50, the values 90; each of these is done when it is first asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from segmentlog.records import Headers
 
 _LONGEST: Final = 10
 _ONE: Final = np.uint64(1)
+_RUN_MIN: Final = 24
+"""So many records of one size, one behind the other, are found faster by looking at all of them at once."""
+_STEP_MIN: Final = 64
 
 Uint64Array = npt.NDArray[np.uint64]
 
@@ -161,26 +164,62 @@ def decode_records(payload: memoryview, codec: int, count: int) -> WireRecords:
 
 def _walk(data: bytes, size: int, count: int) -> Int64Array:
     """Where each record begins."""
-    starts: list[int] = []
-    note = starts.append
-    position = 0
+    parts: list[Int64Array] = [np.empty(0, np.int64)]
+    position, left, step = 0, count, _STEP_MIN
     try:
-        for _ in range(count):
-            note(position)
-            length = data[position]
-            if length < 128:
-                position += 1 + (length >> 1)
+        while left:
+            run, width = _run_of_one_size(data, position, size, left)
+            if run >= _RUN_MIN:
+                parts.append(np.arange(position, position + run * width, width))
+                position += run * width
+                left -= run
                 continue
-            following = data[position + 1]
-            if following < 128:
-                position += 2 + (length - 128 >> 1) + (following << 6)
-            else:
-                position = _behind_long(data, position)
+            starts, position = _walk_some(data, position, min(step, left))
+            parts.append(np.array(starts, np.int64))
+            left -= len(starts)
+            step *= 2  # where sizes differ, looking for a run is seldom worth it
     except IndexError:
         raise MalformedColumn("a record beyond the end") from None
     if position != size:
         raise MalformedColumn(f"{count} records that end at byte {position} of {size}")
-    return np.array(starts, np.int64)
+    return np.concatenate(parts)
+
+
+def _run_of_one_size(data: bytes, position: int, size: int, left: int) -> tuple[int, int]:
+    """(how many records of the same size follow one another from there on, that size): as many as ``left``, if all."""
+    length = data[position]
+    wide = length >= 128
+    if wide:
+        following = data[position + 1]
+        if following >= 128:
+            return 0, 0
+        length += (following << 7) - 128
+    width = 1 + wide + (length >> 1)
+    many = min(left, (size - position) // width)
+    if many < _RUN_MIN:
+        return 0, 0
+    marks = np.ndarray((many,), "<u2" if wide else "u1", data, position, (width,))
+    differ = marks != marks[0]
+    first = int(differ.argmax())
+    return (many if not differ[first] else first), width
+
+
+def _walk_some(data: bytes, position: int, count: int) -> tuple[list[int], int]:
+    """(where each of so many records begins, and where the next one does). Raises IndexError behind the end."""
+    starts: list[int] = []
+    note = starts.append
+    for _ in range(count):
+        note(position)
+        length = data[position]
+        if length < 128:
+            position += 1 + (length >> 1)
+            continue
+        following = data[position + 1]
+        if following < 128:
+            position += 2 + (length - 128 >> 1) + (following << 6)
+        else:
+            position = _behind_long(data, position)
+    return starts, position
 
 
 def _behind_long(data: bytes, position: int) -> int:
@@ -207,13 +246,20 @@ def _varints_from(data: npt.NDArray[np.uint8], positions: Int64Array, shift: int
     first = data.take(positions)
     numbers = first.astype(np.uint64) << np.uint64(shift)
     ends = positions + 1
-    longer = np.flatnonzero(first >= 128)
-    if len(longer):
-        if shift + 7 == 7 * _LONGEST:
-            raise MalformedColumn("a number of more than 10 bytes")
-        rest, at = _varints_from(data, ends[longer], shift + 7)
-        numbers[longer] += rest - np.uint64(128 << shift)  # the bit that says that it goes on
-        ends[longer] = at
+    goes_on = first >= 128
+    count = np.count_nonzero(goes_on)
+    if not count:
+        return numbers, ends
+    if shift + 7 == 7 * _LONGEST:
+        raise MalformedColumn("a number of more than 10 bytes")
+    mark = np.uint64(128 << shift)  # the bit that says so
+    if count == len(positions):
+        rest, ends = _varints_from(data, ends, shift + 7)
+        return numbers + (rest - mark), ends
+    longer = np.flatnonzero(goes_on)
+    rest, at = _varints_from(data, ends[longer], shift + 7)
+    numbers[longer] += rest - mark
+    ends[longer] = at
     return numbers, ends
 
 

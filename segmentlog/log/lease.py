@@ -28,6 +28,8 @@ class CleanerNote(msgspec.Struct, frozen=True):
     bytes_after: int = 0
     uncleanable: str = ""
     """Why compaction leaves the partition alone; empty while it does not."""
+    unreadable: str = ""
+    """Of the batches that the last pass kept because their records cannot be read, why not of the first; or empty."""
 
 
 class Lease:

@@ -318,6 +318,16 @@ class Partition:
             committed=isolation == "read_committed",
         )
 
+    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[memoryview], int]:
+        """(batches as Kafka's clients wrote them, from the one that holds ``offset`` on; the offset behind them).
+
+        For a server: views of the store's map, checked, that reach up to ``bound`` at the most and take at most
+        ``max_bytes``. None of them where the next batch is no such one, or is too large, or there is anything to be
+        told: `read` does that.
+        """
+        self._check_open()
+        return self._reader.read_wire(offset, bound, max_bytes)
+
     def let_go_of_deleted(self) -> None:
         """Unmap segments that were deleted, by whatever process; a background thread does it."""
         self._reader.unmap_deleted()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
 from segmentlog.clock import Clock
 from segmentlog.errors import UnknownTopic
+from segmentlog.format.names import GROUPS_FOLDER
 from segmentlog.server.arrivals import Arrivals
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.cluster import Cluster
@@ -64,6 +66,11 @@ class Broker:
                     worker=self.cluster.own_id, coordinates=self.cluster.is_coordinator,
                 )  # fmt: skip
         return self._groups
+
+    def take_up_groups(self) -> None:
+        """Go on with the groups that were coordinated before: their members' sessions run from now on."""
+        if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
+            _ = self.groups
 
     def partition(self, topic: str, number: int) -> Partition:
         """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open."""

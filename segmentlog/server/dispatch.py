@@ -17,6 +17,7 @@ from segmentlog.server.codec.framing import RequestHeader, decode_header
 from segmentlog.server.codec.primitives import MalformedMessage
 from segmentlog.server.connection import Answer, Connection
 from segmentlog.server.frames import BadFrame
+from segmentlog.server.served import API_VERSIONS, PLACES
 
 if TYPE_CHECKING:
     from segmentlog.server.broker import Broker
@@ -26,47 +27,6 @@ logger = logging.getLogger("segmentlog.server")
 Handler = Callable[[Call, Any], Any]
 """Of a request its response, or a `PendingAnswer`, or None where none is wanted."""
 
-_PLACES: Final = {
-    0: "produce:produce",
-    1: "fetch:fetch",
-    2: "list_offsets:list_offsets",
-    3: "metadata:metadata",
-    8: "group_offsets:offset_commit",
-    9: "group_offsets:offset_fetch",
-    10: "groups:find_coordinator",
-    11: "groups:join_group",
-    12: "groups:heartbeat",
-    13: "groups:leave_group",
-    14: "groups:sync_group",
-    15: "group_admin:describe_groups",
-    16: "group_admin:list_groups",
-    17: "sasl:sasl_handshake",
-    18: "versions:api_versions",
-    19: "topics:create_topics",
-    20: "topics:delete_topics",
-    21: "records:delete_records",
-    22: "producers:init_producer_id",
-    23: "epochs:offset_for_leader_epoch",
-    29: "acls:describe_acls",
-    30: "acls:create_acls",
-    31: "acls:delete_acls",
-    32: "configs:describe_configs",
-    33: "configs:alter_configs",
-    35: "records:describe_log_dirs",
-    36: "sasl:sasl_authenticate",
-    37: "topics:create_partitions",
-    42: "group_admin:delete_groups",
-    44: "configs:incremental_alter_configs",
-    46: "cluster:list_partition_reassignments",
-    47: "group_offsets:offset_delete",
-    60: "cluster:describe_cluster",
-    75: "metadata:describe_topic_partitions",
-}
-"""What is answered, by API key: file and function below ``handlers``."""
-
-SERVED: Final = tuple(sorted(_PLACES))
-PRODUCE: Final = 0
-API_VERSIONS: Final = 18
 _OF_SASL: Final = frozenset((17, 36))
 
 
@@ -92,7 +52,7 @@ class Dispatcher:
         except MalformedMessage as error:
             raise BadFrame(f"no request: {error}") from None
         api = APIS.get(header.api_key)
-        if api is None or header.api_key not in _PLACES:
+        if api is None or header.api_key not in PLACES:
             raise BadFrame(f"a request of API key {header.api_key}, which is not served")
         call = Call(
             broker=self._broker,
@@ -133,7 +93,7 @@ class Dispatcher:
     def _handler(self, api_key: int) -> Handler:
         handler = self._handlers.get(api_key)
         if handler is None:
-            module, _, name = _PLACES[api_key].partition(":")
+            module, _, name = PLACES[api_key].partition(":")
             handler = getattr(importlib.import_module(f"segmentlog.server.handlers.{module}"), name)
             self._handlers[api_key] = handler
         return handler

@@ -88,32 +88,62 @@ def read(
     `Partition.read` does.
     """
     answer = bounds.of(wanted.partition)
-    offset, end = wanted.fetch_offset, bounds.end
-    batches: list[Buffer] = []
-    size = 0
-    first = reached = offset
-    for batch in partition.read(offset, max(max_bytes, 1), control=True):
-        header = batch.header
-        if header.base_offset >= end:
+    gathered = _Gathered(wanted.fetch_offset, max_bytes, at_least_one)
+    while gathered.room > 0 and gathered.reached < bounds.end:
+        run, reached = partition.read_wire(gathered.reached, bounds.end, gathered.room)
+        if run:
+            gathered.take_run(run, reached)
+        elif not _gather(partition, bounds, gathered, renderings):
             break
-        if size + header.payload_size > max_bytes and (batches or not at_least_one):
-            break
-        wire = renderings.wire(partition.topic_id, batch)
-        wire_size = len(wire[0]) if len(wire) == 1 else sum(map(len, wire))
-        if size + wire_size > max_bytes and (batches or not at_least_one):
-            break
-        if not batches:
-            first = header.base_offset
-        batches += wire
-        size += wire_size
-        reached = header.next_offset
+    batches = gathered.batches
     if not batches:
-        batches = _fill(partition, offset, end)
+        batches = _fill(partition, wanted.fetch_offset, bounds.end)
     elif bounds.is_committed:
-        aborted = partition.aborted_transactions(first, reached)
+        aborted = partition.aborted_transactions(wanted.fetch_offset, gathered.reached)
         answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
     answer.records = batches or b""
     return answer
+
+
+class _Gathered:
+    """What was gathered so far of an answer."""
+
+    __slots__ = ("at_least_one", "batches", "reached", "room")
+
+    def __init__(self, offset: int, max_bytes: int, at_least_one: bool) -> None:
+        self.batches: list[Buffer] = []
+        self.reached = offset
+        self.room = max(max_bytes, 1)
+        self.at_least_one = at_least_one
+
+    def take_run(self, run: list[memoryview], reached: int) -> None:
+        self.batches += run
+        self.room -= sum(map(len, run))
+        self.reached = reached
+
+    def has_room_for(self, size_bytes: int) -> bool:
+        """Whether so many bytes more may come: the first batch always, where one is due."""
+        return size_bytes <= self.room or (self.at_least_one and not self.batches)
+
+
+def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> bool:
+    """Take what is no run of Kafka's batches, up to the next one; False at the end, or where no more has room."""
+    begun = len(gathered.batches)
+    for batch in partition.read(gathered.reached, gathered.room, control=True):
+        header = batch.header
+        if header.base_offset >= bounds.end or (header.is_kafka and len(gathered.batches) > begun):
+            break
+        # Its own size first: a batch that has no room is not rendered for nothing.
+        if not gathered.has_room_for(header.payload_size):
+            return False
+        wire = renderings.wire(partition.topic_id, batch)
+        size = sum(map(len, wire))
+        if not gathered.has_room_for(size):
+            return False
+        gathered.batches += wire
+        gathered.room -= size
+        gathered.reached = header.next_offset
+    return len(gathered.batches) > begun
 
 
 def _fill(partition: Partition, offset: int, end: int) -> list[Buffer]:

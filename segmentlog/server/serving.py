@@ -34,6 +34,7 @@ class Server:
         security: Security,
         owns_store: bool,
     ) -> None:
+        security = security.with_those_of(store.path)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if advertise is None else parse_address(advertise, option="advertise")

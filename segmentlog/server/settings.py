@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import msgspec
 
+from segmentlog.format.names import ACLS_FILE, USERS_FILE
 from segmentlog.server.groups.words import GroupSettings
 
 AcksAll = Literal["durable", "written"]
@@ -58,3 +60,12 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     users: str | None = None
     acls: str | None = None
     insecure: bool = False
+
+    def with_those_of(self, store_path: str) -> Security:
+        """The same with the users and the rules that lie in the store, where no others are named."""
+        users, acls = f"{store_path}/{USERS_FILE}", f"{store_path}/{ACLS_FILE}"
+        return msgspec.structs.replace(
+            self,
+            users=self.users or (users if os.path.exists(users) else None),
+            acls=self.acls or (acls if os.path.exists(acls) else None),
+        )

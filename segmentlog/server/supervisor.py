@@ -91,7 +91,8 @@ class Supervisor:
     """Runs the workers of a server until it is told to stop. `run` is for the main thread of a process of its own."""
 
     def __init__(self, plan: Plan, child: Child, *, on_change: Callable[[Supervisor], None] | None = None) -> None:
-        security = plan.security
+        security = plan.security.with_those_of(plan.path)
+        plan = msgspec.structs.replace(plan, security=security)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")

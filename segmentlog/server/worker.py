@@ -47,6 +47,7 @@ class Worker:
     def start(self) -> None:
         """Serve from now on, in threads."""
         self.listener.start()
+        self.broker.take_up_groups()
 
     def is_well(self, patience_s: float) -> bool:
         """Whether what every request needs can be had."""

@@ -36,7 +36,7 @@ class ArrowRows:
         rows = size_bytes = 0
         for batch in batches:
             count = len(batch)
-            size = batch.header.raw_size if self._measure else 0
+            size = batch.raw_size_bytes if self._measure else 0
             if waiting and (rows + count > _ROWS or size_bytes + size > _BYTES):
                 yield self._make(waiting)
                 waiting, rows, size_bytes = [], 0, 0

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from broken import Batch, batches_of, log_files
 from leftovers import opened
 from logs import FakeClock, Kept, NoSyncFileSystem, contents, tree_bytes
 from seeds import every_seed
+from wire import append_sent
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.log.partition import Partition
@@ -188,8 +190,9 @@ def kept(record: object) -> Kept:
 
 
 def fill(partition: Partition, number: int, *, long: bool) -> int:
-    """A batch of three records, with keys, headers and a null."""
-    return partition.append(
+    """A batch of three records, with keys, headers and a null: every second one from a Kafka client."""
+    append = partial(append_sent, partition, codec=4 * long) if number % 2 else partition.append
+    return append(
         [b"value %d " % number * (30 if long else 1), None, b"" if number % 2 else b"third"],
         keys=[b"k%d" % number, None, b""],
         timestamps=[1000 + 10 * number, 5000 + number, 1001 + 10 * number],

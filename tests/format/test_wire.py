@@ -11,6 +11,7 @@ import cramjam
 import lz4.frame
 import numpy as np
 import pytest
+import xxhash
 from batches import forge, read_batch, unpack_header
 from hypothesis import given
 from hypothesis import strategies as st
@@ -425,6 +426,17 @@ def test_an_empty_batch() -> None:
     assert read_foreign(data) == []
     header = parse_wire_batch(data)
     assert (header.base_offset, header.last_offset_delta, header.record_count) == (10, 2**31 - 1, 0)
+    encoded = EncodedWireBatch(data, header, xxhash.xxh3_64_intdigest(data[PLACE_SIZE:]))
+    lying = bytes(encoded.placed_at(3, 0)) + bytes(encoded.payload)
+    assert as_sent(lying) == []
+    assert read_batch(lying).next_offset == 3 + 2**31
+
+
+@pytest.mark.parametrize("sizes", [[100] * 300, [3, 3, *[9] * 200, *[5000] * 40], [9000] * 50, [63, 64] * 99])
+def test_records_of_one_size_and_of_others(sizes: list[int]) -> None:
+    """Runs of one size are stepped over together, and nothing is the other for it."""
+    records = [Sent(None, b"%d" % n * (size // 3), NOW_MS) for n, size in enumerate(sizes)]
+    assert [one for _, one in as_sent(stored(foreign(records)))] == records
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

@@ -14,10 +14,13 @@ import pytest
 from batches import NOW_MS, Columns, batch_bytes, columns, expected_records, offsets, read_batch
 from hypothesis import given
 from hypothesis import strategies as st
+from wire import Sent, foreign, stored
 
 from segmentlog.format.batch import BatchHeader, decode_header
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, encode_entries
+from segmentlog.format.wire import WireHeader, parse_wire_batch
+from segmentlog.format.wire_records import varint
 from segmentlog.storage.state import LogState, SyncState
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
@@ -36,9 +39,9 @@ class Line(NamedTuple):
     value: str
 
 
-def dump() -> list[Line]:
-    """The lines of the worked example."""
-    block = section("A worked example").split("```text\n")[1].split("```")[0]
+def dump(title: str = "A worked example") -> list[Line]:
+    """The lines of a worked example."""
+    block = section(title).split("```text\n")[1].split("```")[0]
     lines = [line for line in block.splitlines()[1:] if line]
     found = [re.fullmatch(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} )+) +(\S+) +(\S.*)", line) for line in lines]
     assert all(found), "every line has a position, bytes, a field and a value"
@@ -106,6 +109,31 @@ def test_the_payload_in_the_dump_is_annotated_rightly():
             assert item == (text if text is None or isinstance(item, str) else text.encode("latin-1"))
             assert msgspec.msgpack.decode(line.data) == item
     assert {f"{name}[{at}]" for name in ("timestamps", "keys", "values", "headers") for at in (0, 1)} <= described
+
+
+def test_the_example_of_kafkas_layout():
+    """Its bytes are those of such a batch in such a place, each line says what they are, and their sum is right."""
+    lines = dump("An example of Kafka's layout")
+    data = b"".join(line.data for line in lines)
+    records = [Sent(b"k1", b"hello", NOW_MS, (("trace", b"\x07"),)), Sent(None, b"world", NOW_MS + 5)]
+    assert data == stored(foreign(records), 1000, 3)
+    assert [line.position for line in lines] == [sum(len(one.data) for one in lines[:at]) for at in range(len(lines))]
+    assert f"All {len(data)} bytes:" in section("An example of Kafka's layout")
+    ours, theirs = len(BatchHeader.__struct_fields__), len(WireHeader._fields)
+    headers = (decode_header(memoryview(data), 0), parse_wire_batch(data[96:]))
+    for header, part in zip(headers, (lines[:ours], lines[ours : ours + theirs]), strict=True):
+        for line in part:
+            expected = getattr(header, line.field)
+            assert ast.literal_eval(line.value) == (expected.decode() if isinstance(expected, bytes) else expected)
+    for line in lines[ours + theirs :]:
+        value = ast.literal_eval(line.value)
+        plain = value.encode("latin-1") if isinstance(value, str) else varint(value)
+        assert line.data == plain
+
+
+def test_the_fields_of_kafkas_header_are_on_the_page():
+    """In order."""
+    assert table_column("Kafka's layout", 1)[: len(WireHeader._fields)] == list(WireHeader._fields)
 
 
 def test_the_sizes_on_the_page_add_up():

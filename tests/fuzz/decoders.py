@@ -17,10 +17,20 @@ import xxhash
 from batches import forge
 from hypothesis import Phase, settings
 from logs import FakeClock, NoSyncFileSystem, open_log
+from wire import forged
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import CorruptBatch, InvalidTopicName, SegmentlogError, StoreVersionError
-from segmentlog.format.batch import CONTROL, HEADER_SIZE, check_payload, decode_header
+from segmentlog.errors import CorruptBatch, InvalidTopicName, InvalidWireBatch, SegmentlogError, StoreVersionError
+from segmentlog.format.as_wire import as_wire
+from segmentlog.format.batch import (
+    CONTROL,
+    HEADER_SIZE,
+    KAFKA_LAYOUT,
+    WIRE_HEADER_SIZE,
+    check_payload,
+    decode_header,
+)
+from segmentlog.format.batches import record_batch
 from segmentlog.format.checkpoint import MalformedCheckpoint, decode_checkpoint, decode_slot
 from segmentlog.format.columns import (
     MalformedColumn,
@@ -42,8 +52,10 @@ from segmentlog.format.producers import (
     decode_aborted,
     decode_snapshot,
 )
-from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, step_over, walk
+from segmentlog.format.wire import check_wire_batch, parse_wire_batch
+from segmentlog.format.wire_batch import encode_wire
+from segmentlog.format.wire_records import decode_records
 from segmentlog.inspection.files import check_store_file, read_topic_file
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.partition import inspect_partition
@@ -64,7 +76,7 @@ def batch(data: bytes) -> None:
     view = memoryview(data)
     with contextlib.suppress(CorruptBatch):
         header = decode_header(view, 0, "path")
-        whole = RecordBatch(header, check_payload(view, 0, header, "path"), path="path")
+        whole = record_batch(header, check_payload(view, 0, header, "path"), path="path")
         for column in ("values", "keys", "headers", "offsets", "timestamps"):
             with contextlib.suppress(CorruptBatch):
                 assert len(getattr(whole, column)) == header.record_count
@@ -75,6 +87,9 @@ def batch(data: bytes) -> None:
         with contextlib.suppress(CorruptBatch):
             whole.skip_to(header.base_offset + header.last_offset_delta // 2)
             _ = whole.base_offset, whole.next_offset, list(whole)
+        with contextlib.suppress(CorruptBatch):
+            for wire in as_wire(whole) if not header.is_kafka else ():
+                assert parse_wire_batch(wire).size_bytes == len(wire)
 
 
 def forged_batch(data: bytes) -> None:
@@ -86,6 +101,44 @@ def forged_batch(data: bytes) -> None:
         payload_size = len(data) - HEADER_SIZE
         batch(forge(forged, payload_size=payload_size))
         batch(forge(forged, payload_size=payload_size, raw_size=payload_size, attributes=0))
+        sizes = {"payload_size": payload_size, "raw_size": payload_size, "values_size": payload_size}
+        sizes |= dict.fromkeys(("timestamps_size", "keys_size", "headers_size"), 0)
+        for codec in range(5):
+            batch(forge(forged, attributes=KAFKA_LAYOUT | codec, **sizes))
+
+
+def wire(data: bytes) -> None:
+    """A batch as a client may send it: as it is, and with length, magic and CRC made right."""
+    for sent in (data, made_right(data)):
+        with contextlib.suppress(InvalidWireBatch):
+            header = check_wire_batch(sent)
+            encoded = encode_wire(sent)
+            batch(bytes(encoded.placed_at(7, 0, 5)) + bytes(encoded.payload))
+            with contextlib.suppress(ValueError):
+                decode_records(memoryview(sent), header.codec, header.record_count).check()
+
+
+def made_right(data: bytes) -> bytes:
+    """The bytes under a header that a server accepts."""
+    if len(data) < WIRE_HEADER_SIZE:
+        return data
+    count = int.from_bytes(data[59:61], "big") % 20 + 1
+    good = {"batch_length": len(data) - 12, "magic": 2, "record_count": count, "last_offset_delta": count - 1}
+    return forged(data, attributes=data[22] % 5, base_timestamp=5, max_timestamp=9, producer_id=-1, **good)
+
+
+def wire_records(data: bytes) -> None:
+    """Records of Kafka's under each codec: what is left of one is whole, or nothing is."""
+    for codec in range(5):
+        payload = memoryview(bytes(WIRE_HEADER_SIZE) + data[1:])
+        with contextlib.suppress(ValueError):
+            found = decode_records(payload, codec, data[0] % 9 if data else 0)
+            found.check()
+            assert len(found.keys()) == len(found.values()) == len(found.headers()) == found.count
+            again = decode_records(memoryview(bytes(WIRE_HEADER_SIZE) + found.kept(None, 12345)), 0, found.count)
+            assert again.values() == found.values()
+            assert again.headers() == found.headers()
+            assert again.timestamp_deltas.tolist() == (found.timestamp_deltas + np.int64(12345)).tolist()
 
 
 def walks(data: bytes) -> None:
@@ -270,6 +323,8 @@ def _use(partition: object, read_only: bool) -> None:
 DECODERS: dict[str, Callable[[bytes], None]] = {
     "batch": batch,
     "forged_batch": forged_batch,
+    "wire": wire,
+    "wire_records": wire_records,
     "walks": walks,
     "columns": columns,
     "index": index,

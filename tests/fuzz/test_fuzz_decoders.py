@@ -18,6 +18,7 @@ from batches import Columns, batch_bytes, columns, forge, unpack_header
 from fuzz.decoders import DECODERS, forged_file, forged_slot, fuzzed, fuzzed_slowly, segment, state, topic_json_by_store
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from wire import foreign, sent, stored
 
 from segmentlog.errors import CorruptBatch, InvalidTopicName
 from segmentlog.format.batch import HEADER_SIZE, check_payload, decode_header
@@ -68,6 +69,8 @@ def whole_batch(draw: st.DrawFn) -> bytes:
     """A batch as it should be."""
     codec = draw(st.sampled_from([0, CODEC_LZ4, CODEC_ZSTD]))
     made: Columns = draw(columns(max_size=8))
+    if draw(st.integers(0, 3)) == 0:
+        return stored(foreign(draw(sent()), draw(st.integers(0, 4))), draw(st.integers(0, 1000)))
     if codec:  # small ones are not compressed
         made = Columns([b"v" * 300, *made.values[1:]], made.keys, made.timestamps, made.headers, made.offset_deltas)
     return batch_bytes(made, draw(st.integers(0, 1000)), codec=codec)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from logs import FakeClock, Kept, contents, delete_indexes, log_files, machine_dies, open_log
+from wire import append_either
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import Headers, LostRange
@@ -85,7 +86,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(drawn=RECORDS, ack=st.sampled_from(["written", "durable"]))
     def append(self, drawn: list[tuple[Any, ...]], ack: Any) -> None:
-        base_offset = self.log.append(**self.columns(drawn), ack=ack)
+        base_offset = append_either(self.log, *self.columns(drawn).values(), ack=ack)
         assert base_offset == self.end
         self.note_appended(base_offset, drawn)
         if ack == "durable":
@@ -103,7 +104,7 @@ class LogMachine(RuleBasedStateMachine):
         if idle:
             self.be_idle()
         other = open_log(self.folder, clock=self.clock, **self.config)
-        self.note_appended(other.append(**self.columns(drawn)), drawn)
+        self.note_appended(append_either(other, *self.columns(drawn).values()), drawn)
         if rolls:
             other.roll()
         other.abandon()

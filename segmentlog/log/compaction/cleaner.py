@@ -86,6 +86,7 @@ class Cleaner:
                     report.records_after,
                     report.bytes_before,
                     report.bytes_after,
+                    unreadable=report.unreadable[0] if report.unreadable else "",
                 )
             )
             return report

@@ -65,6 +65,7 @@ class _Totals(msgspec.Struct):
     tombstones_removed: int = 0
     expired: int = 0
     keyless: int = 0
+    unreadable: tuple[str, ...] = ()
     segments_before: int = 0
     segments_after: int = 0
     bytes_before: int = 0
@@ -77,6 +78,7 @@ class _Totals(msgspec.Struct):
         self.tombstones_removed += survivors.tombstone_count + before.tombstones_removed
         self.expired += survivors.expired_count + before.expired
         self.keyless += survivors.keyless_count + before.keyless
+        self.unreadable = tuple(str(error) for _, error in sorted(survivors.unreadable.items()))
         self.bytes_read += before.bytes_read
         self.bytes_written += before.bytes_written
         if not first:
@@ -266,7 +268,10 @@ class CompactionPass:
         if segment.end_offset <= self._survivors.dirty_offset:
             return False
         batches = (batch for _, batch, _ in self._batches(segment, 0))
-        return any(batch.header.delete_horizon_ms is None and _holds_tombstone(batch) for batch in batches)
+        return any(
+            batch.header.delete_horizon_ms is None and self._survivors.reads(batch) and _holds_tombstone(batch)
+            for batch in batches
+        )
 
     def _copy(self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]]) -> tuple[SegmentCopy, bool]:
         """(the copy, whether it is in place)."""

@@ -1,7 +1,7 @@
 """Writing the compacted copy of some segments: what is left of their batches, tiled without a hole.
 
-A batch of which everything stays is copied as it is. What is left of others is decoded and
-put together to batches of some 64 KiB, so that a thousand batches of a few survivors each do
+A batch of which everything stays is copied as it is, and of one of Kafka's that stays of it. What is left of others is
+decoded and put together to batches of some 64 KiB, so that a thousand batches of a few survivors each do
 not stay a thousand batches. Each batch reaches to where the next one begins, so that every
 offset of the copy lies in exactly one batch; only in front of the first, or behind a batch
 whose end says something (that of a producer), does a batch without records fill the room.
@@ -16,13 +16,24 @@ import numpy as np
 from msgspec.structs import replace
 
 from segmentlog.errors import DiskFull, RecordTooLarge
-from segmentlog.format.batch import CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
+from segmentlog.format.batch import (
+    CODEC_MASK,
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_SIZE,
+    KAFKA_LAYOUT,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    BatchHeader,
+)
 from segmentlog.format.codecs import Compression
 from segmentlog.format.columns import Int64Array, array_of, decode_blobs
 from segmentlog.format.edit import emptied, extended_header, gap_batch
 from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags, as_table, cut_rows, encode_items, join_items, null_items, those
+from segmentlog.format.wire_batch import cut_wire, stored_wire
+from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.survivors import UNDECIDED
 from segmentlog.records import Headers
 from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem, write_all
@@ -98,6 +109,8 @@ class SegmentCopy:
             return
         self.record_count += 0 if header.is_control else count
         unchanged = count == header.record_count and horizon_ms in (None, UNDECIDED, header.delete_horizon_ms)
+        if isinstance(batch, WireRecordBatch) and self._add_wire(batch, payload, kept, unchanged, horizon_ms):
+            return
         if header.attributes & CONTROL or (unchanged and (header.raw_size >= _WHOLE_BYTES or header.producer_id >= 0)):
             self._flush_pending()
             self._hold(header.base_offset, header.partition_epoch, (header, payload))
@@ -106,6 +119,28 @@ class SegmentCopy:
         if header.producer_id >= 0:
             self._flush_pending(header)
 
+    def _add_wire(
+        self, batch: WireRecordBatch, payload: memoryview, kept: Flags | None, unchanged: bool, horizon_ms: int | None
+    ) -> bool:
+        """`add` of a batch of Kafka's, which stays one, its records the bytes that they were.
+
+        False where the rest of it, compressed anew, is larger than a batch may be: what the client's compressor
+        could do, ours cannot. It goes on as columns.
+        """
+        header = batch.header
+        if unchanged:
+            made = stored_wire(header, payload)
+        else:
+            horizon_ms = None if horizon_ms == UNDECIDED else horizon_ms
+            made = cut_wire(header, batch.wire_records, kept, header.last_offset_delta, horizon_ms)
+            if made.size_bytes - HEADER_SIZE > self._batch_limit:
+                if header.producer_id < 0:
+                    return False
+                made = stored_wire(header, payload)  # a producer's is not split: all of it stays until its numbers go
+        self._flush_pending()
+        self._hold(header.base_offset, header.partition_epoch, made)
+        return True
+
     def add_empty(self, header: BatchHeader) -> None:
         """Keep the numbers of a producer's batch of which no record stays."""
         self._flush_pending()
@@ -113,7 +148,7 @@ class SegmentCopy:
 
     def _gather(self, batch: RecordBatch, kept: Flags | None, count: int, horizon_ms: int | None) -> None:
         header = batch.header
-        attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
+        attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON | KAFKA_LAYOUT)
         pending = self._pending
         size = header.raw_size * count // header.record_count
         if pending is not None and (
@@ -133,9 +168,9 @@ class SegmentCopy:
         table = as_table(batch.values_column, header.record_count)
         pending.values.append(encode_items(those(batch.values, kept)) if table is None else cut_rows(table, kept))
         pending.keys.append(_cut_keys(batch, kept, count))
-        pending.has_keys |= header.keys_size > 0
-        pending.headers += those(batch.headers, kept) if header.headers_size else [()] * count
-        pending.has_headers |= header.headers_size > 0
+        pending.has_keys |= batch.has_keys
+        pending.headers += those(batch.headers, kept) if batch.has_headers else [()] * count
+        pending.has_headers |= batch.has_headers
         pending.timestamps.append(batch.timestamps if kept is None else batch.timestamps[kept])
         pending.offsets.append(batch.offsets if kept is None else batch.offsets[kept])
         pending.count += count
@@ -296,7 +331,7 @@ class SegmentCopy:
 
 def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> bytes:
     header = batch.header
-    if not header.keys_size:
+    if not batch.has_keys:
         return null_items(count)
     table = as_table(batch.keys_column, header.record_count)
     return encode_items(those(batch.keys, kept)) if table is None else cut_rows(table, kept)

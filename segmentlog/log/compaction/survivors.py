@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.config import TopicConfig
+from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import CONTROL, BatchHeader
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags
+from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.decided import Decided
 from segmentlog.policy.compaction import delete_horizon
 from segmentlog.policy.expiry import NEVER, expiry_times
@@ -24,6 +26,7 @@ from segmentlog.policy.offset_map import OffsetMap
 UNDECIDED = -1
 """In place of a delete horizon: tombstones may be among the records, and get none yet."""
 
+_NOWHERE = 2**63
 _DUE_AGAIN_MS = 60_000
 # Passes that only look for what has expired are so far apart, at least.
 
@@ -49,6 +52,8 @@ class Survivors:
         """When something that is kept now may go; 0 for never."""
         self.expired_count = self.tombstone_count = 0
         """Records that were found to go because of their time; tombstones behind their delete horizon."""
+        self.unreadable: dict[int, CorruptBatch] = {}
+        """Batches that were met whose records do not decode though nothing of them has changed: they stay."""
         self._config = config
         self._now_ms = now_ms
         self._log_start = log_start_offset
@@ -72,7 +77,7 @@ class Survivors:
         for batch in batches:
             if batch.header.base_offset >= self.map_end:
                 break
-            if self._holds_nothing(batch.header):
+            if self._holds_nothing(batch.header) or not self.reads(batch):
                 continue
             low, high, is_null = batch.key_identities(self._seed)
             offsets = batch.offsets
@@ -101,7 +106,7 @@ class Survivors:
         for batch in batches:
             if batch.header.base_offset >= self.dirty_offset:
                 break
-            if self._holds_nothing(batch.header):
+            if self._holds_nothing(batch.header) or not self.reads(batch):
                 continue
             low, high, is_null = batch.key_identities(self._seed)
             wanted = batch.offsets < self.dirty_offset
@@ -113,6 +118,24 @@ class Survivors:
     def _holds_nothing(self, header: BatchHeader) -> bool:
         """Whether no record of the batch counts: none is there, or it was aborted."""
         return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
+
+    def reads(self, batch: RecordBatch) -> bool:
+        """Whether a batch's records can be read. What a Kafka client sent may be malformed: that stays as it is."""
+        if not isinstance(batch, WireRecordBatch):
+            return True
+        offset = batch.header.base_offset
+        if offset in self.unreadable:
+            return False
+        try:
+            batch.check()
+        except CorruptBatch as error:
+            self.unreadable[offset] = error
+            return False
+        return True
+
+    @property
+    def _unreadable_from(self) -> int:
+        return min(self.unreadable, default=_NOWHERE)
 
     def _dead_among(self, batch: RecordBatch) -> Flags:
         """Tombstones and expired records: what stands before them goes, whatever `compaction.keep.last` says."""
@@ -147,6 +170,8 @@ class Survivors:
             return None
         if self.decided.is_aborted(header):
             return np.zeros(header.record_count, np.bool_)
+        if not self.reads(batch):
+            return None
         if self.dirty_offset <= header.base_offset and header.next_offset <= self.map_end:
             kept = np.zeros(header.record_count, np.bool_)
             offsets = self._map.kept(header.base_offset, header.next_offset)
@@ -192,6 +217,8 @@ class Survivors:
         horizon_ms = header.delete_horizon_ms
         if header.attributes & CONTROL or (kept is None and header.next_offset <= self.dirty_offset and not horizon_ms):
             return kept, None
+        if not self.reads(batch):
+            return kept, None
         if header.next_offset > self.map_end:
             return kept, UNDECIDED  # its tombstones may have older records that no map has met
         if not batch.values_may_be_null():
@@ -201,7 +228,8 @@ class Survivors:
             nulls &= kept
         if not nulls.any():
             return kept, None
-        if horizon_ms is not None and horizon_ms <= self._now_ms:
+        # Not behind a batch that nobody here can read: it may hold what the tombstone deletes.
+        if horizon_ms is not None and horizon_ms <= self._now_ms and header.base_offset < self._unreadable_from:
             self.tombstone_count += int(np.count_nonzero(nulls))
             return ~nulls if kept is None else kept & ~nulls, None
         if horizon_ms is None:

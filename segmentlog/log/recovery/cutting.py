@@ -10,12 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import CODEC_MASK
 from segmentlog.format.codecs import compression_of
 from segmentlog.format.edit import gap_batch
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.wire_batch import cut_wire
+from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.files import quarantine_tail, remove_segment
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.tail import Tail
@@ -79,6 +82,8 @@ def _split_batch(part: RecordBatch, end_offset: int) -> bytes:
     header = part.header
     if not len(part):  # compacted: what is left of it stands behind the cut
         return gap_batch(header.base_offset, end_offset, header.partition_epoch)
+    if isinstance(part, WireRecordBatch):
+        return _split_wire(part, end_offset)
     batch = encode_batch(
         part.values,
         part.keys if header.keys_size else None,
@@ -95,6 +100,17 @@ def _split_batch(part: RecordBatch, end_offset: int) -> bytes:
         delete_horizon_ms=header.delete_horizon_ms,
     )  # fmt: skip
     batch.extend_to(end_offset - header.base_offset - 1)
+    return bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
+
+
+def _split_wire(part: WireRecordBatch, end_offset: int) -> bytes:
+    """The same of a batch of Kafka's. Of one whose records never could be read nothing is left but its offsets."""
+    header = part.header
+    try:
+        kept = np.arange(header.record_count) < len(part)
+        batch = cut_wire(header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms)
+    except CorruptBatch:
+        return gap_batch(header.base_offset, end_offset, header.partition_epoch)
     return bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
 
 

@@ -97,7 +97,10 @@ def _scan_segment(mapped: MappedSegment, tail: Tail, known: Checkpoint) -> bool:
                 if cut > header.base_offset:
                     payload = check_payload(mapped.view, position, header, mapped.path)
                     batch = record_batch(header, payload, path=mapped.path, position=position)
-                    tail.split = batch.slice(0, int(np.searchsorted(batch.offsets, cut)))
+                    try:
+                        tail.split = batch.slice(0, int(np.searchsorted(batch.offsets, cut)))
+                    except CorruptBatch:  # of a Kafka client's, that never could be read
+                        tail.split = batch.slice(0, 0)
                     tail.end_offset = cut
                 return False
             tail.position = position + header.size_bytes

@@ -231,6 +231,9 @@ class Group(Membership):
             error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if error is ErrorCode.NONE and self.state is State.PREPARING:
             error = ErrorCode.REBALANCE_IN_PROGRESS
+        given = dict(assignments)
+        if error is ErrorCode.NONE and sum(map(len, given.values())) > self._settings.group_bytes:
+            error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
             self.answers.append((token, SyncAnswer(error=error)))
             return
@@ -242,7 +245,6 @@ class Group(Membership):
         if self.state is State.COMPLETING:
             if member_id != self.leader:
                 return
-            given = dict(assignments)
             for one in self.members.values():
                 one.assignment = given.get(one.id, b"")
             self.state = State.STABLE

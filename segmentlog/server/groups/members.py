@@ -17,6 +17,7 @@ from segmentlog.server.groups.words import (
     State,
     SyncAnswer,
     common_protocols,
+    size_of,
 )
 
 Answer = JoinAnswer | SyncAnswer
@@ -76,6 +77,9 @@ class Membership:
         if not request.member_id and request.instance_id is None and len(self._promised) >= most:
             return True
         known = self._static.get(request.instance_id or "", request.member_id)
+        said = sum(size_of(member.protocols) for member in self.members.values() if member.id != known)
+        if said + size_of(request.protocols) > self._settings.group_bytes:
+            return True
         if self.state is State.PREPARING:
             return sum(member.is_joining for member in self.members.values() if member.id != known) >= most
         return known not in self.members and len(self.members) >= most

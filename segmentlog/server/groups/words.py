@@ -44,6 +44,9 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`group.max.session.timeout.ms`."""
     max_size: int = 10_000
     """`group.max.size`: members of a group. Kafka has no limit unless it is told one."""
+    group_bytes: int = 64 << 20
+    """What the members of a group say of themselves, together; and what they are assigned. A group is saved as a
+    whole, in Kafka as one record, which may have 1 MiB."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +123,11 @@ class Member(msgspec.Struct):
     def metadata(self, protocol: str) -> bytes:
         """What it says under a protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
+def size_of(protocols: Protocols) -> int:
+    """Bytes of what is said under them."""
+    return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def common_protocols(members: Iterable[Member]) -> set[str]:

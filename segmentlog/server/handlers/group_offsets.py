@@ -9,7 +9,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.groups.coordinating import NewPosition
 from segmentlog.groups.positions import METADATA_MAX_BYTES, CommittedOffset
 from segmentlog.records import PartitionId, TopicPartition
-from segmentlog.server.call import Call
+from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.offset_commit import (
     OffsetCommitRequest,
@@ -36,6 +36,7 @@ from segmentlog.server.codec.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from segmentlog.server.faults import code_of
+from segmentlog.server.groups.coordinator import Appended
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.handlers.groups import refusal
 from segmentlog.server.names import is_visible, wire_epoch, wire_id
@@ -50,8 +51,8 @@ _FETCH_MANY: Final = 8
 _FETCH_TOP_ERROR: Final = 2
 
 
-def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """Answered once the positions are on disk."""
+def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse | PendingAnswer:
+    """Answered once the positions are on disk; what else comes on the connection is seen to meanwhile."""
     error = refusal(call, request.group_id, Operation.READ)
     response = OffsetCommitResponse()
     positions: list[NewPosition] = []
@@ -75,27 +76,38 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
                     )
                 )  # fmt: skip
         response.topics.append(told)
+    appended = None
     if error is ErrorCode.NONE:
-        error = _commit(call, request, positions)
+        error, appended = _commit(call, request, positions)
         for answer in accepted:
             answer.error_code = error
-    return response
+    if appended is None:
+        return response
+    pending = call.answer_later()
+
+    def answer_now(problem: Exception | None) -> None:
+        if problem is not None:
+            for answer in accepted:
+                answer.error_code = code_of(problem)
+        pending.complete(response)
+
+    call.broker.durability.when_durable(*appended, answer_now)
+    return pending
 
 
-def _commit(call: Call, request: OffsetCommitRequest, positions: list[NewPosition]) -> ErrorCode:
+def _commit(
+    call: Call, request: OffsetCommitRequest, positions: list[NewPosition]
+) -> tuple[ErrorCode, Appended | None]:
     try:
-        error, appended = call.broker.groups.commit(
+        return call.broker.groups.commit(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id,
         )  # fmt: skip
-        if appended is not None:
-            call.broker.durability.wait(*appended)
-        return error
     except Unavailable as unavailable:
-        return unavailable.code
+        return unavailable.code, None
     except (SegmentlogError, OSError) as problem:
-        return code_of(problem)
+        return code_of(problem), None
 
 
 def _check_position(position: OffsetCommitRequestPartition, count: int) -> ErrorCode:

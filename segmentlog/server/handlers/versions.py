@@ -8,7 +8,7 @@ from segmentlog.server.call import Call
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
-from segmentlog.server.dispatch import API_VERSIONS, PRODUCE, SERVED
+from segmentlog.server.served import API_VERSIONS, PRODUCE, SERVED
 
 _ADVERTISED_FROM = {PRODUCE: 0}
 """Below what can be decoded: librdkafka judges by Produce v0 whether a broker knows compression (KAFKA-18659)."""

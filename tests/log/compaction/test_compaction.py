@@ -6,6 +6,7 @@ import contextlib
 import errno
 import random
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import pytest
 from leftovers import opened
 from logs import NOW_MS, FakeClock, Kept, NoSyncFileSystem, contents, log_files, open_log, tree_bytes, values
 from seeds import seeds
+from wire import CODECS, Sent, foreign
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, LogTruncated
@@ -36,9 +38,10 @@ def clock() -> FakeClock:
 class Logs:
     """Opens the partition of a test, again and again, and puts records into it."""
 
-    def __init__(self, folder: Path, clock: FakeClock) -> None:
-        self.folder, self.clock = folder, clock
+    def __init__(self, folder: Path, clock: FakeClock, *, as_kafka: bool = False) -> None:
+        self.folder, self.clock, self.as_kafka = folder, clock, as_kafka
         self.settings: dict[str, Any] = {"cleanup_policy": "compact"}
+        self._codecs = cycle(CODECS.values())
 
     def open(self, fs: FileSystem | None = None, **settings: Any) -> Partition:
         self.settings |= settings
@@ -48,10 +51,12 @@ class Logs:
         """One append a record ``key=value``, or ``key!`` for a tombstone; then the segment is sealed."""
         for record in records:
             key, _, value = record.partition("=")
-            if record.endswith("!"):
-                log.append([None], keys=[key[:-1].encode()])
+            is_tombstone = record.endswith("!")
+            one = (key[:-1] if is_tombstone else key).encode() or None, None if is_tombstone else value.encode()
+            if self.as_kafka:
+                log.append_wire(foreign([Sent(*one, self.clock.now_ms())], next(self._codecs)))
             else:
-                log.append([value.encode()], keys=[key.encode() if key else None])
+                log.append([one[1]], keys=[one[0]])
         if roll:
             assert log.roll()
 
@@ -61,10 +66,10 @@ class Logs:
         return [finding for finding in found.findings if finding.severity != "note"]
 
 
-@pytest.fixture
-def logs(tmp_path: Path, clock: FakeClock) -> Logs:
-    """The partition of this test."""
-    return Logs(tmp_path / "t" / "0", clock)
+@pytest.fixture(params=["columns", "kafka"])
+def logs(tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Logs:
+    """The partition of this test; what is `put` there was written by the library, or by Kafka's clients."""
+    return Logs(tmp_path / "t" / "0", clock, as_kafka=request.param == "kafka")
 
 
 def shown(log: Partition, start: int | None = None) -> list[str]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from keyed import compacted, expired
 from logs import NOW_MS, FakeClock, Kept, NoSyncFileSystem, contents, machine_dies, open_log
+from wire import append_either
 
 from segmentlog.config import EXPIRES_HEADER, TopicConfig
 from segmentlog.errors import OffsetOutOfRange
@@ -137,7 +138,8 @@ class CompactionMachine(RuleBasedStateMachine):
             if expires_ms is not None and self.ttl_ms is None:
                 headers = (*headers, (EXPIRES_HEADER, b"%d" % (self.clock.now_ms() + expires_ms)))
             records.append(Kept(self.end + number, key, value, self.clock.now_ms() - ago_ms, headers))
-        base_offset = self.log.append(
+        base_offset = append_either(
+            self.log,
             [one.value for one in records],
             [one.key for one in records],
             [one.timestamp for one in records],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from server.groups.clients import SETTINGS, TestClock
 
 from segmentlog.records import TopicPartition
-from segmentlog.server.call import Call
+from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
@@ -52,6 +53,25 @@ class _Denying(OpenAuthorizer):
         return (operation, name) not in self.denied
 
 
+class _Later(PendingAnswer):
+    """An answer that is completed later."""
+
+    def __init__(self) -> None:
+        self.is_complete = threading.Event()
+        self.response: Any = None
+
+    def complete(self, response: Any) -> None:
+        self.response = response
+        self.is_complete.set()
+
+
+class _Call(Call):
+    """Of no connection."""
+
+    def answer_later(self) -> PendingAnswer:
+        return _Later()
+
+
 class _Door:
     """Asks a broker, through the bytes of both directions."""
 
@@ -74,8 +94,12 @@ class _Door:
         codec = APIS[key].codec
         data = b"".join(codec.encode_request(request, version))
         decoded = codec.decode_request(memoryview(data), 0, version)
-        call = Call(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
-        response = b"".join(codec.encode_response(handler(call, decoded), version))
+        call = _Call(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
+        answer = handler(call, decoded)
+        if isinstance(answer, _Later):
+            assert answer.is_complete.wait(20)
+            answer = answer.response
+        response = b"".join(codec.encode_response(answer, version))
         return codec.decode_response(memoryview(response), 0, version)
 
     def join(self, version: int = 9, **options: Any) -> Any:

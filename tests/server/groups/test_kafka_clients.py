@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -248,3 +249,36 @@ def test_aiokafka(served: _Served, store: LogStore) -> None:
     assert len(set(asyncio.run(read()))) == 30
     committed = store.group_offsets.committed("aio")
     assert {tp.partition: one.offset for tp, one in committed.items()} == dict.fromkeys(range(_PARTITIONS), 10)
+
+
+def test_kafka_python(served: _Served, store: LogStore) -> None:
+    """And one more, two of them at a time."""
+    kafka = pytest.importorskip("kafka")
+
+    def make() -> Any:
+        return kafka.KafkaConsumer(
+            "t", bootstrap_servers=served.address, group_id="kp", auto_offset_reset="earliest",
+            enable_auto_commit=False, session_timeout_ms=6000, heartbeat_interval_ms=200,
+        )  # fmt: skip
+
+    def positions() -> list[int]:
+        return [one.offset for one in store.group_offsets.committed("kp").values()]
+
+    members = [make()]
+    found: set[tuple[int, int]] = set()
+    ends_s = time.monotonic() + _WAIT_S
+    try:
+        while positions() != [10] * _PARTITIONS or len(members) < 2 or not all(one.assignment() for one in members):
+            assert time.monotonic() < ends_s
+            for one in members:
+                for tp, records in one.poll(timeout_ms=50, max_records=7).items():
+                    found |= {(tp.partition, record.offset) for record in records}
+                with contextlib.suppress(kafka.errors.CommitFailedError):  # there was a rebalance
+                    one.commit()
+            if found and len(members) == 1:
+                members.append(make())
+    finally:
+        for one in members:
+            one.close()
+    assert len(found) == 30
+    assert store.groups.describe("kp").state == "Empty"

@@ -220,6 +220,19 @@ def test_a_group_can_be_full() -> None:
     assert _error(bench, "b") is ErrorCode.NONE
 
 
+def test_what_members_say_has_a_limit() -> None:
+    """A group that is to be saved as one is no place for any amount of bytes; nor is an assignment."""
+    bench = _Bench(GroupSettings(initial_rebalance_delay_ms=_DELAY_MS, group_bytes=100))
+    bench.settle("a", protocols=(("range", b"t" * 50),))
+    bench.join("b", protocols=(("range", b"t" * 50),))
+    assert _error(bench, "b") is ErrorCode.GROUP_MAX_SIZE_REACHED
+    bench.rejoin("a", protocols=(("range", b"t" * 90),))
+    assert _error(bench, "a") is ErrorCode.NONE
+    bench.group.sync("too much", bench.id_of("a"), 2, [(bench.id_of("a"), bytes(101))], bench.now_ms)
+    bench._collect()
+    assert _error(bench, "too much") is ErrorCode.INVALID_REQUEST
+
+
 def test_the_protocol_that_most_like_best() -> None:
     """Each votes for the best of those that all have."""
 

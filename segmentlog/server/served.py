@@ -1,0 +1,47 @@
+"""What is answered: each API that is served, and the function that does it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PLACES: Final = {
+    0: "produce:produce",
+    1: "fetch:fetch",
+    2: "list_offsets:list_offsets",
+    3: "metadata:metadata",
+    8: "group_offsets:offset_commit",
+    9: "group_offsets:offset_fetch",
+    10: "groups:find_coordinator",
+    11: "groups:join_group",
+    12: "groups:heartbeat",
+    13: "groups:leave_group",
+    14: "groups:sync_group",
+    15: "group_admin:describe_groups",
+    16: "group_admin:list_groups",
+    17: "sasl:sasl_handshake",
+    18: "versions:api_versions",
+    19: "topics:create_topics",
+    20: "topics:delete_topics",
+    21: "records:delete_records",
+    22: "producers:init_producer_id",
+    23: "epochs:offset_for_leader_epoch",
+    29: "acls:describe_acls",
+    30: "acls:create_acls",
+    31: "acls:delete_acls",
+    32: "configs:describe_configs",
+    33: "configs:alter_configs",
+    35: "records:describe_log_dirs",
+    36: "sasl:sasl_authenticate",
+    37: "topics:create_partitions",
+    42: "group_admin:delete_groups",
+    44: "configs:incremental_alter_configs",
+    46: "cluster:list_partition_reassignments",
+    47: "group_offsets:offset_delete",
+    60: "cluster:describe_cluster",
+    75: "metadata:describe_topic_partitions",
+}
+"""What is answered, by API key: file and function below ``handlers``."""
+
+SERVED: Final = tuple(sorted(PLACES))
+PRODUCE: Final = 0
+API_VERSIONS: Final = 18
