@@ -223,14 +223,14 @@ class PartitionFailed(SegmentlogError):
 
 
 class PartitionBusy(SegmentlogError):
-    """Another process holds the partition's append lock, and did not let go of it in time."""
+    """Another process is in the middle of something in the partition, or its topic, and did not finish it in time."""
 
     def __init__(self, log: str, what: str) -> None:
         super().__init__(log, what)
         self.log, self.what = log, what
 
     def __str__(self) -> str:
-        return f"{self.log}: another process is appending without a pause; stop it to {self.what}"
+        return f"{self.log}: another process is at work in it without a pause; stop it to {self.what}"
 
 
 class ReadOnlyStore(SegmentlogError):

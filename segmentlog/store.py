@@ -177,7 +177,8 @@ class LogStore:
     def delete_topic(self, name: str) -> None:
         """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
 
-        One that is made anew under the name is another topic: nothing that knew this one takes it for it.
+        One that is made anew under the name is another topic: nothing that knew this one takes it for it. Raises
+        `PartitionBusy` when somebody is at work in it and does not come to an end; nothing was changed.
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
@@ -188,6 +189,7 @@ class LogStore:
         """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
 
         Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
+        Raises `PartitionBusy` as `delete_topic` does.
         """
         self._topics.check_writable("rename a topic")
         check_topic_name(name)

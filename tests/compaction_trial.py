@@ -110,7 +110,7 @@ class CompactionTrial:
         self._moments.append(Moment(disk.point(), len(self.events)))
         if not self._busy or self.rng.random() > 0.15:
             return
-        if any(name in disk.find(FOLDER).names and disk.find(f"{FOLDER}/{name}").lock for name in ("lock", "state")):
+        if any(name in disk.find(FOLDER).names and disk.find(f"{FOLDER}/{name}").locks for name in ("lock", "state")):
             return  # it would wait
         self._busy = False
         at = self.rng.randrange(len(self._writers))

@@ -67,6 +67,22 @@ def test_the_readme_is_short():
     assert len(README.encode()) <= README_MAX_BYTES
 
 
+def check_server(command: str, folder: Path, environment: dict[str, str]) -> None:
+    """It says that it listens, on a port that is free here, and ends when it is told to."""
+    told = folder / "server"
+    with told.open("wb") as file:
+        server = subprocess.Popen(
+            [*shlex.split(command), "--listen", "127.0.0.1:0"], cwd=folder, env=environment, stderr=file
+        )
+    try:
+        wait_for(told, b"listening on 127.0.0.1:")
+        server.terminate()
+        assert server.wait(timeout=30) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
 @pytest.mark.long
 def test_console_tour_works(tmp_path):
     """Each line of the tour succeeds after those before it, and the followed topic shows what was appended."""
@@ -84,6 +100,9 @@ def test_console_tour_works(tmp_path):
     try:
         for line in console_lines():
             command = line.replace("/usr/share/dict/words", shlex.quote(str(words)))
+            if command == "segmentlog serve":
+                check_server(command, tmp_path, environment)
+                continue
             if FOLLOWS.search(command):
                 output = tmp_path / f"follower{len(followers)}"
                 with output.open("wb") as file:
@@ -119,7 +138,7 @@ def test_made_pages_are_what_the_code_says():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    assert len(generate.PAGES) == 2
+    assert len(generate.PAGES) == 3
     for name, make in generate.PAGES.items():
         # Releases of click break lines at other places.
         assert (ROOT / "docs" / name).read_text().split() == make().split(), name

@@ -70,6 +70,7 @@ def serve(
     from segmentlog.server.logs import set_up_logs
     from segmentlog.server.settings import Limits, Security, ServerSettings
     from segmentlog.server.supervisor import Plan, Supervisor
+    from segmentlog.server.worker_process import run
 
     set_up_logs(log_format)
     os.makedirs(ctx.obj, exist_ok=True)
@@ -93,19 +94,12 @@ def serve(
         ),
     )
     told = _Told()
-    supervisor = Supervisor(plan, _run_worker, on_change=told.tell)
+    supervisor = Supervisor(plan, run, on_change=told.tell)
     try:
         supervisor.run()
     finally:
         told.end()
     say("stopped")
-
-
-def _run_worker(*args: Any) -> None:
-    """Imported in the worker's process alone: the supervisor stays small."""
-    from segmentlog.server.worker_process import run
-
-    run(*args)
 
 
 class _Told:

@@ -104,11 +104,11 @@ class AbortedTransactions:
         sealed = base < log.active_base_offset
         if known.sealed:
             return
-        mapped = MappedSegment(handle.fs, handle.folder, base)
+        mapped = handle.map_segment(base)
         end = len(mapped.view) if sealed else min(log.end_position, len(mapped.view))
         path = segment_stem(handle.folder, base) + ABORTED_SUFFIX
         if sealed and not known.position:
-            with contextlib.suppress(FileNotFoundError, Malformed):
+            with contextlib.suppress(FileNotFoundError, Malformed), handle.staying():
                 size, aborted = decode_aborted(read_file(handle.fs, path))
                 if size == end:
                     self._segments[base] = _Known(end, aborted, sealed=True)
@@ -120,8 +120,8 @@ class AbortedTransactions:
         aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
         self._segments[base] = _Known(end, aborted, sealed)
         if sealed and not handle.read_only:
-            handle.check_usable()
-            with contextlib.suppress(OSError):  # a cache: the next one reads the segment again
+            # A cache: the next one reads the segment again.
+            with contextlib.suppress(OSError), handle.staying():
                 self._write(path, encode_aborted(end, aborted))
 
     def _write(self, path: str, data: bytes) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
@@ -16,11 +17,12 @@ from segmentlog.format.scan import Around, KnownBatches
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import forks
-from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.file_locks import kept_in_place
+from segmentlog.storage.forks import Held, LockableFiles, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
-from segmentlog.storage.index import batches_known
+from segmentlog.storage.index import SegmentIndex, batches_known
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
-from segmentlog.storage.segment import SealedSegment, list_segments, segment_stem
+from segmentlog.storage.segment import MappedSegment, SealedSegment, list_segments, segment_stem
 from segmentlog.storage.state import LogState, StatePage
 
 _SEALED_KEPT = 8
@@ -33,7 +35,8 @@ class Handle:
     Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
     lock (flock on ``state``), `_open_mutex` (files that were released are opened anew). The
     mutexes keep out this process's threads, the flocks the other processes; the kernel frees
-    the flocks of a process that dies.
+    the flocks of a process that dies. `staying` has no place in that order: many hold it at once,
+    and whoever keeps them out waits for nobody.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Handle:
     ) -> None:
         self.fs = fs
         self.folder = folder
+        self._topic_folder = os.path.dirname(folder) or "."
         self.topic = topic
         self.partition = partition
         self.log_name = f"{topic}/{partition}"
@@ -147,15 +151,19 @@ class Handle:
         self.config = self._load_config()
         self.config_version = version
 
+    def check_named(self) -> None:
+        """Raise `UnknownTopic` unless the name is the topic's still, by its id."""
+        self.config = self._load_config()
+
     def ensure_open(self) -> None:
         """Reopen files that were closed while idle or in another process (after a fork)."""
         if self.lock_fd < 0 or self.state_fd < 0:
             with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
                 if self.lock_fd < 0 or self.state_fd < 0:
                     self.check_usable()
-                    self.check_in_place()  # before: opening makes files that are not there
                     try:
-                        self.open_files()
+                        with self.staying():  # opening makes files that are not there
+                            self.open_files()
                     except OSError as error:
                         self.raise_local(error, "nothing was changed")
                         raise
@@ -219,26 +227,34 @@ class Handle:
     # ------------------------------------------------------------ locks
 
     @held
-    def append_locked(self) -> Iterator[None]:
-        """Hold the append lock, for everything but the append itself (which does it by hand, for speed)."""
+    def append_locked(self, *, by_names: bool = True) -> Iterator[None]:
+        """Hold the append lock, for everything but the append itself (which does it by hand, for speed).
+
+        `staying`, unless what is done there sees to that itself where it goes ``by_names`` of files.
+        """
         self.check_writable()
         with self.append_mutex:
             self.ensure_open()
             try:
                 self.fs.flock(self.lock_fd, EXCLUSIVE)
-                self.check_in_place()
-                yield
+                if by_names:
+                    with self.staying():
+                        yield
+                else:
+                    self.check_in_place()
+                    yield
             finally:
                 self.fs.flock(self.lock_fd, UNLOCK)
 
     @held
     def sync_locked(self) -> Iterator[None]:
-        """Hold the sync lock: for fsyncs and for every write of the checkpoint."""
+        """Hold the sync lock, `staying`: for every write of the checkpoint, and for fsyncs (often by hand)."""
         with self.sync_mutex:
             self.ensure_open()
             try:
                 self.fs.flock(self.state_fd, EXCLUSIVE)
-                yield
+                with self.staying():
+                    yield
             finally:
                 self.fs.flock(self.state_fd, UNLOCK)
 
@@ -299,16 +315,37 @@ class Handle:
         return (found.st_dev, found.st_ino) == self.page.file_id
 
     def check_in_place(self) -> None:
-        """Raise `UnknownTopic` unless `is_in_place`, from then on in all that share the page.
+        """Raise `UnknownTopic` unless `is_in_place`, from then on in all that share the page."""
+        if not self.is_in_place():
+            self._tell_replaced()
 
-        For whatever changes files by their names: those of another log may stand there now. An append
-        that stays within its segment does not ask, and goes to a file that has no name any more.
-        """
-        if self.is_in_place():
-            return
+    def _tell_replaced(self) -> NoReturn:
         if not self.read_only:
             self.ledger.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
+
+    @held
+    def staying(self) -> Iterator[None]:
+        """Within, the folder is this log's own and keeps its name: who renames or deletes the topic waits for the end.
+
+        Around whatever goes by the names of files, or those of another log may stand there by then. An append that
+        stays within its segment does not: it goes to the files that are open, wherever they are now. Raises
+        `UnknownTopic`. For moments, and never around what calls the user's code; it may be taken within itself.
+        Who only reads cannot lock where he may not write, and looks afterwards whether it was still the same folder.
+        """
+        if self.read_only:
+            self.check_in_place()
+            yield
+            return
+        with kept_in_place(self.fs, self._topic_folder, self._open_topic_folder):
+            self.check_in_place()
+            yield
+
+    def _open_topic_folder(self, fs: LockableFiles, path: str, flags: int) -> Held:
+        try:
+            return hold_open(fs, path, flags)
+        except (FileNotFoundError, NotADirectoryError):
+            self._tell_replaced()
 
     @contextlib.contextmanager
     def telling(self, outcome: str = "it was not brought to its end") -> Iterator[None]:
@@ -381,12 +418,23 @@ class Handle:
     def list_segments(self) -> list[int]:
         """Base offsets of the segment files that there are, ascending. Raises `UnknownTopic` when it was moved."""
         try:
-            bases = list_segments(self.fs, self.folder)
+            with self.staying():
+                bases = list_segments(self.fs, self.folder)
         except FileNotFoundError:
             self.check_in_place()
             raise
         self.check_usable()  # else it may be the list of a topic that has the name since
         return bases
+
+    def map_segment(self, base: int) -> MappedSegment:
+        """A segment of this log, mapped. Raises FileNotFoundError, `UnknownTopic`."""
+        with self.staying():
+            return MappedSegment(self.fs, self.folder, base)
+
+    def index_of(self, base: int, *, writable: bool = True) -> SegmentIndex:
+        """The index of one of its segments, nothing of it loaded yet."""
+        stem, interval = segment_stem(self.folder, base), self.config.index_interval_bytes
+        return SegmentIndex(self.fs, stem, base, interval, writable=writable, staying=self.staying)
 
     def announce_waiting(self, for_s: float) -> bool:
         """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""

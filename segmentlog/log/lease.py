@@ -11,7 +11,7 @@ import msgspec
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.log.handle import Handle
 from segmentlog.storage.file_locks import lock_within
-from segmentlog.storage.forks import held_open
+from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
 from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.locks import held
 
@@ -44,7 +44,7 @@ class Lease:
     @held
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
         """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
-        with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
+        with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT, self._open_there) as fd:
             if not lock_within(self._handle.fs, fd, wait_s):
                 yield False
                 return
@@ -53,6 +53,10 @@ class Lease:
                 yield True
             finally:
                 self._fd = -1
+
+    def _open_there(self, fs: LockableFiles, path: str, flags: int) -> Held:
+        with self._handle.staying():  # or it would be the lease of another log, for the work on this one
+            return hold_open(fs, path, flags)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the lease is the parent's, and the descriptor is closed."""

@@ -13,13 +13,15 @@ what a death in between leaves:
     close cleanly        page, checkpoint    whoever appends after a death in between reserves offsets anew
     recover              checkpoint, page    a page that is believed is one whose checkpoint is there
 
-Log fields and words are changed under the append lock, sync fields and the checkpoint under the sync lock.
+Log fields and words are changed under the append lock, sync fields and the checkpoint under the sync lock. The
+checkpoint goes by its name: whoever reads or writes it does so while the folder stays where it is (`Owner.staying`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -61,6 +63,7 @@ class Owner(Protocol):
     config: TopicConfig
 
     def check_in_place(self) -> None: ...
+    def staying(self) -> AbstractContextManager[None]: ...
     def segments(self, log: LogState) -> list[int]: ...
 
 
@@ -227,7 +230,8 @@ class Ledger:
 
     def last_checkpoint(self) -> Checkpoint:
         """The checkpoint on disk, else the last one that this process knew, else a blank one: for who reads only."""
-        found, _ = self._file.read()
+        with self._owner.staying():
+            found, _ = self._file.read()
         return found or self._file.known or Checkpoint()
 
     def checkpoint(self) -> Checkpoint:
@@ -262,7 +266,6 @@ class Ledger:
 
     def update_checkpoint(self, **changes: Any) -> None:
         """Replace fields of it, durably. Raises `CorruptBatch` as `checkpoint` does, `DiskFull`, `DiskFailed`."""
-        self._owner.check_in_place()
         self._write(replace(self.checkpoint(), boot_id=self._owner.fs.boot_id(), **changes))
 
     def replace_checkpoint(self, checkpoint: Checkpoint, *, sync_folder: bool = True) -> None:

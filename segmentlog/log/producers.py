@@ -80,16 +80,21 @@ class ProducerStates:
         """Take in everything up to the end that ``log`` shows."""
         seen = self.seen
         if seen is None or seen.epoch != log.epoch or seen.active_base_offset != log.active_base_offset:
-            self.load(log, list_segments(self._handle.fs, self._handle.folder))
+            with self._handle.staying():
+                self.load(log, list_segments(self._handle.fs, self._handle.folder))
             return
         if seen.end_position < log.end_position:
-            if self._mapped is None:
-                self._mapped = MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
-            self._walk(self._mapped, seen.end_position, log.end_position, log, self._handle.clock.now_ms())
+            mapped = self._mapped
+            if mapped is None or len(mapped.view) < log.end_position:
+                with self._handle.staying():
+                    mapped = mapped or MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
+                    mapped.upto(log.end_position)
+                self._mapped = mapped
+            self._walk(mapped, seen.end_position, log.end_position, log, self._handle.clock.now_ms())
         self.seen = log
 
     def load(self, log: LogState, bases: list[int]) -> None:
-        """Begin with the newest snapshot that there is, and read the headers behind it."""
+        """Begin with the newest snapshot that there is, and read the headers behind it; while the folder stays."""
         handle = self._handle
         self._entries, self._open, self._mapped, self.seen = {}, {}, None, None
         bases = [base for base in bases if base <= log.active_base_offset]

@@ -52,7 +52,8 @@ class Retainer:
                 due_ms = now_ms + handle.config.file_delete_delay_ms
                 self._sweep_ms = due_ms if self._sweep_ms is None else min(self._sweep_ms, due_ms)
             if sweeps:
-                self._sweep_ms = sweep_deleted(handle, now_ms)
+                with handle.staying():
+                    self._sweep_ms = sweep_deleted(handle, now_ms)
             return self._report(expired, rolled=rolled)
 
     def _expired(self, now_ms: int) -> list[Expired]:

@@ -39,6 +39,20 @@ def swap_in(
     truncated or recovered meanwhile. The caller holds no lock.
     """
     cleaned = f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
+    with handle.staying():
+        return _swap_in(handle, cleaned, base, end, replaced, epoch, index, size_bytes)
+
+
+def _swap_in(
+    handle: Handle,
+    cleaned: str,
+    base: int,
+    end: int,
+    replaced: list[int],
+    epoch: int,
+    index: SegmentIndex,
+    size_bytes: int,
+) -> bool:
     with handle.append_locked():
         handle.check_usable()
         log = handle.page.log.read()

@@ -96,7 +96,8 @@ def listen(host: str, port: int) -> socket.socket:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen: {error.strerror or error}", f"{host}:{port}") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise OSError(error.errno, f"cannot listen: {why}", f"{host}:{port}") from None
     sock.setblocking(False)
     return sock
 

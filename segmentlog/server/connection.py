@@ -124,6 +124,11 @@ class Connection:
         """Take no more requests, answer those that came, and end."""
         self._transport.stop_receiving()
 
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's, and goes on there."""
+        self.is_closed = True
+        self._transport.close()
+
     def close(self) -> None:
         """End it; whoever reads from it or writes to it finds that it has ended."""
         self.is_closed = True

@@ -43,15 +43,16 @@ class Durability:
 
     def when_durable(self, partition: Partition, base_offset: int, end_offset: int, done: Done) -> None:
         """Call ``done`` once the records ``[base_offset, end_offset)`` are on disk: in another thread, or here."""
+        waiter = _Waiter(base_offset, end_offset, done)
         if partition.durable_offset >= end_offset:
-            done(None)
+            done(_sync(partition, [waiter]))  # no fsync is due; but whether they are still there is asked
             return
         with self._mutex:
             waiters = self._waiting.get(partition)
             if waiters is not None:
-                waiters.append(_Waiter(base_offset, end_offset, done))
+                waiters.append(waiter)
                 return
-            self._waiting[partition] = [_Waiter(base_offset, end_offset, done)]
+            self._waiting[partition] = [waiter]
             if not self._idle and self._started < self._threads:
                 self._started += 1
                 threading.Thread(target=self._work, name=f"segmentlog-sync-{self._started}", daemon=True).start()

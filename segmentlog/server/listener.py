@@ -22,6 +22,7 @@ from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport
+from segmentlog.storage import forks
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -62,6 +63,17 @@ class Listener:
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="segmentlog-accept", daemon=True)
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child, where no thread serves anybody: its copies must not outlive the parent's."""
+        self._is_closed = True
+        for sock in self._sockets:
+            sock.close()
+        for connection in list(self._open):
+            connection.abandon()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def start(self) -> None:
         """Accept from now on."""

@@ -1,6 +1,7 @@
 """One process that owns the sockets, and workers that serve them: started, watched, and started again.
 
-    supervisor    binds every port, holds the store's server lock, forks the workers; has no thread, no store, no numpy
+    supervisor    binds every port, holds the store's server lock, forks the workers; has no thread, and no store open.
+                  What workers need it has imported: so one that is started, or started again, is there at once
     worker        a process with the store open; serves the first port together with the others, and one of its own
 
 A worker that dies is started again: its clients connect anew and go on, and what it had acknowledged is in the log.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from segmentlog.storage import forks, locks
-from segmentlog.storage.forks import Held, held_open
+from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED
 
 _SHORTEST_S: Final = 0.0005
 _LONGEST_S: Final = 0.05
@@ -42,6 +42,31 @@ def is_current(fs: FileSystem, fd: int, path: str) -> bool:
         return os.path.samestat(fs.fstat(fd), fs.stat(path))
     except FileNotFoundError:
         return False
+
+
+@locks.held
+def kept_in_place(
+    fs: FileSystem, folder: str, opener: Callable[[LockableFiles, str, int], Held] = hold_open
+) -> Iterator[None]:
+    """Within, the folder of that name is the one that has the name: whoever moves it by `free_to_move` waits.
+
+    Any number of threads and processes may keep it there, for moments. Raises FileNotFoundError when there is none,
+    or what an ``opener`` that ends in `hold_open` makes of that. The lock is on the folder itself: it costs no file,
+    and is the same one whatever the folder is called.
+    """
+    while True:
+        with held_open(fs, folder, os.O_RDONLY | os.O_DIRECTORY, opener) as fd:
+            fs.flock(fd, SHARED)
+            if is_current(fs, fd, folder):  # else it was moved between the two
+                yield
+                return
+
+
+@locks.held
+def free_to_move(fs: FileSystem, folder: str, wait_s: float) -> Iterator[bool]:
+    """Keep everybody out who would `kept_in_place`, so that it may be renamed; False when somebody is there still."""
+    with held_open(fs, folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield lock_within(fs, fd, wait_s)
 
 
 class ProcessLock:

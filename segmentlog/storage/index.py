@@ -11,9 +11,11 @@ import contextlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 
+from segmentlog.errors import UnknownTopic
 from segmentlog.format.index import (
     MAX_RELATIVE,
     OFFSET_ENTRY,
@@ -39,9 +41,18 @@ class SegmentIndex:
     """
 
     def __init__(
-        self, fs: FileSystem, stem: str, base_offset: int, interval_bytes: int, *, writable: bool = True
+        self,
+        fs: FileSystem,
+        stem: str,
+        base_offset: int,
+        interval_bytes: int,
+        *,
+        writable: bool = True,
+        staying: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.writable = writable
+        self._staying = staying
+        """Around writing to the files, which go by their names; `UnknownTopic` when they are another log's now."""
         self.log_inode: int | None = None
         """Inode of the log that the entries are of; None for that of the name, whatever it is."""
         self._fs = fs
@@ -109,7 +120,7 @@ class SegmentIndex:
         count = self.count
         if count == self._flushed or not self.writable:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnknownTopic), self._staying():
             found = self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
             if self.log_inode not in (None, found.st_ino):
                 return  # compacted meanwhile: these are not the entries of what is there now

@@ -25,7 +25,7 @@ class Node:
     """A file or a folder, as the page cache shows it, with what the disk knows of it."""
 
     __slots__ = (
-        "buffer", "durable", "durable_names", "has_place", "is_folder", "lock", "mapped", "marked", "names", "number",
+        "buffer", "durable", "durable_names", "has_place", "is_folder", "locks", "mapped", "marked", "names", "number",
         "pending", "pending_names", "size",
     )  # fmt: skip
 
@@ -43,8 +43,8 @@ class Node:
         self.names: dict[str, Node] = {}
         self.durable_names: dict[str, Node] = {}
         self.pending_names: list[Names] = []
-        self.lock: tuple[int, int] | None = None
-        """Process and descriptor that hold its flock."""
+        self.locks: dict[tuple[int, int], int] = {}
+        """By process and descriptor that hold its flock: in which way."""
 
     def resize(self, size: int) -> None:
         if size > len(self.buffer):
@@ -97,7 +97,7 @@ def do_effect(node: Node, effect: Effect) -> None:
 
 @functools.lru_cache(maxsize=1000)
 def path_parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 class Disk:

@@ -119,8 +119,7 @@ class SimulatedProcess(FileSystem):
     def _close(self, fd: int) -> None:
         node = self._node(fd)
         del self._fds[fd]
-        if node.lock == (self.number, fd):
-            node.lock = None
+        node.locks.pop((self.number, fd), None)
 
     def _pread(self, fd: int, size: int, position: int) -> bytes:
         node = self._node(fd)
@@ -230,14 +229,16 @@ class SimulatedProcess(FileSystem):
         node = self._node(fd)
         holder = (self.number, fd)
         if operation & fcntl.LOCK_UN:
-            if node.lock == holder:
-                node.lock = None
-        elif node.lock in (None, holder):
-            node.lock = holder
+            node.locks.pop(holder, None)
+            return
+        how = operation & ~fcntl.LOCK_NB
+        others = {one: theirs for one, theirs in node.locks.items() if one != holder}
+        if not others or (how == fcntl.LOCK_SH and fcntl.LOCK_EX not in others.values()):
+            node.locks[holder] = how
         elif operation & fcntl.LOCK_NB:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         else:
-            raise OSError(errno.EDEADLK, f"process {self.number} would wait for ever: {node.lock} holds the lock")
+            raise OSError(errno.EDEADLK, f"process {self.number} would wait for ever: {others} hold the lock")
 
 
 _CALLS = (

@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import DiskFull, InvalidConfig, StoreVersionError, TopicExists, UnknownTopic
+from segmentlog.errors import DiskFull, InvalidConfig, PartitionBusy, StoreVersionError, TopicExists, UnknownTopic
 from segmentlog.format.names import (
     ADMINISTRATION_FILE,
     ALTERING_PREFIX,
@@ -41,12 +41,15 @@ from segmentlog.format.names import (
     STORE_FILE,
     new_topic_id,
 )
-from segmentlog.storage.file_locks import ProcessLock
+from segmentlog.storage.file_locks import ProcessLock, free_to_move
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.topics.folders import TopicFile, TopicFolders, check_partition_count
 
 logger = logging.getLogger("segmentlog")
+
+
+_PATIENCE_S = 30.0
 
 
 class Administration:
@@ -78,7 +81,7 @@ class Administration:
                 self._fs.pwritev(fd, [b"1"], 0)
             try:
                 yield
-            except (InvalidConfig, TopicExists, UnknownTopic):  # refused: nothing was begun
+            except (InvalidConfig, PartitionBusy, TopicExists, UnknownTopic):  # refused: nothing was begun
                 self._note_end(fd)
                 raise
             if not leaves:
@@ -150,27 +153,43 @@ class Administration:
             self._fs.unlink(note)
 
     def rename(self, name: str, new_name: str) -> str:
-        """Give a topic another name, durably; its id. Raises `UnknownTopic`, `TopicExists`."""
+        """Give a topic another name, durably; its id. Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`."""
         with self._changing():
             file = self.adopt(name)
             folder = f"{self._path}/{new_name}"
             if self._fs.exists(folder, follow=False):
                 raise TopicExists(new_name)
-            with self._noted(file.topic_id):
+            with self._moving(name, "rename it"), self._noted(file.topic_id):
                 self._fs.rename(f"{self._path}/{name}", folder)
                 self._tell(folder, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return file.topic_id
 
     def delete(self, name: str) -> str:
-        """Take a topic away, durably; the folder that is left of it, for `remove`. Raises `UnknownTopic`."""
+        """Take a topic away, durably; the folder that is left of it, for `remove`.
+
+        Raises `UnknownTopic`, `PartitionBusy`.
+        """
         with self._changing(leaves=True):
             self._topics.read(name)
             gone = f"{self._path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
-            self._fs.rename(f"{self._path}/{name}", gone)
-            self._tell(gone, StatePage.count_move)
+            with self._moving(name, "delete it"):
+                self._fs.rename(f"{self._path}/{name}", gone)
+                self._tell(gone, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return gone
+
+    @contextlib.contextmanager
+    def _moving(self, name: str, what: str) -> Iterator[None]:
+        """While nobody goes by the names of files in the topic's folder, in whatever partition: see `Handle.staying`.
+
+        What they do there takes moments, and a recovery its time. Whoever was stopped in it by a signal (SIGSTOP)
+        is not waited for for ever: every other change of topics would wait, too.
+        """
+        with free_to_move(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
+            if not is_free:
+                raise PartitionBusy(name, what)
+            yield
 
     def remove(self, gone: str) -> None:
         """Remove what is left of a deleted topic. Several may be at it at the same time."""

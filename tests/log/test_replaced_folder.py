@@ -1,20 +1,30 @@
-"""A store whose folder is deleted under a process that has it open, with or without another one in its place."""
+"""A store whose folder is deleted under a process that has it open, with or without another one in its place.
+
+SEGMENTLOG_MOVES_STEP   before every so manieth call somebody renames or deletes the topic (12); 1 takes ten minutes
+"""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import itertools
 import os
+import random
 import shutil
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from logs import NoSyncFileSystem
 
 import segmentlog
 from segmentlog.errors import UnknownTopic
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.storage.fs import FileSystem
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.store import LogStore
 
 
@@ -123,32 +133,80 @@ def test_reading_another_log(tmp_path: Path) -> None:
         filled(path).close()
 
 
-class AtTheWorstTime(FileSystem):
+STEP = int(os.environ.get("SEGMENTLOG_MOVES_STEP", "12"))
+
+
+class Change:
+    """Somebody who changes topics in a process of his own, when he is told to, as far as he is let."""
+
+    def __init__(self, path: Path, change: Callable[[LogStore], None]) -> None:
+        theirs, self._orders = os.pipe()
+        self._news, told = os.pipe()
+        self._pid = os.fork()
+        if self._pid:
+            os.close(theirs)
+            os.close(told)
+            return
+        code = 1
+        try:
+            os.close(self._orders)
+            if os.read(theirs, 1):
+                with LogStore(path, background=False, fs=Impatient(told)) as store:
+                    change(store)
+                os.write(told, b"done")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def begin(self) -> None:
+        """Returns once it is done, or has to wait for somebody."""
+        os.write(self._orders, b"go")
+        assert os.read(self._news, 4) in (b"wait", b"done"), "it failed"
+
+    def end(self) -> None:
+        """It is done, or never began."""
+        os.close(self._orders)
+        assert os.waitpid(self._pid, 0)[1] == 0
+        os.close(self._news)
+
+
+class Impatient(NoSyncFileSystem):
+    """Tells that it has to wait for a lock."""
+
+    def __init__(self, told: int) -> None:
+        self._told = told
+        self.flock = self._flock  # type: ignore[method-assign]
+
+    def _flock(self, fd: int, operation: int) -> None:
+        try:
+            fcntl.flock(fd, operation)
+        except BlockingIOError:
+            os.write(self._told, b"wait")
+            raise
+
+
+class AtTheWorstTime(NoSyncFileSystem):
     """Somebody else acts right before the so manieth call that goes by a name in the topic's folder."""
 
     def __init__(self) -> None:
         self.countdown = -1
         self.calls = 0
         self.act: Callable[[], None] = lambda: None
+        for name in ("open", "listdir", "stat", "lstat", "mkdir", "unlink", "rename", "replace", "link", "sync_folder"):
+            setattr(self, name, self._counting(getattr(self, name)))
 
-    def _count(self, path: str) -> None:
-        if "/t/0" in path:
-            self.calls += 1
-            self.countdown -= 1
-            if not self.countdown:
-                self.act()
+    def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(path: str, *others: Any) -> Any:
+            if f"{path}/".find("/t/") >= 0:
+                self.calls += 1
+                self.countdown -= 1
+                if not self.countdown:
+                    self.act()
+            return call(path, *others)
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        self._count(path)
-        return super().open(path, flags, mode)
-
-    def listdir(self, path: str) -> list[str]:
-        self._count(path)
-        return super().listdir(path)
-
-    def stat(self, path: str) -> os.stat_result:
-        self._count(path)
-        return super().stat(path)
+        return counted
 
 
 CONFIG = {"segment_records": 10, "fsync": "never"}
@@ -167,7 +225,7 @@ def _fill(store: LogStore, word: str) -> None:
 
 
 def _all_values(log: Partition) -> set[bytes]:
-    return {bytes(value) for batch in log.read(0) for value in batch.values if value is not None}
+    return {bytes(value) for batch in log.read(log.log_start_offset) for value in batch.values if value is not None}
 
 
 def _committed_values(log: Partition) -> set[bytes]:
@@ -183,7 +241,7 @@ def _value_by_time(log: Partition) -> set[bytes]:
 def _values_of_more(log: Partition) -> set[bytes]:
     found = _all_values(log)
     for _ in range(3):  # in the segment that is mapped, and beyond what was mapped of it
-        log.append([b"%0200000d" % 1])
+        log.append([b"old %0200000d" % 1])
         found |= _all_values(log)
     return found
 
@@ -202,34 +260,162 @@ def _delete_and_replace(other: LogStore) -> None:
     _fill(other, "new")
 
 
+def _at_every_call(
+    tmp_path: Path,
+    change: Callable[[LogStore], None],
+    prepare: Callable[[Path], None],
+    begin: Callable[[LogStore], Callable[[], object]],
+) -> tuple[int, int]:
+    """Do what ``begin`` returns, with the change before its first call by a name, then before another one, and so on.
+
+    Each time it comes to its end or raises `UnknownTopic`; and whatever there is afterwards is whole, and only that
+    which was put there. How many calls there were, and how often it was told.
+    """
+    told = 0
+    for countdown in itertools.chain(range(1, 4), itertools.count(random.randint(4, 3 + STEP), STEP)):
+        path = tmp_path / str(countdown)
+        prepare(path)
+        changer = Change(path, change)
+        fs = AtTheWorstTime()
+        try:
+            with LogStore(path, background=False, fs=fs) as store:
+                work = begin(store)
+                fs.act, fs.countdown, fs.calls = changer.begin, countdown, 0
+                try:
+                    work()
+                except UnknownTopic:
+                    told += 1
+                is_over = fs.calls < countdown
+                fs.countdown = -1
+        finally:
+            changer.end()
+        assert list(inspect_store(str(path))) == [], f"at call {countdown}"
+        with LogStore(path, background=False, read_only=True) as store:
+            for name in store.topics():
+                word = b"new" if name == "t" and not is_over else b"old"
+                found = {value[:20] for value in _all_values(store.topic(name).partition(0))}
+                strange = {value for value in found - {b"aborted"} if not value.startswith(word)}
+                assert not strange, f"at call {countdown}: {strange} in {name}"
+        shutil.rmtree(path)
+        if is_over:
+            return countdown, told
+    raise AssertionError
+
+
 @pytest.mark.parametrize("read", [_all_values, _committed_values, _value_by_time, _values_of_more])
 @pytest.mark.parametrize("change", [_rename_and_replace, _delete, _delete_and_replace])
 def test_a_reader_hears_of_a_change_at_any_call(
     tmp_path: Path, change: Callable[[LogStore], None], read: Callable[[Partition], set[bytes]]
 ) -> None:
     """Deleted, renamed or replaced before any call that goes by a name: it is told, and reads no other log's."""
-    told = tried = 0
-    countdown = 1
-    while True:
-        path = tmp_path / str(countdown)
-        with segmentlog.open(path, background=False) as other:
-            _fill(other, "old")
-        fs = AtTheWorstTime()
-        with segmentlog.open(path, background=False) as other, LogStore(path, background=False, fs=fs) as store:
-            log = store.topic("t").partition(0)
-            fs.act, fs.countdown, fs.calls = lambda other=other: change(other), countdown, 0  # type: ignore[misc]
-            try:
-                found = read(log)
-            except UnknownTopic:
-                told += 1
-                found = set()
-            is_over = fs.calls < countdown
-            assert not any(value.startswith(b"new") for value in found), f"at call {countdown}"
-            fs.countdown = -1
-        shutil.rmtree(path)
-        tried += 1
-        countdown += 1
-        if is_over:
-            break
+
+    def prepare(path: Path) -> None:
+        with LogStore(path, background=False, fs=NoSyncFileSystem(), create=True) as store:
+            _fill(store, "old")
+
+    def begin(store: LogStore) -> Callable[[], object]:
+        log = store.topic("t").partition(0)
+
+        def work() -> None:
+            assert not any(value.startswith(b"new") for value in read(log))
+
+        return work
+
+    tried, told = _at_every_call(tmp_path, change, prepare, begin)
     assert tried > 5
-    assert told > 2
+    assert told
+
+
+def _fill_for_changes(path: Path) -> None:
+    """Several segments of keyed records, which may be compacted and retained."""
+    with LogStore(path, background=False, fs=NoSyncFileSystem(), create=True) as store:
+        log = store.create_topic("t", config={**CONFIG, "cleanup.policy": "delete,compact"}).partition(0)
+        for number in range(8):
+            log.append([b"old %d" % number] * 5, [b"a", b"b", b"c", b"d", b"e"])
+
+
+def _open(store: LogStore) -> Partition:
+    return store.topic("t").partition(0)
+
+
+def _behind(store: LogStore) -> Partition:
+    """Open, and others have appended and rolled since."""
+    log = _open(store)
+    log.append([b"old more"], [b"f"])
+    with LogStore(store.path, background=False, fs=NoSyncFileSystem()) as other:
+        for _ in range(3):
+            _open(other).append([b"old and more"] * 6, [b"g"] * 6)
+    return log
+
+
+def _use(what: str) -> Callable[[LogStore], Callable[[], object]]:
+    return lambda store: functools.partial(act, _open(store), what)
+
+
+def _flush(store: LogStore) -> Callable[[], object]:
+    """Of a segment that others have begun."""
+    log = _behind(store)
+    log.append([b"old more"], [b"g"])
+    return log.flush
+
+
+def _append_to(log: Partition) -> Callable[[], object]:
+    return lambda: [log.append([b"old appended"] * 6, [b"h"] * 6, ack="durable") for _ in range(3)]
+
+
+def _append_idle(store: LogStore) -> Callable[[], object]:
+    """Its descriptors were closed since it was used."""
+    log = _behind(store)
+    assert log.handle.close_if_idle()
+    return _append_to(log)
+
+
+def _append_numbered(store: LogStore) -> Callable[[], object]:
+    log, stamp = _behind(store), ProducerStamp(1 << 40, 0, 0)
+    return lambda: [log.append([b"old"] * 6, [b"h"] * 6, producer=stamp.after(6 * number)) for number in range(3)]
+
+
+def _close(store: LogStore) -> Callable[[], object]:
+    _behind(store)
+    return store.close
+
+
+def _open_and_append(store: LogStore) -> Callable[[], object]:
+    topic = store.topic("t")
+    return lambda: _append_to(topic.partition(0))()
+
+
+def _recover(store: LogStore) -> Callable[[], object]:
+    """The machine died since."""
+    os.unlink(f"{store.path}/t/0/state")
+    return _open_and_append(store)
+
+
+WORK: dict[str, Callable[[LogStore], Callable[[], object]]] = {
+    "compact": _use("compact"),
+    "retain": _use("retain"),
+    "trim": lambda store: functools.partial(_behind(store).trim, 35),
+    "roll": lambda store: _behind(store).roll,
+    "flush": _flush,
+    "truncate": lambda store: functools.partial(_behind(store).truncate, 30),
+    "append": lambda store: _append_to(_behind(store)),
+    "append idle": _append_idle,
+    "append numbered": _append_numbered,
+    "close": _close,
+    "open": _open_and_append,
+    "recover": _recover,
+}
+
+
+@pytest.mark.parametrize("what", WORK)
+@pytest.mark.parametrize("change", [_rename_and_replace, _delete, _delete_and_replace])
+def test_who_changes_the_log_hears_of_a_change_at_any_call(
+    tmp_path: Path, change: Callable[[LogStore], None], what: str
+) -> None:
+    """Deleted, renamed or replaced before any call that goes by a name: it is told so, or they wait for it.
+
+    Never is it told of damage; and what has the name now is whole, and nobody else's.
+    """
+    tried, told = _at_every_call(tmp_path, change, _fill_for_changes, WORK[what])
+    assert tried > 5
+    assert told or what == "close"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import segmentlog
-from segmentlog.errors import SegmentlogError, TopicExists, UnknownTopic
+from segmentlog.errors import PartitionBusy, SegmentlogError, TopicExists, UnknownTopic
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from segmentlog.inspection.store import inspect_store
 from segmentlog.records import TopicPartition
@@ -58,6 +58,31 @@ def beside(act: Callable[[], object]) -> threading.Thread:
     thread.start()
     thread.join(0.3)
     return thread
+
+
+class Meanwhile:
+    """What another process does, here in a thread: it comes to its end at once, or has to wait for this one."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._action()
+        except BaseException as error:
+            self._error = error
+
+    def __call__(self) -> None:
+        self._thread.start()
+        self._thread.join(0.5)
+
+    def end(self) -> None:
+        """It was begun, and has come to its end."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
 
 
 # ---------------------------------------------------------------- altering
@@ -153,7 +178,25 @@ def test_settings_that_change_within_a_tick_of_the_clock_are_seen(store: LogStor
 # ---------------------------------------------------------------- deleting
 
 
-@pytest.mark.parametrize("call", ["rename", "open", "map_file", "fsync", "remove_tree"])
+def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
+    store: LogStore, faulty: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename and a deletion say so in the end, with nothing changed, and other topics are not held up."""
+    monkeypatch.setattr("segmentlog.topics.administration._PATIENCE_S", 0.1)
+    log = store.topic("t").partition(0)
+    with log.handle.staying(), log.handle.staying():  # more than once, too
+        with pytest.raises(PartitionBusy, match="stop it to rename it"):
+            faulty.rename_topic("t", "v")
+        with pytest.raises(PartitionBusy, match="stop it to delete it"):
+            faulty.delete_topic("t")
+        faulty.rename_topic("u", "v")
+    assert log.append([b"1"], ack="durable") == 0
+    assert faulty.rename_topic("t", "w").partition(0).log_end_offset == 1
+    with pytest.raises(UnknownTopic), log.handle.staying():
+        pass
+
+
+@pytest.mark.parametrize("call", ["fstat", "rename", "open", "map_file", "fsync", "remove_tree"])
 def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str) -> None:
     """Whoever opens the topic while it is deleted, and wherever: once it is, nothing is acknowledged any more."""
     store.topic("t").partition(0).append([b"1"], ack="durable")
@@ -168,13 +211,15 @@ def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFile
             return
         opened.append(log)
 
-    fs.before(call, open_it)
+    opening = Meanwhile(open_it)
+    fs.before(call, opening)
     faulty.delete_topic("t")
+    opening.end()
     for log in (*opened, *store._topics._partitions.values()):
         for append in (lambda log=log: log.append([b"3"], ack="durable"), lambda log=log: log.append([b"3"])):
             with pytest.raises(UnknownTopic):
                 append()
-    assert call != "rename" or opened
+    assert call != "fstat" or opened
     others.close()
 
 
@@ -183,7 +228,7 @@ def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFile
 def test_who_opens_what_is_deleted_is_told(
     store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str, anew: bool
 ) -> None:
-    """Or it gets the topic that was made anew, never half of each."""
+    """Or they wait until it is open, and it is told with the next append; never does it get half of each."""
     store.topic("t").partition(0).append([b"old"] * 5, ack="durable")
 
     def replace() -> None:
@@ -192,10 +237,19 @@ def test_who_opens_what_is_deleted_is_told(
             store.create_topic("t", partitions=2)
 
     topic = faulty.topic("t")
-    fs.before(call, replace)
+    replacing = Meanwhile(replace)
+    fs.before(call, replacing)
+
+    def open_and_append() -> None:
+        log = topic.partition(0)
+        for _ in range(2):  # before it, perhaps, and after it
+            log.append([b"x"], ack="durable")
+            replacing.end()
+
     with pytest.raises(UnknownTopic):
-        topic.partition(0).append([b"x"], ack="durable")
+        open_and_append()
     fs.heal()
+    replacing.end()
     if anew:
         assert faulty.topic("t").partition(0).append([b"new"], ack="durable") == 0
         assert values_of(store, "t") == [b"new"]
@@ -214,10 +268,18 @@ def test_idle_files_are_not_opened_in_another_topic(
         store.delete_topic("t")
         store.create_topic("t").partition(0).append([b"new"], ack="durable")
 
-    fs.before(call, replace)
+    replacing = Meanwhile(replace)
+    fs.before(call, replacing)
+
+    def append() -> None:
+        for _ in range(2):  # before it, perhaps, and after it
+            log.append([b"x"], ack="durable")
+            replacing.end()
+
     with pytest.raises(UnknownTopic):
-        log.append([b"x"], ack="durable")
+        append()
     fs.heal()
+    replacing.end()
     assert values_of(store, "t") == [b"new"]
     assert store.topic("t").partition(0).append([b"newer"], ack="durable") == 1
     assert not [one for one in inspect_store(store.path) if one.severity == "damage"]
@@ -282,17 +344,18 @@ def test_two_threads_open_released_files_once(store: LogStore, faulty: LogStore,
 # ---------------------------------------------------------------- transactions
 
 
-def _rename_between(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, when: str) -> Callable[[], None]:
-    def rename() -> None:
-        # In a thread of its own: what this one is about to write is in buffers that its next append would use.
-        beside(rename_now).join()
+def _rename_between(
+    store: LogStore, faulty: LogStore, fs: FaultyFileSystem, when: str
+) -> tuple[Callable[[], None], Meanwhile]:
+    """(What sees to it that the topic is renamed then, the renaming)."""
 
     def rename_now() -> None:
         store.rename_topic("t", "renamed")
         store.create_topic("t").partition(0).append([b"of another topic"])
 
+    rename = Meanwhile(rename_now)  # in a thread for the buffers, too: those of this one may hold what it is to write
     if when == "sent":
-        return rename
+        return rename, rename
     real = faulty.transactions._decisions.complete
 
     def complete(*args: object) -> object:
@@ -302,8 +365,8 @@ def _rename_between(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, whe
 
     if when == "decided":
         faulty.transactions._decisions.complete = complete  # type: ignore
-        return lambda: None
-    return lambda: fs.before(when, rename)
+        return (lambda: None), rename
+    return (lambda: fs.before(when, rename)), rename
 
 
 @pytest.mark.parametrize(
@@ -321,11 +384,13 @@ def test_a_transaction_is_all_or_nothing_over_a_rename(
         producer.begin_transaction()
         producer.send_many("t", [b"1"])
         producer.send_many("u", [b"2"])
-        _rename_between(store, faulty, fs, when)()
+        begin, renaming = _rename_between(store, faulty, fs, when)
+        begin()
         if committed:
             producer.commit_transaction()
         else:
             producer.abort_transaction()
+    renaming.end()
     expected = ([b"1"], [b"2"]) if committed else ([], [])
     assert (values_of(store, "renamed"), values_of(store, "u")) == expected
     assert values_of(store, "t") == [b"of another topic"]

@@ -70,13 +70,29 @@ class ActiveEnd:
             left = self.sealed.pop()
             if left.segment.fd >= 0:
                 handle.keep_sealed(left.segment)
+        if self._is_open_for(log):
+            self._follow(log)
+            return
+        with handle.staying():
+            self._follow(log)
+
+    def _is_open_for(self, log: LogState) -> bool:
+        """Whether nothing has to be found by its name."""
+        if self._segment is None or self._segment.fd < 0 or self._index is None:
+            return False
+        if self._key != (log.active_base_offset, log.epoch):
+            return False
+        seen = 0 if self._mapped is None else len(self._mapped.view)
+        return log.end_position <= max(seen, self._index.scanned_position)
+
+    def _follow(self, log: LogState) -> None:
+        handle = self._handle
         base = log.active_base_offset
         key = (base, log.epoch)
         index = self._index
         if index is None or self._key != key:
             self._close_segment()
-            stem = segment_stem(handle.folder, base)
-            index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
+            index = handle.index_of(base)
             index.load(limit=log.end_position)
             self._index, self._key = index, key
         if self._segment is None or self._segment.fd < 0:
@@ -124,7 +140,10 @@ class ActiveEnd:
     def write_and_roll(
         self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[Observed]
     ) -> LogState:
-        """`write` over one or more rolls. Readers see all of it at once: nothing is published in between."""
+        """`write` over one or more rolls. Readers see all of it at once: nothing is published in between.
+
+        The caller sees to it that the folder stays where it is, as for `roll` and `close_cleanly`.
+        """
         before = log
         made: list[int] = []
         try:
@@ -182,8 +201,7 @@ class ActiveEnd:
             self.sealed[-1 - _LEFT_OPEN].segment.close()
         self._segment = self._begin_segment(base)
         self._key, self._mapped = (base, log.epoch), None
-        stem = segment_stem(self._handle.folder, base)
-        self._index = SegmentIndex(self._handle.fs, stem, base, self._handle.config.index_interval_bytes)
+        self._index = self._handle.index_of(base)
         return replace(log, active_base_offset=base, end_position=0, first_append_ms=0)
 
     def _begin_segment(self, base: int) -> ActiveSegment:

@@ -116,7 +116,7 @@ class Appender:
         Raises `ProducerFenced` when a newer epoch of the producer has one open.
         """
         handle = self._handle
-        with handle.telling(), handle.append_locked():
+        with handle.telling(), handle.append_locked(by_names=False):
             log = self._look()
             states = self._states
             states.catch_up(log)
@@ -130,8 +130,13 @@ class Appender:
             if not committed:
                 handle.ledger.count_abort()  # before it is published: who reads behind it must know
             stable_offset = states.stable_offset(-1, without=producer_id)
-            offset, _ = self._place_locked(log, [marker], now_ms, stable_offset)
-            self._take_note(log, [marker], lambda at, _: states.ended(producer_id, epoch, at, now_ms), now_ms)
+
+            def note(at: int, count: int) -> None:
+                states.ended(producer_id, epoch, at, now_ms)
+
+            offset, _ = self._place_locked(
+                log, [marker], now_ms, stable_offset, lambda _: self._take_note(log, [marker], note, now_ms)
+            )
             return offset
 
     def require_transaction(self, producer_id: int) -> None:
@@ -143,7 +148,7 @@ class Appender:
     @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
-        with self._handle.append_locked():
+        with self._handle.append_locked(by_names=False):
             self._states.catch_up(self._look())
             yield self._states
 
@@ -160,7 +165,8 @@ class Appender:
         ):
             handle.check_appendable()
         if words[WRITING_WORD]:
-            settle(handle)
+            with handle.staying():
+                settle(handle)
         log = page.log.read()
         if self._end.seen is not log:
             self._begun = []  # of an append that was interrupted
@@ -175,9 +181,7 @@ class Appender:
         if states.seen is not log:
             states.catch_up(log)
         if stamp is None:
-            placed = self._place_locked(log, batches, now_ms)
-            self._take_note(log, batches, None, now_ms)
-            return placed
+            return self._place_locked(log, batches, now_ms, note=lambda _: self._take_note(log, batches, None, now_ms))
         count = batches[0].last_offset_delta + 1
         if len(batches) > 1:
             count = sum(batch.last_offset_delta + 1 for batch in batches)
@@ -188,17 +192,18 @@ class Appender:
             self._note_producers()
         # In a transaction: it ends before this transaction's first batch, or an earlier one's.
         stable_offset = log.last_stable_offset if stamp.transactional else None
-        placed = self._place_locked(log, batches, now_ms, stable_offset)
-        seen = self._end.seen
-        if len(batches) == 1 and not self._begun and seen is not None:
-            states.applied(stamp, placed[0], count, now_ms)
-            states.reached(seen)
-        else:
-            first = placed[0]
+
+        def note(after: LogState) -> None:
+            first = log.log_end_offset
+            if len(batches) == 1 and not self._begun:
+                states.applied(stamp, first, count, now_ms)
+                states.reached(after)
+                return
             self._take_note(
                 log, batches, lambda at, some: states.applied(stamp.after(at - first), at, some, now_ms), now_ms
             )
-        return placed
+
+        return self._place_locked(log, batches, now_ms, stable_offset, note)
 
     def _place_numbered(
         self, log: LogState, batches: Sequence[EncodedBatch], numbered: Sequence[Numbered], now_ms: int
@@ -223,7 +228,6 @@ class Appender:
             return log.log_end_offset, log.log_end_offset
         if not self._handle.page.words[PRODUCERS_WORD]:
             self._note_producers()
-        base_offset, next_offset = self._place_locked(log, placed, now_ms)
         of_batch = iter(stamps)
 
         def note(offset: int, count: int) -> None:
@@ -231,8 +235,7 @@ class Appender:
             if stamp is not None:
                 states.applied(stamp, offset, count, now_ms)
 
-        self._take_note(log, placed, note, now_ms)
-        return base_offset, next_offset
+        return self._place_locked(log, placed, now_ms, note=lambda _: self._take_note(log, placed, note, now_ms))
 
     def _may_append(self, item: Numbered, now_ms: int) -> bool:
         """Whether a producer's batches come next; else it knows why not, or where they are already."""
@@ -287,11 +290,18 @@ class Appender:
         self._states.reached(self._handle.page.log.read())
 
     def _place_locked(
-        self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, stable_offset: int | None = None
+        self,
+        log: LogState,
+        batches: Sequence[EncodedBatch],
+        now_ms: int,
+        stable_offset: int | None = None,
+        note: Callable[[LogState], None] | None = None,
     ) -> tuple[int, int]:
-        """Write and publish; ``stable_offset`` is the last stable one after that, -1 the new end."""
+        """Write and publish; ``stable_offset`` is the last stable one after that, -1 the new end.
+
+        ``note`` is told the state after that, while the folder still stays where a segment was begun in it.
+        """
         handle = self._handle
-        ledger, words = handle.ledger, handle.page.words
         size_bytes = record_count = 0
         for batch in batches:
             size_bytes += batch.size_bytes
@@ -307,13 +317,34 @@ class Appender:
             size_bytes,
             record_count,
         )
-        if rolls:
-            handle.check_in_place()
+        if not rolls and (log.end_position or len(batches) == 1):
+            after = self._write_and_publish(log, batches, now_ms, next_offset, stable_offset, is_one_run=True)
+            if note is not None:
+                note(after)
+        else:
+            with handle.staying():
+                after = self._write_and_publish(log, batches, now_ms, next_offset, stable_offset, is_one_run=False)
+                if note is not None:
+                    note(after)
+        return log.log_end_offset, next_offset
+
+    def _write_and_publish(
+        self,
+        log: LogState,
+        batches: Sequence[EncodedBatch],
+        now_ms: int,
+        next_offset: int,
+        stable_offset: int | None,
+        *,
+        is_one_run: bool,
+    ) -> LogState:
+        """The rest of `_place_locked`; ``is_one_run``: no segment begins in it."""
+        handle = self._handle
+        ledger = handle.ledger
         end = self._end
         end.seen = None  # whatever ends this early: the next one looks for itself what is open here
         ledger.begin_append()
         observed: list[Observed] = []
-        is_one_run = not rolls and (log.end_position or len(batches) == 1)
         try:
             if is_one_run:
                 after = end.write(log, batches, now_ms, observed)
@@ -328,7 +359,7 @@ class Appender:
         if stable_offset is not None:
             after = replace(after, last_stable_offset=next_offset if stable_offset < 0 else stable_offset)
         ledger.publish(after)
-        if words[WAITING_WORD]:
+        if handle.page.words[WAITING_WORD]:
             handle.wake_followers()
         # Only now: an index must not know of batches that were never published.
         for index, position, first, following, max_timestamp, size_bytes in observed:
@@ -337,7 +368,7 @@ class Appender:
             self._close_rolled()
         end.seen = after
         self.appended = True
-        return log.log_end_offset, next_offset
+        return after
 
     def roll(self) -> bool:
         """Seal the active segment and begin the next, though nothing is appended; False when it is empty."""

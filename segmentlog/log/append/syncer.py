@@ -99,7 +99,8 @@ class Syncer:
         handle = self._handle
         epoch = handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range only ever comes with an epoch, and is in the checkpoint before that shows
-            self._lost = (epoch, handle.ledger.checkpoint().lost_ranges)
+            with handle.staying():
+                self._lost = (epoch, handle.ledger.checkpoint().lost_ranges)
         for lost in self._lost[1]:
             if lost.base_offset < end_offset and base_offset < lost.end_offset:
                 return lost
@@ -126,7 +127,8 @@ class Syncer:
             if is_known:
                 handle.fs.fdatasync(self._fd)
             else:
-                self._sync_files(log, sync)
+                with handle.staying():  # or another log's files would be synced for this one's
+                    self._sync_files(log, sync)
         except OSError as error:
             if not is_from_a_call(error):
                 raise
@@ -175,6 +177,10 @@ class Syncer:
                 logger.warning("%s: the recovery point stays where it is: %s", self._handle.log_name, error)
 
     def _write_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
+        with self._handle.staying():
+            self._write_recovery_point_there(log, sync, **changes)
+
+    def _write_recovery_point_there(self, log: LogState, sync: SyncState, **changes: object) -> None:
         handle = self._handle
         if sync.synced_base_offset != log.active_base_offset:
             # Rolled since, when every record was durable: where the sealed file was cut off is not, nor the next one's

@@ -72,7 +72,8 @@ class Cleaner:
         with self._lease.hold(wait_s) as held:
             if not held:
                 return CompactionReport(handle.topic, handle.partition, busy=True)
-            self._tidy_up()
+            with handle.staying():
+                self._tidy_up()
             # A record must not go for the sake of a newer one that a power cut could take, nor the file
             # that a recovery would begin in: only what is below this is cleaned.
             durable_base = self._syncer.checkpoint_now()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import CorruptBatch, UnknownTopic
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
 from segmentlog.format.batches import record_batch
 from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
@@ -34,8 +34,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
-from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.storage.segment import segment_stem
 
 Pace = Callable[[int], None]
 """Told how many bytes were read or written; may wait, and may raise to end the pass."""
@@ -187,8 +186,7 @@ class CompactionPass:
 
         Checksums and all, but for payloads of batches that begin at or behind ``checked_from``, if that is given.
         """
-        handle = self._handle
-        mapped = MappedSegment(handle.fs, handle.folder, segment.base_offset)
+        mapped = self._handle.map_segment(segment.base_offset)
         view = mapped.view
         for position, header in walk(view, 0, len(view), mapped.path, expected_offset=segment.base_offset):
             if header.next_offset <= from_offset:
@@ -277,32 +275,28 @@ class CompactionPass:
         """(the copy, whether it is in place)."""
         handle = self._handle
         base, end = group[0].base_offset, group[-1].end_offset
-        index = SegmentIndex(
-            handle.fs,
-            segment_stem(handle.folder, base),
-            base,
-            handle.config.index_interval_bytes,
-            writable=False,
-        )
+        index = handle.index_of(base, writable=False)
         path = None if self._dry_run else f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
-        copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
+        with handle.staying():  # from then on it goes by its descriptor
+            copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
         try:
             written_ns, epoch = self._copy_batches(group, weighed, copy)
             copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
         except BaseException:
             copy.close()
             if path is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, UnknownTopic), handle.staying():
                     handle.fs.unlink(path)
             raise
         copy.close()
         if path is None:
             return copy, True
         replaced = [one.base_offset for one in group]
-        for one in replaced:  # what they say of transactions is not what the copy says
-            with contextlib.suppress(FileNotFoundError):
-                handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
-        return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
+        with handle.staying():
+            for one in replaced:  # what they say of transactions is not what the copy says
+                with contextlib.suppress(FileNotFoundError):
+                    handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
+            return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
 
     def _end_of(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> int:
         """Where the last batch ends; the segment's end may lie behind a lost range."""
@@ -319,7 +313,7 @@ class CompactionPass:
         handle = self._handle
         written_ns = epoch = 0
         for segment, batches in zip(group, weighed, strict=True):
-            mapped = MappedSegment(handle.fs, handle.folder, segment.base_offset)
+            mapped = handle.map_segment(segment.base_offset)
             written_ns = max(written_ns, mapped.written_ns)
             for one in batches:
                 header = one.header

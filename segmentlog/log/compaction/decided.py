@@ -27,7 +27,8 @@ class Decided:
         self._aborted = AbortedTransactions(handle).look()
         states = ProducerStates(handle)
         if handle.page.words[PRODUCERS_WORD]:
-            states.load(log, list(handle.segments(log)))
+            with handle.staying():
+                states.load(log, list(handle.segments(log)))
         self._protected = states.protected_offsets(now_ms)
 
     @property

@@ -50,7 +50,8 @@ class Catalog:
         known = self._files.get(base)
         if known is None:
             try:
-                found = self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
+                with self._handle.staying():
+                    found = self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
                 known = found.st_size, found.st_mtime_ns // 1_000_000
             except FileNotFoundError:  # damage, or deleted since: nothing that has a time of its own
                 known = 0, _NEVER_MS

@@ -339,17 +339,12 @@ class Reader:
                 self._open.move_to_end(base)
         handle = self._handle
         if segment is None:
-            index = SegmentIndex(
-                handle.fs,
-                segment_stem(handle.folder, base),
-                base,
-                handle.config.index_interval_bytes,
-                writable=sealed and not handle.read_only,
-            )
-            mapped = MappedSegment(handle.fs, handle.folder, base)
-            if sealed:
-                index.log_inode = mapped.inode
-            index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
+            with handle.staying():
+                index = handle.index_of(base, writable=sealed and not handle.read_only)
+                mapped = MappedSegment(handle.fs, handle.folder, base)
+                if sealed:
+                    index.log_inode = mapped.inode
+                index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
             handle.check_usable()  # else these may be the files of a topic that has the name since
             segment = _Segment(mapped, index, sealed)
             with self._mutex:

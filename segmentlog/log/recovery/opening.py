@@ -28,10 +28,18 @@ def open_partition(handle: Handle) -> RecoveryReport:
 
     Raises OSError for files that cannot be read, DiskFull when recovery has no room.
     """
-    if handle.recovery == "strict":
-        _refuse_damage(handle)
     if handle.read_only:
+        if handle.recovery == "strict":
+            _refuse_damage(handle)
         return _open_read_only(handle)
+    with handle.staying():
+        handle.check_named()  # no page tells yet whose folder it is
+        if handle.recovery == "strict":
+            _refuse_damage(handle)
+        return _open(handle)
+
+
+def _open(handle: Handle) -> RecoveryReport:
     handle.open_files()
     page = _map_page(handle)
     if _is_sound(handle, page):

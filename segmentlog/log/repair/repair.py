@@ -106,7 +106,7 @@ def repair_partition(
     try:
         page = StatePage.map(fs, handle.state_fd, writable=True)
         assert page is not None
-        with _append_locked_now(handle, lock_timeout_s):
+        with handle.staying(), _append_locked_now(handle, lock_timeout_s):
             return _repair_locked(handle, page)
     finally:
         handle.close_files()

@@ -208,12 +208,8 @@ class _Fetch:
             refusal = why_not(partition, bounds, wanted, self._call.broker.broker_id)
             if refusal is not None:
                 return refusal
-            if wanted.fetch_offset == bounds.high_watermark or (
-                bounds.end <= wanted.fetch_offset < bounds.high_watermark
-            ):
-                return bounds.of(wanted.partition)  # the usual case of who waits
-            if not at_least_one and left_bytes <= 0:
-                partition.check_position(wanted.fetch_offset)
+            partition.check_position(wanted.fetch_offset)
+            if wanted.fetch_offset >= bounds.end or (not at_least_one and left_bytes <= 0):
                 return bounds.of(wanted.partition)
             return read(
                 partition,

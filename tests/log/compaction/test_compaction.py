@@ -550,7 +550,7 @@ def test_nothing_goes_for_the_sake_of_what_was_appended_meanwhile(call: int, rec
         nonlocal calls
         real(fd, operation)
         calls += 1
-        if calls >= call and not any(disk.find(f"/t/0/{name}").lock for name in ("lock", "state")):
+        if calls >= call and not any(disk.find(f"/t/0/{name}").locks for name in ("lock", "state")):
             process.flock = real
             other.append([new], records)
             other.roll()
