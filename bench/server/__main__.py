@@ -27,7 +27,7 @@ from bench import results
 from bench.arguments import existing_folder, one_or_more
 from bench.machine import describe
 from bench.server import consuming, latency, local, producing, scaling, starting
-from bench.server.brokers import BROKERS, Broker, Start
+from bench.server.brokers import BROKERS, Broker, Start, last_core
 from bench.server.rows import FULL, QUICK, TINY, Absent, Result, Row, Settings, Side, Sizes, measure
 from bench.systems.base import Unavailable
 
@@ -44,7 +44,7 @@ def all_rows(sizes: Sizes) -> list[Row]:
         *starting.rows(),
         *local.rows(),
     ]
-    return sorted(rows, key=lambda row: (row.start is None, row.start != Start()))
+    return sorted(rows, key=lambda row: (row.start is None, row.start != Start(), row.start != Start(last_core())))
 
 
 def main() -> int:
