@@ -132,6 +132,8 @@ class Groups:
         Looks only, and takes no lock that a member waits for: works in a read-only store, too. ``end_of`` is for who
         knows where logs end; without it the partitions are opened to see.
         """
+        if end_of is not None and (not callable(end_of) or isinstance(end_of, type)):
+            raise InvalidConfig("end_of", end_of, "a function of a partition, or None")
         end_of = end_of or self._end_of
         folder = self._folder(group)
         live = folder.live_members()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from segmentlog.clock import Clock
@@ -47,7 +48,8 @@ class Broker:
         self.meter = Meter()
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
-        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._partitions: weakref.WeakValueDictionary[tuple[str, int], Partition] = weakref.WeakValueDictionary()
+        """What the store has open: it lets go of what was deleted."""
 
     @property
     def broker_id(self) -> int:

@@ -126,6 +126,7 @@ class Background:
     def _flush(self, now_ms: int | None) -> tuple[float, Exception | None]:
         first: Exception | None = None
         pause_s = _FLUSH_TICK_MAX_S
+        self._partitions.let_go_of_moved()
         opened = self._partitions.opened_partitions()
         for partition in opened:
             policy = partition.config.fsync

@@ -36,6 +36,9 @@ class Partitions(Protocol):
     def opened_partitions(self) -> list[Partition]:
         """Those that this process has opened."""
 
+    def let_go_of_moved(self) -> None:
+        """Close those of topics that were deleted or renamed."""
+
     def all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
         """All there are, with their configuration."""
 

@@ -336,6 +336,14 @@ class Topics:
         """The partitions that this process has open."""
         return list(self._partitions.values())
 
+    def let_go_of_moved(self) -> None:
+        """Close and forget the partitions of topics that were deleted or renamed, by whatever process."""
+        for key, partition in list(self._partitions.items()):
+            if partition.handle.is_moved:
+                with self._mutex:
+                    if self._partitions.get(key) is partition and partition.handle.close_if_idle():
+                        del self._partitions[key]
+
     # ------------------------------------------------------------ background work
 
     def _make_scrubber(self, bytes_per_s: int | None) -> Scrubber | None:

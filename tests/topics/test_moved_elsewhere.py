@@ -1,0 +1,45 @@
+"""Topics that another process deletes or renames, while this one has them open."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import segmentlog
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _deleted_maps() -> int:
+    return Path("/proc/self/maps").read_text().count("(deleted)")
+
+
+def test_what_was_deleted_or_renamed_elsewhere_is_let_go_of(tmp_path: Path) -> None:
+    """A tick later neither files nor maps of it are left, and nobody has to ask for the name again."""
+    with segmentlog.open(tmp_path, background=False) as store, segmentlog.open(tmp_path, background=False) as other:
+        store.create_topic("kept").partition(0).append([b"here"])
+        gc.collect()  # of tests before
+        before, maps = _descriptors(), _deleted_maps()
+        gone = []
+        for number in range(5):
+            log = store.create_topic(f"t{number}").partition(0)
+            log.append([b"value"])
+            assert len(list(log.read(0))) == 1
+            gone.append(weakref.ref(log))
+            del log
+            if number % 2:
+                other.delete_topic(f"t{number}")
+            else:
+                other.rename_topic(f"t{number}", f"u{number}")
+        store._topics.background.flush_tick()
+        gc.collect()
+        assert [log() for log in gone] == [None] * 5
+        assert _descriptors() <= before
+        assert _deleted_maps() <= maps
+        assert [(log.topic, log.number) for log in store.opened_partitions()] == [("kept", 0)]
+        assert [record.value for record in store.consumer("kept")] == [b"here"]
+        assert [record.value for record in store.consumer("u0")] == [b"value"]
