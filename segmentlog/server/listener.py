@@ -30,6 +30,8 @@ _HANDSHAKE_S: Final = 10.0
 _LOOK_UP_S: Final = 10.0
 """How often a thread that waits for a request looks whether it has waited too long."""
 _NO_ROOM_S: Final = 0.1
+_ENDED_S: Final = 1.0
+"""For threads of connections that were closed to find that out."""
 
 
 class Door:
@@ -110,6 +112,9 @@ class Listener:
             thread.join(max(0.0, ends_s - time.monotonic()))
         for connection in connections:
             connection.close()
+        ends_s = time.monotonic() + _ENDED_S
+        for thread in threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -192,10 +197,11 @@ class Listener:
         limits, door = self._limits, self._door
         principal = ANONYMOUS
         transport: Transport
+        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if door.tls is None:
-            transport = PlainTransport(sock, _LOOK_UP_S, limits.patience_s)
+            transport = PlainTransport(sock, look_up_s, limits.patience_s)
         else:
             sock.settimeout(_HANDSHAKE_S)
             try:
@@ -204,7 +210,7 @@ class Listener:
             except (OSError, ssl.SSLError, ValueError) as error:
                 logger.info("%s: no TLS: %s", host, error)
                 return None
-            transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
+            transport = TlsTransport(wrapped, look_up_s, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
         limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes
         frames = FrameReader(
@@ -212,5 +218,5 @@ class Listener:
         )
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
-            limit_bytes=limits.request_bytes,
+            limit_bytes=limits.request_bytes, waiting_bytes_max=limits.answered_bytes,
         )  # fmt: skip
