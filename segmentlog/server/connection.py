@@ -131,6 +131,10 @@ class Connection:
         self._is_finishing = True  # who goes on sending is not waited for
         self._transport.stop_receiving()
 
+    def is_left(self) -> bool:
+        """Whether nobody is there any more who waits for an answer. For the thread of a request that takes long."""
+        return self.is_closed or self._transport.is_left()
+
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's, and goes on there."""
         self.is_closed = True

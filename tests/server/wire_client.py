@@ -147,7 +147,7 @@ class _Wire:
     def stop_receiving(self) -> None:
         pass
 
-    def is_gone(self) -> bool:
+    def is_left(self) -> bool:
         return self.is_shut
 
     def shut_down(self) -> None:

@@ -171,7 +171,7 @@ class _Fetch:
 
     def _is_gone(self) -> bool:
         connection = self._call.connection
-        return connection is not None and connection.is_closed
+        return connection is not None and connection.is_left()
 
     def _has_more(self, answers: list[tuple[Wanted, PartitionData]]) -> bool:
         """Whether a partition has grown since its answer was made, or is another one by now."""
