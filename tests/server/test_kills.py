@@ -129,7 +129,7 @@ class Load:
         """Everything that was sent is acknowledged, and everything is consumed."""
         self._is_over.set()
         for thread in (*self._threads[:2], self._threads[3]):
-            thread.join(WAIT_S)
+            thread.join(2 * WAIT_S)
             assert not thread.is_alive()
         ends = time.monotonic() + WAIT_S
         wanted = len(self.acknowledged) + len(self.appended)
@@ -165,8 +165,8 @@ class Load:
                 producer.produce("orders", f"{name}:{number}", partition=number % PARTITIONS, on_delivery=done)
                 number += 1
             producer.poll(0.01)
-        if producer.flush(WAIT_S):
-            self.errors.append(f"producer {name}: not all was acknowledged")
+        if left := producer.flush(WAIT_S):
+            self.errors.append(f"producer {name}: {left} of {number} records were not acknowledged")
 
     def _consume(self, _: str) -> None:
         consumer = confluent_kafka.Consumer(
@@ -243,8 +243,10 @@ def test_nothing_is_lost_when_it_is_killed(tmp_path: Path, seed: int) -> None:
                 server.start()
         took_s = time.monotonic() - began
     finally:
-        load.finish()
-        server.stop()
+        try:
+            load.finish()
+        finally:
+            server.stop()
     total, rounds = check(load, path), share(ROUNDS, "server kills")
     print(f"{rounds} kills in {took_s:.1f} s, {total:,} records, {len(load.acknowledged):,} acknowledged")
 
