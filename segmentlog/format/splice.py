@@ -43,6 +43,12 @@ def as_table(column: memoryview, count: int) -> Table | None:
     return np.frombuffer(column, np.uint8)[prefix:].reshape(count, width)
 
 
+def items_of(table: Table) -> list[bytes]:
+    """The items of a table, without their marks."""
+    whole, width = table[:, 2:].tobytes(), table.shape[1] - 2
+    return [whole[at : at + width] for at in range(0, len(whole), width)] if width else [b""] * len(table)
+
+
 def cut_rows(table: Table, kept: Flags | None) -> bytes:
     """The bytes of the items for which ``kept`` is true (None: all)."""
     return table.tobytes() if kept is None else table.take(np.flatnonzero(kept), axis=0).tobytes()

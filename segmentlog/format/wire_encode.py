@@ -15,9 +15,11 @@ import numpy.typing as npt
 from segmentlog.format.batch import CODEC_MASK, DELETE_HORIZON, LEADER_EPOCH_MASK, LOG_APPEND_TIME
 from segmentlog.format.codecs import CODEC_NONE
 from segmentlog.format.columns import Int64Array, Values
-from segmentlog.format.wire import NO_TIMESTAMP, pack_wire_batch
+from segmentlog.format.splice import Table, items_of
+from segmentlog.format.wire import NO_TIMESTAMP, Buffer, pack_wire_batch
 from segmentlog.format.wire_codecs import compress_records
 from segmentlog.format.wire_records import varint
+from segmentlog.format.wire_tables import encode_tables
 from segmentlog.records import Headers
 
 _NULL: Final = -1
@@ -29,8 +31,8 @@ Uint64Array = npt.NDArray[np.uint64]
 
 
 def encode_wire_batch(
-    keys: Values | None,
-    values: Values,
+    keys: Values | Table | None,
+    values: Values | Table,
     headers: Sequence[Headers] | None,
     timestamps: Int64Array,
     offset_deltas: Int64Array | None = None,
@@ -48,8 +50,8 @@ def encode_wire_batch(
     """A batch of Kafka's of at least one record, with the ``attributes`` of its header but for the codec.
 
     ``offset_deltas`` default to 0, 1, 2 and so on, ``last_offset_delta`` to the last of them. ``timestamps`` are
-    absolute, int64; under LogAppendTime their largest is that of all records. Raises ValueError for a delta that has
-    no place in 32 bits.
+    absolute, int64; keys and values may be tables (`splice.as_table`). Under LogAppendTime the largest timestamp is
+    that of all records. Raises ValueError for a delta that has no place in 32 bits.
     """
     count = len(values)
     deltas = np.arange(count, dtype=np.int64) if offset_deltas is None else offset_deltas
@@ -59,7 +61,7 @@ def encode_wire_batch(
         attributes |= DELETE_HORIZON
     if attributes & LOG_APPEND_TIME:
         timestamps = np.full(count, max_timestamp, np.int64)
-    records = encode_records(keys, values, headers, timestamps - np.int64(base_timestamp), deltas)
+    records = _encode_columns(keys, values, headers, timestamps - np.int64(base_timestamp), deltas)
     return pack_wire_batch(
         compress_records(codec, records),
         base_offset=base_offset,
@@ -108,6 +110,22 @@ def _last_delta(last_offset_delta: int) -> int:
     if not 0 <= last_offset_delta < 1 << 31:
         raise ValueError(f"a last offset delta of {last_offset_delta} in a batch of Kafka's")
     return last_offset_delta
+
+
+def _encode_columns(
+    keys: Values | Table | None,
+    values: Values | Table,
+    headers: Sequence[Headers] | None,
+    timestamp_deltas: Int64Array,
+    offset_deltas: Int64Array,
+) -> Buffer:
+    if isinstance(values, np.ndarray) and (keys is None or isinstance(keys, np.ndarray)) and headers is None:
+        records = encode_tables(keys, values, timestamp_deltas, offset_deltas)
+        if records is not None:
+            return records
+    listed = [items_of(items) if isinstance(items, np.ndarray) else items for items in (keys, values)]
+    assert listed[1] is not None
+    return encode_records(listed[0], listed[1], headers, timestamp_deltas, offset_deltas)
 
 
 def encode_records(

@@ -33,6 +33,8 @@ class Arrivals:
         self._watch: Watch | None = None
         self._watched: set[str] = set()
         """Since the watch was begun; most of them nobody waits for any more."""
+        self.waiting_count = 0
+        """Who waits now."""
         self.is_closed = False
         """Nobody is to wait any more."""
 
@@ -63,6 +65,7 @@ class Arrivals:
         with self._mutex:
             if self.is_closed:
                 event.set()
+                self.waiting_count += 1
                 return True
             if self._watch is None or len(self._watched) > max(_WATCHED_MAX, 2 * len(self._waiting)):
                 self._begin_watch()
@@ -73,11 +76,13 @@ class Arrivals:
                 can_wake &= watch.add(path)
                 self._watched.add(path)
                 self._waiting.setdefault(path, set()).add(event)
+            self.waiting_count += 1
             return can_wake
 
     def leave(self, event: threading.Event, paths: Sequence[str]) -> None:
         """Nobody waits for ``event`` any more."""
         with self._mutex:
+            self.waiting_count -= 1
             for path in paths:
                 events = self._waiting.get(path)
                 if events is not None:

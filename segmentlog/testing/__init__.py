@@ -9,12 +9,40 @@ disks, from the fastest to the most real:
 `CrashFS`           a mounted folder (FUSE, extra ``[testing]``) that any process may use,
                     maps included; a crash takes a seeded choice of what was not synced
 `FaultyFileSystem`  real files, and calls that fail on demand
+
+and, for code that talks to Kafka: `pytest_plugin`, a server for each test.
 """
 
-from segmentlog.testing.disk import SimulatedDisk as SimulatedDisk
-from segmentlog.testing.faults import Died as Died
-from segmentlog.testing.faults import FaultyFileSystem as FaultyFileSystem
-from segmentlog.testing.history import Claim as Claim
-from segmentlog.testing.history import Conflict as Conflict
-from segmentlog.testing.history import History as History
-from segmentlog.testing.worst_case import WorstCaseDisk as WorstCaseDisk
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from segmentlog.testing.disk import SimulatedDisk as SimulatedDisk
+    from segmentlog.testing.faults import Died as Died
+    from segmentlog.testing.faults import FaultyFileSystem as FaultyFileSystem
+    from segmentlog.testing.history import Claim as Claim
+    from segmentlog.testing.history import Conflict as Conflict
+    from segmentlog.testing.history import History as History
+    from segmentlog.testing.worst_case import WorstCaseDisk as WorstCaseDisk
+
+_HOME_OF = {
+    "SimulatedDisk": "disk",
+    "Died": "faults",
+    "FaultyFileSystem": "faults",
+    "Claim": "history",
+    "Conflict": "history",
+    "History": "history",
+    "WorstCaseDisk": "worst_case",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """When it is first used: pytest imports this package in every run, for its plugin."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'segmentlog.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"segmentlog.testing.{home}"), name)
+    globals()[name] = value
+    return value

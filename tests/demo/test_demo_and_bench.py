@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import segmentlog
 from segmentlog.demo import flights as demo_flights
+from segmentlog.demo import serving as demo_serving
 from segmentlog.demo import spark as demo_spark
 from segmentlog.demo import steps as demo
 from segmentlog.log.partition import Partition
@@ -28,6 +30,7 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     assert "the same, to the byte" in text
     assert "each once, in order" in text
     assert "store.table('planes-last-1')[b'N14228']" in text
+    assert "all 5,000 records that the client was told of are in the log" in text
     assert said[-1].startswith("Everything held")
 
 
@@ -40,6 +43,30 @@ def test_a_check_of_the_demonstration_can_fail(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(demo, "_write", lambda store, _, say: write(store, changed, say))
     with pytest.raises(demo_flights.DemoFailed, match="this does not hold"):
         demo.run(tmp_path / "store", lambda _: None)
+
+
+def test_without_a_client_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """confluent-kafka is missing: the step is left out, and all is well."""
+    said: list[str] = []
+    monkeypatch.setattr(demo_serving.importlib.util, "find_spec", lambda name: None)
+    demo_serving.serve(tmp_path / "store", [b"x"], said.append)
+    assert "pip install 'segmentlog[demo]'" in said[-1]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_loss_fails_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was told of a record that is not there is not passed over."""
+    monkeypatch.setattr(demo_serving._Client, "join", _told_of_more(demo_serving._Client.join))
+    with pytest.raises(demo_flights.DemoFailed, match="acknowledged"):
+        demo_serving.serve(tmp_path / "store", [b"%d" % number for number in range(300)], lambda _: None)
+
+
+def _told_of_more(join: Callable[[demo_serving._Client], None]) -> Callable[[demo_serving._Client], None]:
+    def joined(client: demo_serving._Client) -> None:
+        join(client)
+        client.acknowledged[0] = b"another"
+
+    return joined
 
 
 @pytest.mark.long

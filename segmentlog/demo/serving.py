@@ -1,0 +1,149 @@
+"""The step with a server: a Kafka client writes, a local reader follows, and the server is killed in between."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import segmentlog
+from segmentlog.demo.flights import DemoFailed, Say, check
+
+_TOPIC = "departures"
+_COUNT = 20_000
+_TOGETHER, _PAUSE_S = 200, 0.01
+"""How fast the client is: there is to be something in flight when the server dies."""
+_STARTED_S = 20.0
+_DELIVERED_S = 30.0
+
+
+class _Server:
+    """``segmentlog serve`` on a port of its own, which it keeps when it is started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> float:
+        """Until it listens; how many seconds that took."""
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "segmentlog", "--dir", str(self._folder), "serve", "--workers", "1"]
+        # A session of its own: it is killed with its worker, as a machine's end would.
+        self._process = subprocess.Popen(
+            [*command, "--listen", self.address], stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self._process.stderr is not None
+        too_late = threading.Timer(_STARTED_S, self._process.kill)
+        too_late.start()
+        try:
+            said = []
+            for line in self._process.stderr:
+                said.append(line)
+                if " listening on " in line:
+                    self.address = line.rpartition(" listening on ")[2].split()[0].rstrip(",")
+                    return time.perf_counter() - started
+        finally:
+            too_late.cancel()
+        raise DemoFailed(f"segmentlog serve did not start: {''.join(said).strip()}")
+
+    def kill(self) -> None:
+        """As ``kill -9`` of all of its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def stop(self) -> None:
+        """As Ctrl-C."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.communicate()
+
+
+class _Client:
+    """A producer of confluent-kafka in a thread, with ``acks=all``; what it was told of where its records are."""
+
+    def __init__(self, address: str, values: Sequence[bytes]) -> None:
+        from confluent_kafka import Producer
+
+        self._values = values
+        self.acknowledged: dict[int, bytes] = {}
+        self.refused: list[str] = []
+        self._producer = Producer(
+            {
+                "bootstrap.servers": address, "acks": "all", "enable.idempotence": True, "linger.ms": 5,
+                "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "log_level": 0,
+                "error_cb": lambda error: None,  # it tries again by itself
+            }
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._run, name="demo-producer")
+        self._thread.start()
+
+    def _run(self) -> None:
+        for number, value in enumerate(self._values):
+            self._producer.produce(_TOPIC, value, on_delivery=self._told)
+            if number % _TOGETHER == _TOGETHER - 1:
+                self._producer.poll(0)
+                time.sleep(_PAUSE_S)
+        self._producer.flush(_DELIVERED_S)
+        del self._producer  # which is how it is closed
+
+    def _told(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.refused.append(str(error))
+        else:
+            self.acknowledged[message.offset()] = message.value()
+
+    def join(self) -> None:
+        """Until it has been told of everything."""
+        self._thread.join()
+
+
+def serve(folder: Path, values: Sequence[bytes], say: Say) -> None:
+    """The step. Needs confluent-kafka, and says so where it is not there. Raises `DemoFailed`."""
+    say("10. Serving the store to Kafka's clients: one writes, this process reads, and the server is killed in between")
+    if importlib.util.find_spec("confluent_kafka") is None:
+        say("   left out: the client is the package confluent-kafka: pip install 'segmentlog[demo]'")
+        return
+    started = time.perf_counter()
+    values = values[:_COUNT]
+    with segmentlog.open(folder) as store:
+        store.create_topic(_TOPIC)
+    server = _Server(folder)
+    found: dict[int, bytes | None] = {}
+    again_s = 0.0
+    written = 0
+    try:
+        client = _Client(server.address, values)
+        try:
+            with segmentlog.open(folder) as store, store.consumer(_TOPIC, follow=True) as reader:
+                too_late = threading.Timer(2 * _DELIVERED_S, reader.wakeup)
+                too_late.start()
+                for record in reader:
+                    found[record.offset] = record.value
+                    if not again_s and len(found) >= len(values) // 3:
+                        server.kill()
+                        written = len(client.acknowledged)
+                        again_s = server.start()
+                    if len(found) == len(values):
+                        break
+                too_late.cancel()
+        finally:
+            client.join()
+    finally:
+        server.stop()
+    check(bool(again_s) and not client.refused, f"the client has lost nothing: {client.refused[:1]}")
+    check(len(client.acknowledged) == len(values), "every record was acknowledged in the end")
+    check(client.acknowledged == found, "what was acknowledged is what the reader has, at the same offsets")
+    check([found[offset] for offset in sorted(found)] == list(values), "each record is there once, in order")
+    say(f"   killed with {written:,} records acknowledged; it served again {again_s:.2f} s after its start")
+    say(
+        f"   all {len(values):,} records that the client was told of are in the log, each once, in order: in"
+        f" {time.perf_counter() - started:.1f} s"
+    )

@@ -1,0 +1,170 @@
+"""aiokafka: asyncio, and an ApiVersions request of the first version there was."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from server.clients.driver import HEARTBEAT_MS, SESSION_TIMEOUT_MS, WAIT_S, Driver, Got, Sent, told
+
+_MEMBER = Path(__file__).with_name("member.py")
+_T = TypeVar("_T")
+
+
+class AiokafkaDriver(Driver):
+    """aiokafka."""
+
+    name = "aiokafka"
+
+    def create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
+        _run(
+            self._with_admin(lambda admin: admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=config)]))
+        )
+
+    def write(
+        self, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: str = "all", idempotent: bool = False
+    ) -> list[tuple[int, int]]:
+        async def write() -> list[tuple[int, int]]:
+            producer = AIOKafkaProducer(
+                bootstrap_servers=self.bootstrap, compression_type=None if codec == "none" else codec, linger_ms=20,
+                acks="all" if acks == "all" else int(acks), enable_idempotence=idempotent,
+            )  # fmt: skip
+            await producer.start()
+            try:
+                futures = [
+                    await producer.send(
+                        topic, one.value, one.key, one.partition, one.timestamp, headers=list(one.headers)
+                    )
+                    for one in records
+                ]
+                placed = await asyncio.gather(*futures)
+            finally:
+                await producer.stop()
+            return [(one.partition, one.offset) if one is not None else (-1, -1) for one in placed]
+
+        return _run(write())
+
+    def read(self, topic: str, count: int, *, committed: bool = False) -> list[Got]:
+        async def read() -> list[Got]:
+            consumer = self._consumer(None, isolation_level="read_committed" if committed else "read_uncommitted")
+            found: list[Got] = []
+            async with _started(consumer):
+                # It learns of a topic by subscribing to it.
+                wanted = [TopicPartition(topic, number) for number in await _partitions(consumer, topic)]
+                consumer.assign(wanted)
+                await consumer.seek_to_beginning()
+                ends = await consumer.end_offsets(wanted)
+                while [one for one in wanted if await consumer.position(one) < ends[one]]:
+                    found += await _polled(consumer)
+            return found
+
+        return _run(read())
+
+    def consume(self, group: str, topic: str, count: int) -> list[Got]:
+        async def consume() -> list[Got]:
+            consumer = self._consumer(group)
+            consumer.subscribe([topic])
+            found: list[Got] = []
+            async with _started(consumer):
+                while len(found) < count:
+                    found += await _polled(consumer, count - len(found))
+                await consumer.commit()
+            return found
+
+        return _run(consume())
+
+    def member(self, group: str, topic: str) -> list[str]:
+        return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
+
+    def run_member(self, group: str, topic: str) -> None:
+        """In a process of its own."""
+
+        async def live() -> None:
+            consumer = self._consumer(group)
+            consumer.subscribe([topic])
+            async with _started(consumer):
+                while True:
+                    records = await _polled(consumer)
+                    if records:
+                        await consumer.commit()
+                    for one in records:
+                        print(told(one.partition, one.offset, one.value), flush=True)
+
+        asyncio.run(live())
+
+    def at_time(self, topic: str, partition: int, timestamp: int) -> int:
+        async def look() -> int:
+            wanted = TopicPartition(topic, partition)
+            async with _started(self._consumer(None)) as consumer:
+                found = (await consumer.offsets_for_times({wanted: timestamp}))[wanted]
+                return -1 if found is None else int(found.offset)
+
+        return _run(look())
+
+    def lag(self, group: str, topic: str) -> dict[int, int]:
+        async def look() -> dict[int, int]:
+            committed = await self._with_admin(lambda admin: admin.list_consumer_group_offsets(group))
+            async with _started(self._consumer(None)) as consumer:
+                ends = await consumer.end_offsets([one for one in committed if one.topic == topic])
+                return {one.partition: end - committed[one].offset for one, end in ends.items()}
+
+        return _run(look())
+
+    def trim(self, topic: str, partition: int, before_offset: int) -> None:
+        wanted = {TopicPartition(topic, partition): RecordsToDelete(before_offset)}
+        _run(self._with_admin(lambda admin: admin.delete_records(wanted)))
+
+    def delete(self, topic: str) -> None:
+        _run(self._with_admin(lambda admin: admin.delete_topics([topic])))
+
+    async def _with_admin(self, what: Callable[[Any], Awaitable[_T]]) -> _T:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            return await what(admin)
+        finally:
+            await admin.close()
+
+    def _consumer(self, group: str | None, **settings: Any) -> Any:
+        return AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
+            session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=HEARTBEAT_MS, **settings,
+        )  # fmt: skip
+
+
+def _run(what: Awaitable[_T]) -> _T:
+    async def in_time() -> _T:
+        return await asyncio.wait_for(what, WAIT_S)
+
+    return asyncio.run(in_time())
+
+
+def _started(consumer: Any) -> Any:
+    class Started(AsyncExitStack):
+        async def __aenter__(self) -> Any:
+            await consumer.start()
+            self.push_async_callback(consumer.stop)
+            return consumer
+
+    return Started()
+
+
+async def _partitions(consumer: Any, topic: str) -> list[int]:
+    await consumer._client.force_metadata_update()
+    await consumer._client.add_topic(topic)
+    return sorted(consumer.partitions_for_topic(topic))
+
+
+async def _polled(consumer: Any, count: int | None = None) -> list[Got]:
+    batches = await consumer.getmany(timeout_ms=200, max_records=count)
+    return [
+        Got(one.partition, one.offset, one.key, one.value, one.timestamp, tuple(one.headers))
+        for batch in batches.values()
+        for one in batch
+    ]

@@ -1,0 +1,126 @@
+"""What the tests ask of a Kafka client, whatever language it is written in."""
+
+from __future__ import annotations
+
+import base64
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+Header = tuple[str, bytes | None]
+
+WAIT_S = 30.0
+"""For whatever has to come; nothing comes as late as that on a machine that works."""
+SESSION_TIMEOUT_MS = 1000
+"""After which a member that died is missed."""
+HEARTBEAT_MS = 200
+
+
+class Sent(NamedTuple):
+    """A record that a client is to write."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: tuple[Header, ...] = ()
+
+
+class Got(NamedTuple):
+    """A record as a client, or the library, has read it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: tuple[Header, ...]
+
+
+class Driver(ABC):
+    """One client, at one server."""
+
+    name: ClassVar[str]
+    codecs: ClassVar[tuple[str, ...]] = ("none", "gzip", "snappy", "lz4", "zstd")
+    """What it can write and read."""
+    sets_timestamps: ClassVar[bool] = True
+    takes_any_bytes: ClassVar[bool] = True
+    """Whether keys, values and headers may be any bytes, and null."""
+    writes_null_headers: ClassVar[bool] = True
+    has_admin: ClassVar[bool] = True
+    tells_offsets: ClassVar[bool] = True
+    """Whether a producer is told where its records are."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+    @abstractmethod
+    def create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
+        """Make a topic."""
+
+    @abstractmethod
+    def write(
+        self, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: str = "all", idempotent: bool = False
+    ) -> list[tuple[int, int]]:
+        """Produce, in this order, and wait for the answers: partition and offset of each."""
+
+    @abstractmethod
+    def read(self, topic: str, count: int, *, committed: bool = False) -> list[Got]:
+        """Everything that is there, from the start of each partition; ``count`` for who cannot tell where it ends."""
+
+    @abstractmethod
+    def consume(self, group: str, topic: str, count: int) -> list[Got]:
+        """So many records as the only member of a group; commit them, and leave."""
+
+    @abstractmethod
+    def member(self, group: str, topic: str) -> list[str]:
+        """The command of a process that is a member until it is killed, and prints `told` of what it has committed."""
+
+    def at_time(self, topic: str, partition: int, timestamp: int) -> int:
+        """The offset of the first record from that time on; -1 if there is none."""
+        raise NotImplementedError
+
+    def lag(self, group: str, topic: str) -> dict[int, int]:
+        """How many records of each partition the group has not committed."""
+        raise NotImplementedError
+
+    def trim(self, topic: str, partition: int, before_offset: int) -> None:
+        """Delete records from the front."""
+        raise NotImplementedError
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        raise NotImplementedError
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group that has no members."""
+        raise NotImplementedError
+
+
+def told(partition: int, offset: int, value: bytes | None) -> str:
+    """The line of a member."""
+    return f"{partition} {offset} {text_of(value)}"
+
+
+def text_of(data: bytes | None) -> str:
+    """Bytes or None as a word."""
+    return "-" if data is None else "=" + base64.b64encode(data).decode()
+
+
+def bytes_of(text: str) -> bytes | None:
+    """The reverse."""
+    return None if text == "-" else base64.b64decode(text[1:])
+
+
+def sorted_records(records: Sequence[Any]) -> list[Any]:
+    """By partition, then by offset."""
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def until(what: Callable[[], object], why: str = "it did not come to it in time") -> None:
+    """Ask again and again until the answer is true."""
+    ends_s = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < ends_s, why
+        time.sleep(0.01)

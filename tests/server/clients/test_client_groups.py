@@ -1,0 +1,105 @@
+"""Groups of each client: they share, go on where they were, and miss a member that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections import defaultdict
+
+import pytest
+from server.clients.driver import Driver, text_of, until
+
+from segmentlog.store import LogStore
+
+_PARTITIONS = 6
+
+
+def test_positions(client: Driver, store: LogStore) -> None:
+    """A client goes on where it was, the library behind it; how far behind they are is the same for both."""
+    store.create_topic("t", partitions=2)
+    for partition in store.topic("t").partitions():
+        partition.append([b"%d" % number for number in range(10)])
+    read = {(one.partition, one.offset) for one in client.consume("g", "t", 7)}
+    if client.has_admin:
+        committed = {one.partition: one.lag for one in store.groups.describe("g").partitions}
+        assert client.lag("g", "t") == {number: lag for number, lag in committed.items() if lag is not None}
+    more = {(one.partition, one.offset) for one in client.consume("g", "t", 6)}
+    assert (len(read), len(more)) == (7, 6)
+    assert read.isdisjoint(more)
+    with store.consumer("t", group="g") as library:
+        rest = {(one.partition, one.offset) for one in library}
+        library.commit()
+    assert (read | more).isdisjoint(rest)
+    assert read | more | rest == {(number, offset) for number in range(2) for offset in range(10)}
+    store.topic("t").partition(1).append([b"new"])
+    assert [(one.partition, one.value) for one in client.consume("g", "t", 1)] == [(1, b"new")]
+
+
+class _Member:
+    """A process that consumes."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.told: list[tuple[int, int, str]] = []
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = line.split()
+            if line.endswith("\n") and len(words) == 3:
+                self.told.append((int(words[0]), int(words[1]), words[2]))
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._thread.join()
+        self._process.communicate()
+
+
+@pytest.mark.long
+def test_three_members_one_is_killed(client: Driver, store: LogStore) -> None:
+    """They share the partitions; when one is killed the others take its share, and no record is left out."""
+    store.create_topic("t", partitions=_PARTITIONS)
+    sent: dict[tuple[int, int], str] = {}
+
+    def append(turn: int) -> None:
+        for number in range(_PARTITIONS):
+            value = b"turn-%d" % turn
+            partition = store.topic("t").partition(number)
+            word = value.decode() if client.name == "kcat" else text_of(value)
+            sent[number, partition.append([value])] = word
+
+    members = [_Member(client.member("g", "t")) for _ in range(3)]
+    try:
+        turn = 0
+
+        def all_share() -> bool:
+            described = store.groups.describe("g")
+            return described.state == "Stable" and [len(one.partitions) for one in described.members] == [2, 2, 2]
+
+        until(lambda: "g" in store.groups.names(), "nobody joined")
+        until(all_share, "three members do not share")
+        append(turn)
+        until(lambda: all(len({told[0] for told in one.told}) == 2 for one in members), "some member got nothing")
+        members[0].kill()
+        for turn in range(1, 6):
+            append(turn)
+        until(
+            lambda: {told[:2] for one in members for told in one.told} == set(sent),
+            "what a dead member had did not come to the others",
+        )
+        told = defaultdict(set)
+        for one in members:
+            for partition, offset, word in one.told:
+                told[partition, offset].add(word)
+        assert told == {position: {word} for position, word in sent.items()}
+        until(lambda: all(one.lag == 0 for one in store.groups.describe("g").partitions), "it is not all committed")
+        assert len(store.groups.describe("g").members) == 2
+    finally:
+        for one in members:
+            if one._process.poll() is None:
+                one.kill()
