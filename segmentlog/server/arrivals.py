@@ -21,7 +21,7 @@ _LOOK_S: Final = 1.0
 _POLL_S: Final = 0.005
 """The same where nobody can be asked to wake us."""
 _WATCHED_MAX: Final = 8192
-"""Files; beyond that the watch is begun anew, with those that are waited for."""
+"""Files; beyond that the watch is begun anew, with those that are waited for, once these are less than half of them."""
 
 
 class Arrivals:
@@ -31,6 +31,8 @@ class Arrivals:
         self._mutex = threading.Lock()
         self._waiting: dict[str, set[threading.Event]] = {}
         self._watch: Watch | None = None
+        self._watched: set[str] = set()
+        """Since the watch was begun; most of them nobody waits for any more."""
         self.waiting_count = 0
         """Who waits now."""
         self.is_closed = False
@@ -65,13 +67,14 @@ class Arrivals:
                 event.set()
                 self.waiting_count += 1
                 return True
-            if self._watch is None or len(self._waiting) > _WATCHED_MAX:
+            if self._watch is None or len(self._watched) > max(_WATCHED_MAX, 2 * len(self._waiting)):
                 self._begin_watch()
             watch = self._watch
             assert watch is not None
             can_wake = not watch.polls
             for path in paths:
                 can_wake &= watch.add(path)
+                self._watched.add(path)
                 self._waiting.setdefault(path, set()).add(event)
             self.waiting_count += 1
             return can_wake
@@ -89,6 +92,7 @@ class Arrivals:
 
     def _begin_watch(self) -> None:
         former, self._watch = self._watch, Watch()
+        self._watched = set(self._waiting)
         if former is not None:
             former.interrupt()
             for path in self._waiting:

@@ -39,7 +39,7 @@ class Broker:
         self.settings = settings
         self.authorizer = authorizer
         self.clock = clock or Clock()
-        self.buffers = BufferPool()
+        self.buffers = BufferPool(bound_bytes=settings.limits.buffered_bytes)
         self.durability = Durability()
         self.arrivals = Arrivals()
         self.fetch_sessions = FetchSessions(settings.limits.fetch_sessions, self.clock.monotonic_ms)

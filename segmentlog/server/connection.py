@@ -65,6 +65,7 @@ class Connection:
         principal: Principal,
         sasl: SaslSession | None = None,
         limit_bytes: int,
+        waiting_bytes_max: int = 4 << 20,
         meter: Meter | None = None,
     ) -> None:
         self.client_host = client_host
@@ -81,6 +82,8 @@ class Connection:
         self._handle = handle
         self._limit_bytes = limit_bytes
         """Of a request, once it is known who sends it."""
+        self._waiting_bytes_max = waiting_bytes_max
+        self._is_finishing = False
         self._is_last = False
         self._sending = threading.Lock()
         self._waiting: deque[Later | Sequence[Buffer]] = deque()
@@ -100,6 +103,9 @@ class Connection:
                 if answer is not None:
                     self._put(answer)
                 if self._is_last:
+                    break
+                if self._is_finishing and not self.frames.has_more:
+                    self.wait_for_answers(_LAST_ANSWERS_S)
                     break
         except IdleTooLong as error:
             logger.debug("%s: closed: %s", self.client_host, error)
@@ -143,7 +149,12 @@ class Connection:
 
     def finish(self) -> None:
         """Take no more requests, answer those that came, and end."""
+        self._is_finishing = True  # who goes on sending is not waited for
         self._transport.stop_receiving()
+
+    def is_left(self) -> bool:
+        """Whether nobody is there any more who waits for an answer. For the thread of a request that takes long."""
+        return self.is_closed or self._transport.is_left()
 
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's, and goes on there."""
@@ -171,9 +182,19 @@ class Connection:
             return
         self._waiting.append(answer)
         self.send_ready()
-        if len(self._waiting) >= _WAITING_MAX:
+        if self._is_full(answer):
             with self._has_room:
-                self._has_room.wait_for(lambda: len(self._waiting) < _WAITING_MAX or self.is_closed)
+                self._has_room.wait_for(lambda: not self._is_full(answer) or self.is_closed)
+
+    def _is_full(self, last: Later | Sequence[Buffer]) -> bool:
+        """Whether as many answers wait as may, or as many bytes: a client may ask for much and take nothing."""
+        waiting = len(self._waiting)
+        if waiting >= _WAITING_MAX:
+            return True
+        if waiting < 2 or isinstance(last, Later):  # what comes later, of a produce request, is small
+            return False
+        made = [_buffers_of(answer) or () for answer in self._waiting.copy()]
+        return sum(len(buffer) for buffers in made for buffer in buffers) > self._waiting_bytes_max
 
     def send_ready(self) -> None:
         """Send the answers at the head of the queue that are complete. Waits for nobody."""

@@ -6,6 +6,7 @@ by the next one. So never is there an fsync for each request, and partitions do 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from segmentlog.errors import LogTruncated
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
+
+logger = logging.getLogger("segmentlog.server")
 
 THREADS: Final = 8
 """Partitions that are synced at the same time."""
@@ -106,12 +109,12 @@ class Durability:
             waiters = self._waiting[partition]
             self._waiting[partition] = []
         error = _sync(partition, waiters)
-        if isinstance(error, LogTruncated) and len(waiters) > 1:  # of some of them: each asks for itself
-            for waiter in waiters:
-                waiter.done(_sync(partition, [waiter]))
-        else:
-            for waiter in waiters:
-                waiter.done(error)
+        is_of_some = isinstance(error, LogTruncated) and len(waiters) > 1
+        for waiter in waiters:
+            try:
+                waiter.done(_sync(partition, [waiter]) if is_of_some else error)  # of some: each asks for itself
+            except Exception:  # or those behind it would wait for ever
+                logger.exception("who waited for the disk could not be told")
         with self._mutex:
             if self._waiting[partition]:
                 self._due.put(partition)

@@ -20,6 +20,8 @@ FINAL_EPOCH: Final = -1
 _EVICTABLE_AFTER_MS: Final = 120_000
 """Kafka's: one that was used a moment ago makes no room."""
 _EPOCH_END: Final = 2**31 - 1
+_PARTITIONS_MAX: Final = 500_000
+"""Of all sessions together, some 100 MB: a client may begin sessions of as many partitions as a request can name."""
 
 Key = tuple[str, bytes, int]
 """A topic by name or by id (the other is empty), and a partition."""
@@ -77,16 +79,20 @@ class FetchSession:
 class FetchSessions:
     """The sessions of a worker. Thread-safe."""
 
-    def __init__(self, slots: int, monotonic_ms: Callable[[], int]) -> None:
+    def __init__(self, slots: int, monotonic_ms: Callable[[], int], partitions_max: int = _PARTITIONS_MAX) -> None:
         self._slots = slots
+        self._partitions_max = partitions_max
         self._monotonic_ms = monotonic_ms
         self._mutex = threading.Lock()
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
-    def make(self) -> FetchSession | None:
+    def make(self, partition_count: int = 0) -> FetchSession | None:
         """A session, or None when there is no room for one more: then each request says everything."""
         now_ms = self._monotonic_ms()
         with self._mutex:
+            held = sum(len(session.partitions) for session in self._sessions.values())
+            if held + partition_count > self._partitions_max:
+                return None
             if len(self._sessions) >= self._slots:
                 oldest = next(iter(self._sessions.values()), None)
                 if oldest is None or now_ms - oldest.used_ms < _EVICTABLE_AFTER_MS:

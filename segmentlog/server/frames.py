@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from segmentlog.server.buffers import BufferPool
+from segmentlog.server.buffers import SMALLEST, BufferPool, Lease, NoRoom
 from segmentlog.server.transport import Idle, Transport
 
 LENGTH_BYTES: Final = 4
 _SMALL_BYTES: Final = 16 << 10
 """One system call brings several small requests; as much memory is kept for each connection."""
 
+_GROWTH: Final = 4
+"""Times that a buffer is larger after it was full."""
 _SLOWEST_BYTES: Final = 64 << 10
 """What comes of a large request at the least within one's patience."""
 
@@ -40,7 +42,7 @@ class FrameReader:
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
-        self._large: bytearray | None = None
+        self._large: Lease | None = None
         self._frame: memoryview | None = None
 
     @property
@@ -54,10 +56,13 @@ class FrameReader:
         Raises `BadFrame`, and OSError of the connection.
         """
         self.release()
+        begun_s = 0.0
         while self._end - self._begin < LENGTH_BYTES:
             has_begun = self._end > self._begin
+            if has_begun:
+                begun_s = begun_s or time.monotonic()
             try:
-                is_there = self._fill(time.monotonic() + (self._patience_s if has_begun else self._idle_s))
+                is_there = self._fill(begun_s + self._patience_s if begun_s else time.monotonic() + self._idle_s)
             except BadFrame:
                 if has_begun:
                     raise
@@ -89,7 +94,7 @@ class FrameReader:
             self._frame.release()
             self._frame = None
         if self._large is not None:
-            self._pool.give_back(self._large)
+            self._large.give_back()
             self._large = None
 
     def _fill(self, ends_s: float) -> bool:
@@ -103,29 +108,38 @@ class FrameReader:
         return received > 0
 
     def _receive_large(self, size: int) -> memoryview:
-        self._large = self._pool.take(size)
-        view = memoryview(self._large)
+        """In a buffer that grows with what comes: who claims much and sends little has little."""
+        lease = self._large = self._pool.lease(self._transport.shut_down)
         filled = self._end - self._begin
-        view[:filled] = self._view[self._begin : self._end]
-        self._begin = self._end = 0
         expected = 0
-        while filled < size:
-            if filled >= expected:
-                expected, ends_s = filled + _SLOWEST_BYTES, time.monotonic() + self._patience_s
-            received = self._receive(view[filled:size], ends_s)
-            if not received:
-                raise BadFrame("it ended in the middle of a request")
-            filled += received
-        self._frame = view[:size]
+        try:
+            lease.grow(min(size, SMALLEST), 0, self._patience_s)
+            lease.buffer[:filled] = self._view[self._begin : self._end]
+            self._begin = self._end = 0
+            while filled < size:
+                if filled == len(lease.buffer):
+                    lease.grow(min(size, _GROWTH * filled), filled, self._patience_s)
+                if filled >= expected:
+                    expected, ends_s = filled + _SLOWEST_BYTES, time.monotonic() + self._patience_s
+                with memoryview(lease.buffer) as view, view[filled:size] as room:
+                    received = self._receive(room, ends_s)
+                if not received:
+                    raise BadFrame("it ended in the middle of a request")
+                filled += received
+        except NoRoom as error:
+            raise BadFrame(str(error)) from None
+        lease.complete()
+        self._frame = memoryview(lease.buffer)[:size]
         return self._frame
 
     def _receive(self, view: memoryview, ends_s: float) -> int:
         while True:
+            if time.monotonic() >= ends_s:  # also for who sends a byte now and then
+                raise BadFrame("nothing came for too long, or next to nothing")
             try:
                 return self._transport.receive_into(view)
             except Idle:
-                if time.monotonic() >= ends_s:
-                    raise BadFrame("nothing came for too long") from None
+                continue
 
     def _move_to_front(self) -> None:
         left = self._end - self._begin

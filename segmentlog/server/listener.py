@@ -32,6 +32,8 @@ _HANDSHAKE_S: Final = 10.0
 _LOOK_UP_S: Final = 10.0
 """How often a thread that waits for a request looks whether it has waited too long."""
 _NO_ROOM_S: Final = 0.1
+_ENDED_S: Final = 1.0
+"""For threads of connections that were closed to find that out."""
 
 
 class Door:
@@ -137,6 +139,9 @@ class Listener:
             thread.join(max(0.0, ends_s - time.monotonic()))
         for connection in connections:
             connection.close()
+        ends_s = time.monotonic() + _ENDED_S
+        for thread in threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -230,10 +235,11 @@ class Listener:
         limits, door = self._limits, self._door
         principal = ANONYMOUS
         transport: Transport
+        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if door.tls is None:
-            transport = PlainTransport(sock, _LOOK_UP_S, limits.patience_s)
+            transport = PlainTransport(sock, look_up_s, limits.patience_s)
         else:
             sock.settimeout(_HANDSHAKE_S)
             try:
@@ -243,7 +249,7 @@ class Listener:
                 self._meter.event(Event.TLS_FAILED)
                 logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
                 return None
-            transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
+            transport = TlsTransport(wrapped, look_up_s, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
         limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes
         frames = FrameReader(
@@ -252,4 +258,5 @@ class Listener:
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
             limit_bytes=limits.request_bytes, meter=self._meter,
+            waiting_bytes_max=limits.answered_bytes,
         )  # fmt: skip

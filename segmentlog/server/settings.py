@@ -28,10 +28,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`connections.max.idle.ms`: between two requests."""
     patience_s: float = 30.0
     """For a request that was begun to come, and for an answer to be taken, for each 64 KiB of it."""
+    buffered_bytes: int = 256 << 20
+    """`queued.max.request.bytes`: of large requests that are coming or being done, of a worker. Who has been sending
+    for the longest is cut off when there is no room for another."""
+    answered_bytes: int = 4 << 20
+    """Of answers that wait for one client: no more requests of it are read until some have gone."""
     fetch_bytes: int = 55 << 20
     """`fetch.max.bytes`."""
     fetch_wait_ms_max: int = 60_000
     """Longest a fetch waits for something to come."""
+    partitions_made: int = 10_000
+    """By one request to create topics or partitions; Kafka's controller has the same limit, and no setting for it."""
     fetch_sessions: int = 1000
     """`max.incremental.fetch.session.cache.slots`."""
 

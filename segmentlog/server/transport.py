@@ -48,6 +48,9 @@ class Transport(Protocol):
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """As much as goes without waiting; returns the rest."""
 
+    def is_left(self) -> bool:
+        """Whether the peer sends nothing more: it has gone, most likely. For the thread that receives."""
+
     def stop_receiving(self) -> None:
         """Whoever waits for bytes gets none; what is to be sent can be. For any thread."""
 
@@ -98,6 +101,9 @@ class PlainTransport:
                 self.sent_bytes += sent
                 left = behind(left, sent)
         return left
+
+    def is_left(self) -> bool:
+        return _is_left(self._socket)
 
     def stop_receiving(self) -> None:
         with contextlib.suppress(OSError):
@@ -162,6 +168,9 @@ class TlsTransport:
                 left = behind(left, sent)
         return left
 
+    def is_left(self) -> bool:
+        return _is_left(self._socket)
+
     def stop_receiving(self) -> None:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RD)
@@ -221,6 +230,12 @@ def _wait(sock: socket.socket, events: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, events)
     return bool(poll.poll(timeout_s * 1000))
+
+
+def _is_left(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _timeval(seconds: float) -> bytes:

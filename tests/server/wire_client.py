@@ -129,6 +129,8 @@ class WireClient:
 class _Wire:
     """A transport that keeps what is sent, and never has anything to be received."""
 
+    received_bytes = sent_bytes = 0
+
     def __init__(self) -> None:
         self.sent = bytearray()
         self.is_shut = False
@@ -147,7 +149,7 @@ class _Wire:
     def stop_receiving(self) -> None:
         pass
 
-    def is_gone(self) -> bool:
+    def is_left(self) -> bool:
         return self.is_shut
 
     def shut_down(self) -> None:

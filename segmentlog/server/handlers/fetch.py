@@ -59,7 +59,9 @@ def _session_of(call: Call, request: FetchRequest) -> tuple[FetchSession | None,
     if request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH):
         if request.session_id != NO_SESSION:
             sessions.drop(request.session_id)
-        return (sessions.make() if request.session_epoch == FIRST_EPOCH else None), None
+        if request.session_epoch == FINAL_EPOCH:
+            return None, None
+        return sessions.make(sum(len(topic.partitions) for topic in request.topics)), None
     session = sessions.find(request.session_id)
     if session is None:
         return None, ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -171,7 +173,7 @@ class _Fetch:
 
     def _is_gone(self) -> bool:
         connection = self._call.connection
-        return connection is not None and connection.is_closed
+        return connection is not None and connection.is_left()
 
     def _has_more(self, answers: list[tuple[Wanted, PartitionData]]) -> bool:
         """Whether a partition has grown since its answer was made, or is another one by now."""

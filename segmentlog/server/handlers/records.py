@@ -80,11 +80,19 @@ def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLo
             continue
         partitions = []
         try:
-            for partition in store.topic(name).partitions():
-                if wanted is None or partition.number in wanted[name]:
-                    size = sum(segment.size_bytes for segment in partition.segments())
-                    partitions.append(DescribeLogDirsPartition(partition.number, size))
+            for number in range(store.topic(name).partition_count):
+                if wanted is None or number in wanted[name]:
+                    partitions.append(DescribeLogDirsPartition(number, _size_of(call, name, number)))
         except (SegmentlogError, OSError):  # deleted meanwhile, or it cannot be opened: its own requests say so
             continue
         result.topics.append(DescribeLogDirsTopic(name, partitions))
     return DescribeLogDirsResponse(results=[result])
+
+
+def _size_of(call: Call, name: str, number: int) -> int:
+    """Bytes of a partition. To open it for that would cost more than whoever asks about all of them may take."""
+    partition = call.broker.opened(name, number)
+    if partition is not None:
+        return sum(segment.size_bytes for segment in partition.segments())
+    with os.scandir(f"{call.broker.store.path}/{name}/{number}") as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".log"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from segmentlog.config import TopicConfig
@@ -45,14 +45,24 @@ def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsRespo
     names = Counter(topic.name for topic in request.topics)
     may_create_all = call.allows_cluster(Operation.CREATE)
     response = CreateTopicsResponse()
+    too_many = _too_many(call, (max(topic.num_partitions, len(topic.assignments), 1) for topic in request.topics))
     for topic in request.topics:
-        if names[topic.name] > 1:
+        if too_many:
+            response.topics.append(_refused(topic.name, ErrorCode.POLICY_VIOLATION, too_many))
+        elif names[topic.name] > 1:
             response.topics.append(_refused(topic.name, ErrorCode.INVALID_REQUEST, "the request has the name twice"))
         elif not may_create_all and not call.allows_topic(Operation.CREATE, topic.name):
             response.topics.append(_refused(topic.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not authorized"))
         else:
             response.topics.append(_create(call, topic, validate_only=request.validate_only))
     return response
+
+
+def _too_many(call: Call, counts: Iterable[int]) -> str:
+    """Why one request may not make so many partitions; they take a folder each, and their time."""
+    most = call.broker.settings.limits.partitions_made
+    wanted = sum(counts)
+    return f"{wanted} partitions in one request, where at most {most} are made" if wanted > most else ""
 
 
 def _refused(name: str, code: ErrorCode, message: str) -> CreatableTopicResult:
@@ -172,6 +182,8 @@ def _add_partitions(call: Call, wanted: CreatePartitionsTopic, *, validate_only:
             code, message = _check_assignments(call, [item.broker_ids for item in wanted.assignments])
             if code:
                 return code, message
+        if too_many := _too_many(call, (wanted.count - now,)):
+            return ErrorCode.POLICY_VIOLATION, too_many
         if not validate_only:
             call.broker.store.alter_topic(wanted.name, partitions=wanted.count)
     except InvalidConfig as error:

@@ -1,0 +1,106 @@
+"""Long polls are woken by whoever appends, whatever became of the partition meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.wire_client import WireClient
+
+from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.store import LogStore
+
+SOON_S = 0.6
+"""Less than a second, after which everybody looks for himself."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Of a store with topic t."""
+    store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+    store.create_topic("t")
+    with Server(
+        store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
+        owns_store=False,
+    ) as made:  # fmt: skip
+        yield made
+
+
+def polled(client: WireClient, offset: int, meanwhile: Callable[[], Any]) -> tuple[float, Any]:
+    """(seconds after ``meanwhile`` until a long poll was answered, its answer)."""
+    topic = FetchTopic("t", partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
+    client.send(1, 11, FetchRequest(max_wait_ms=10_000, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
+    time.sleep(0.1)
+    meanwhile()
+    began = time.monotonic()
+    answer = client.answer()
+    return time.monotonic() - began, answer.responses[0].partitions[0]
+
+
+def test_an_append_here_or_elsewhere_wakes(server: Server) -> None:
+    """In this process, and in another one."""
+    code = (
+        f"import segmentlog\nwith segmentlog.open({server.store.path!r}) as s: s.open_partition('t', 0).append([b'x'])"
+    )
+    with WireClient(server.bootstrap_servers) as client:
+        for number in range(20):
+            took_s, data = polled(client, number, lambda: server.store.open_partition("t", 0).append([b"x"]))
+            assert took_s < SOON_S
+            assert data.records
+        took_s, data = polled(client, 20, lambda: subprocess.run([sys.executable, "-c", code], check=True))
+        assert took_s < SOON_S
+        assert data.records
+
+
+def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server) -> None:
+    """Its files have the same names, and are others."""
+    store = server.store
+    with WireClient(server.bootstrap_servers) as client:
+        for _ in range(3):
+            took_s, data = polled(client, 0, lambda: store.open_partition("t", 0).append([b"x"]))
+            assert took_s < SOON_S
+            assert data.records
+            store.delete_topic("t")
+            store.create_topic("t")
+
+
+def test_a_topic_that_goes_while_it_is_polled_is_told(server: Server) -> None:
+    """Within a second or so, not when the time is up."""
+    with WireClient(server.bootstrap_servers) as client:
+        took_s, data = polled(client, 0, lambda: server.store.delete_topic("t"))
+        assert took_s < 3
+        assert data.error_code
+
+
+def test_who_is_gone_is_not_waited_for(server: Server) -> None:
+    """A client that hung up during a long poll costs its thread no longer than it takes to notice."""
+    client = WireClient(server.bootstrap_servers)
+    topic = FetchTopic("t", partitions=[FetchPartition(0, partition_max_bytes=1 << 20)])
+    client.send(1, 11, FetchRequest(max_wait_ms=30_000, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
+    time.sleep(0.1)
+    client.close()
+    ends = time.monotonic() + 5
+    while server.worker.listener.connection_count and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert not server.worker.listener.connection_count
+
+
+def test_a_server_that_stops_answers_who_waits(server: Server) -> None:
+    """At once, with nothing."""
+    thread = threading.Thread(target=server.close)
+    with WireClient(server.bootstrap_servers) as client:
+        took_s, data = polled(client, 0, thread.start)
+        assert took_s < SOON_S
+        assert data.error_code == 0
+        thread.join()
+        assert client.is_closed_by_peer()

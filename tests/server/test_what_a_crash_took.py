@@ -1,0 +1,151 @@
+"""Offsets that a crash took, as Kafka's clients are told of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from leftovers import opened
+from logs import NoSyncFileSystem, log_files, machine_dies
+from server.wire_client import WireClient
+
+from segmentlog.format.wire import WIRE_HEADER, WireHeader
+from segmentlog.records import LostRange
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.store import LogStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    """The machine died: of ten records of topic t the last five are gone."""
+    first = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+    first.create_topic("t", 1, {"fsync": "never"})
+    partition = first.open_partition("t", 0)
+    partition.append([b"%d" % number for number in range(5)], ack="durable")
+    size = partition.segments()[-1].size_bytes
+    partition.append([b"%d" % number for number in range(5, 10)])
+    folder = Path(partition.folder)
+    machine_dies(partition)
+    os.truncate(log_files(folder)[-1], size)
+    return opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+
+
+@pytest.fixture
+def server(store: LogStore) -> Iterator[Server]:
+    """Of that store."""
+    with Server(
+        store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
+        owns_store=False,
+    ) as made:  # fmt: skip
+        yield made
+
+
+@pytest.fixture
+def lost(store: LogStore) -> LostRange:
+    """What the crash took, which reaches far: offsets that may have been handed out."""
+    (found,) = store.open_partition("t", 0).lost_ranges()
+    assert found.base_offset == 5
+    assert found.end_offset > 10
+    return found
+
+
+def fetched(client: WireClient, offset: int, version: int = 11, epoch: int = -1, last: int = -1) -> PartitionData:
+    """What a fetch answers of the partition."""
+    part = FetchPartition(0, epoch, offset, last, partition_max_bytes=1 << 20)
+    topic = FetchTopic("t", partitions=[part])
+    answer = client.ask(1, version, FetchRequest(max_wait_ms=200, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
+    return answer.responses[0].partitions[0]  # type: ignore[no-any-return]
+
+
+def headers(records: object) -> list[WireHeader]:
+    """Of each batch."""
+    found, data = [], memoryview(records or b"")  # type: ignore[arg-type]
+    while data:
+        header = WireHeader._make(WIRE_HEADER.unpack_from(data))
+        found.append(header)
+        data = data[12 + header.batch_length :]
+    return found
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_the_epoch_before_ended_where_the_loss_begins(server: Server, lost: LostRange, version: int) -> None:
+    """So a client that has read more learns that it was truncated (KIP-320)."""
+    epoch = server.store.open_partition("t", 0).epoch
+    asked = [OffsetForLeaderPartition(0, -1, one) for one in (epoch - 1, epoch, epoch + 1)]
+    with WireClient(server.bootstrap_servers) as client:
+        answer = client.ask(23, version, OffsetForLeaderEpochRequest(-2, [OffsetForLeaderTopic("t", asked)]))
+    ends = [(one.leader_epoch, one.end_offset) for one in answer.topics[0].partitions]
+    assert ends == [(epoch - 1, lost.base_offset), (epoch, lost.end_offset), (-1, -1)]
+
+
+def test_who_stands_inside_is_told(server: Server, lost: LostRange) -> None:
+    """Out of range; with the epoch that he knows, that it is over; with what he fetched last, where he left history."""
+    epoch = server.store.open_partition("t", 0).epoch
+    with WireClient(server.bootstrap_servers) as client:
+        for offset in (6, 9, lost.end_offset - 1):
+            for version in (4, 8, 11):
+                assert fetched(client, offset, version).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            assert fetched(client, offset, 11, epoch - 1).error_code == ErrorCode.FENCED_LEADER_EPOCH
+        part = FetchPartition(0, epoch, 8, epoch - 1, partition_max_bytes=1 << 20)
+        topic = FetchTopic("t", partitions=[part])
+        answer = client.ask(1, 12, FetchRequest(max_wait_ms=0, max_bytes=1 << 20, topics=[topic]))
+        diverging = answer.responses[0].partitions[0].diverging_epoch
+        assert (diverging.epoch, diverging.end_offset) == (epoch - 1, lost.base_offset)
+
+
+@pytest.mark.parametrize("version", [4, 11])
+def test_who_stands_at_its_start_is_led_over_it(server: Server, lost: LostRange, version: int) -> None:
+    """Batches without records cover what was lost while nothing lies behind; a client that reads on does not wait."""
+    with WireClient(server.bootstrap_servers) as client:
+        found = headers(fetched(client, 5, version).records)
+        assert found[0].base_offset == 5
+        assert found[-1].base_offset + found[-1].last_offset_delta + 1 == lost.end_offset
+        assert not any(header.record_count for header in found)
+        server.store.open_partition("t", 0).append([b"new"])
+        data = fetched(client, 5, version)
+        reached = headers(data.records)[-1]
+        assert reached.base_offset + reached.last_offset_delta + 1 >= lost.end_offset
+        assert data.high_watermark == lost.end_offset + 1
+
+
+def test_offsets_by_time_and_at_the_ends(server: Server, lost: LostRange) -> None:
+    """The end lies behind what was lost; the largest timestamp is one that there is."""
+    with WireClient(server.bootstrap_servers) as client:
+        for timestamp, offset in ((-1, lost.end_offset), (-2, 0), (0, 0), (1 << 60, -1)):
+            topic = ListOffsetsTopic("t", [ListOffsetsPartition(0, -1, timestamp)])
+            answer = client.ask(2, 7, ListOffsetsRequest(-1, 0, [topic])).topics[0].partitions[0]
+            assert (answer.error_code, answer.offset) == (0, offset)
+
+
+@pytest.mark.long
+def test_a_real_consumer_goes_on(server: Server) -> None:
+    """librdkafka reads what is left, and then what is new, within a moment."""
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": server.bootstrap_servers, "group.id": "x", "enable.partition.eof": True}
+    )
+    consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
+    seen: list[bytes] = []
+    ends = time.monotonic() + 20
+    has_appended = False
+    while len(seen) < 6 and time.monotonic() < ends:
+        for message in consumer.consume(10, 0.1):
+            if message.error() is None:
+                seen.append(message.value())
+        if len(seen) == 5 and not has_appended:
+            has_appended = True
+            server.store.open_partition("t", 0).append([b"new"])
+    consumer.close()
+    assert seen == [b"0", b"1", b"2", b"3", b"4", b"new"]
