@@ -21,6 +21,7 @@ class AiokafkaDriver(Driver):
     """aiokafka."""
 
     name = "aiokafka"
+    deletes_groups = False
 
     def create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
         _run(
@@ -55,7 +56,6 @@ class AiokafkaDriver(Driver):
             consumer = self._consumer(None, isolation_level="read_committed" if committed else "read_uncommitted")
             found: list[Got] = []
             async with _started(consumer):
-                # It learns of a topic by subscribing to it.
                 wanted = [TopicPartition(topic, number) for number in await _partitions(consumer, topic)]
                 consumer.assign(wanted)
                 await consumer.seek_to_beginning()
