@@ -67,11 +67,16 @@ _PEERS: dict[tuple[str, str, str], str] = {
     ("disk for the same records", "", "RocksDB"): "It compresses again, in larger blocks, what it merges.",
 }
 
+# By the name of a row, or what it begins with.
+_SERVER: dict[str, str] = {}
+
 
 def reason_for(bench: str, *what: str) -> str:
     """A sentence; for what nobody has explained yet, one that says so."""
     if bench == "limits":
         return _LIMITS.get(what[0], _UNKNOWN)
+    if bench == "server":
+        return next((reason for name, reason in _SERVER.items() if what[0].startswith(name)), _UNKNOWN)
     workload, sync, system = what
     for key in ((workload, sync, system), (workload, "", system), (workload, sync, ""), (workload, "", "")):
         if key in _PEERS:

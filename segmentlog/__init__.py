@@ -236,11 +236,13 @@ def serve(
     users: str | None = None,
     acls: str | None = None,
     insecure: bool = False,
+    metrics: str | None = None,
 ) -> Server:
     """Serve a store to Kafka's clients, from threads of this process, until `Server.close`.
 
     store      a folder, which is opened (or made) and closed with the server; or a store that is open, and stays so
     port       0 takes one that is free; ``bootstrap_servers`` of the server says which
+    metrics    ``"127.0.0.1:9644"``: what Prometheus asks for there; port 0 as above, ``metrics_address`` says which
 
     The rest are the options of ``segmentlog serve``, which does the same with a process a core. Needs the extra
     ``server``. Raises `SegmentlogError` for a store that is served already, for files of users, rules or certificates
@@ -261,7 +263,7 @@ def serve(
     try:
         return Server(
             opened, host=host, port=port, advertise=advertise, settings=settings, security=security,
-            owns_store=owns_store,
+            owns_store=owns_store, metrics=metrics,
         )  # fmt: skip
     except BaseException:
         if owns_store:

@@ -376,6 +376,11 @@ class LogStore:
         """How much the scrubber has checked so far, and the damage it knows of. Empty while scrubbing is off."""
         return self._topics.background.scrub_report()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._topics.is_closed
+
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._topics.health()

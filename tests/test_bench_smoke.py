@@ -17,6 +17,8 @@ from bench.limits import rows as limit_rows
 from bench.measure import RowResult
 from bench.peers import WORKLOADS, PeerRow, Peers, rows_of
 from bench.report import write_report
+from bench.server.page import write_page
+from bench.server.rows import Result
 from bench.systems.base import Unavailable
 from bench.systems.kafka_jars import jars_folder
 from bench.systems.registry import NAMES, OURS, OURS_UNCOMPRESSED, system_class
@@ -128,6 +130,19 @@ def _measured(folder: Path) -> results.Measured:
     measured = results.load(folder, "peers")
     assert measured is not None
     return measured
+
+
+def test_the_server_bench(tmp_path: Path) -> None:
+    """Our server alone, a tiny row: requests are answered, what was acknowledged is there, and the page says so."""
+    run("server", "--tiny", "--systems", OURS, "--rows", "small/produce-10", "--out", str(tmp_path))
+    measured = results.load(tmp_path, "server")
+    assert measured is not None
+    rate, _cpu = results.load_rows(measured, Result)
+    assert (rate.row, rate.theirs, rate.reached) == ("small/produce-10", None, None)
+    assert rate.ours > 0
+    page = write_page(tmp_path, tmp_path / "page.md").read_text()
+    assert "| produce, batches of 10 records |" in page
+    assert "## Where we lose" in page
 
 
 def test_ratios_are_of_the_same_round() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +16,9 @@ from segmentlog.cli.options import SIZE
 
 if TYPE_CHECKING:
     from segmentlog.server.supervisor import Supervisor
+
+_STATUS_S = 1.0
+"""How often the status line is drawn."""
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
@@ -93,49 +99,79 @@ def serve(
             tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
         ),
     )
-    told = _Told()
+    told = _Told(log_format)
     supervisor = Supervisor(plan, run, on_change=told.tell)
+    is_clean = False
     try:
         supervisor.run()
+        is_clean = True
     finally:
-        told.end()
-    say("stopped")
+        told.end(is_clean=is_clean)
 
 
 class _Told:
-    """What people see: one line that says where it listens, and on a terminal what goes on."""
+    """What people see: one line that says where it listens, and on a terminal one that says what goes on.
 
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+    The latter stays the last one: whatever is logged, by any of the processes, takes its place (`server.logs`), and it
+    is drawn again below within a second. No thread draws it, since the supervisor forks.
+    """
+
+    def __init__(self, log_format: str) -> None:
+        self._is_json = log_format == "json"
+        is_capable = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._has_status = is_capable and not self._is_json
         self._has_told = False
-        self._status: Any = None
+        self._is_shown = False
         self._requests = 0.0
         self._at_s = 0.0
 
     def tell(self, supervisor: Supervisor) -> None:
+        """Something happened, or nothing for a second."""
         if not self._has_told and supervisor.is_ready:
             self._has_told = True
-            count = len(supervisor.nodes)
-            some = f", {count} workers" if count > 1 else ""
-            say(f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}")
-        if self._is_terminal and self._has_told:
-            self._show(supervisor)
+            self._say(_beginning(supervisor))
+        if self._has_status and self._has_told:
+            now_s = time.monotonic()
+            if now_s - self._at_s >= _STATUS_S:
+                self._show(supervisor, now_s)
 
-    def _show(self, supervisor: Supervisor) -> None:
-        import time
+    def end(self, *, is_clean: bool) -> None:
+        """The server has ended."""
+        if self._is_shown:
+            _draw("")
+        if is_clean:
+            self._say("stopped")
 
-        from rich.console import Console
+    def _say(self, text: str) -> None:
+        if self._is_json:
+            logging.getLogger("segmentlog.server").info("%s", text)
+        else:
+            say(text)
 
-        if self._status is None:
-            self._status = Console(stderr=True).status("", spinner="dots")
-            self._status.start()
+    def _show(self, supervisor: Supervisor, now_s: float) -> None:
         said = supervisor.said()
-        requests, now_s = sum(word.get("requests", 0) for word in said), time.monotonic()
+        requests = sum(word.get("requests", 0) for word in said)
+        # A worker that was started again counts anew.
         rate = max(0.0, requests - self._requests) / (now_s - self._at_s) if self._at_s else 0.0
-        self._requests, self._at_s = requests, now_s
+        self._requests, self._at_s, self._is_shown = requests, now_s, True
         connections = sum(word.get("connections", 0) for word in said)
-        self._status.update(f"{connections} connections, {rate:,.0f} requests/s")
+        ready = supervisor.ready_count
+        parts = [] if ready == len(said) else [f"{ready} of {len(said)} workers"]
+        parts += [f"{connections:,} connection{'s' * (connections != 1)}", f"{rate:,.0f} requests/s"]
+        _draw(", ".join(parts))
 
-    def end(self) -> None:
-        if self._status is not None:
-            self._status.stop()
+
+def _beginning(supervisor: Supervisor) -> str:
+    count = len(supervisor.nodes)
+    some = f", {count} workers" if count > 1 else ""
+    metrics = supervisor.said()[0].get("metrics")
+    told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
+    return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told}"
+
+
+def _draw(text: str) -> None:
+    """The last line of the terminal, and the cursor at its beginning, where the next line goes over it."""
+    with contextlib.suppress(OSError):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        sys.stderr.write(f"\r\x1b[2K{text[: columns - 1]}\r")
+        sys.stderr.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -126,18 +126,20 @@ class Groups:
         except FileNotFoundError:
             return []
 
-    def describe(self, group: str) -> GroupDescription:
+    def describe(self, group: str, end_of: Callable[[TopicPartition], int | None] | None = None) -> GroupDescription:
         """Members, assignment, positions and lag. Of a group that nobody knows: "Empty", without anything.
 
-        Looks only, and takes no lock that a member waits for: works in a read-only store, too.
+        Looks only, and takes no lock that a member waits for: works in a read-only store, too. ``end_of`` is for who
+        knows where logs end; without it the partitions are opened to see.
         """
+        end_of = end_of or self._end_of
         folder = self._folder(group)
         live = folder.live_members()
         assignment = folder.read_assignment()
         now_ms = self._clock.monotonic_ms()
         held_by = folder.remote_holder(now_ms)
         if held_by is not None and not live:
-            return self._describe_remote(group, *held_by)
+            return self._describe_remote(group, *held_by, end_of)
         members = tuple(
             MemberDescription(
                 member, state.info.client_id, state.info.pid, state.info.host, state.info.topics, state.info.joined_ms,
@@ -156,10 +158,12 @@ class Groups:
             state = "Stable"
         return GroupDescription(
             group, state, assignment.generation if assignment else 0, assignment.strategy if assignment else "",
-            members, self._describe_partitions(group, assigned_to, owners),
+            members, self._describe_partitions(group, assigned_to, owners, end_of),
         )  # fmt: skip
 
-    def _describe_remote(self, group: str, remote: RemoteGroup, holder: str) -> GroupDescription:
+    def _describe_remote(
+        self, group: str, remote: RemoteGroup, holder: str, end_of: Callable[[TopicPartition], int | None]
+    ) -> GroupDescription:
         members = tuple(
             MemberDescription(
                 member.id, member.client_id, None, member.client_host, member.topics, None, None,
@@ -171,16 +175,17 @@ class Groups:
         owners = {tp: member.id for member in members for tp in member.partitions}
         state = "Stable" if remote.state == "Stable" else "Rebalancing"
         return GroupDescription(
-            group, state, remote.generation, remote.protocol, members, self._describe_partitions(group, owners, owners),
-            holder,
+            group, state, remote.generation, remote.protocol, members,
+            self._describe_partitions(group, owners, owners, end_of), holder,
         )  # fmt: skip
 
     def _describe_partitions(
-        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str]
-    ) -> tuple[PartitionDescription, ...]:
+        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str],
+        end_of: Callable[[TopicPartition], int | None],
+    ) -> tuple[PartitionDescription, ...]:  # fmt: skip
         committed, pending = self.positions.committed(group), self.positions.pending(group)
         return tuple(
-            self._describe_partition(tp, committed.get(tp), owners.get(tp, ""), tp in pending)
+            _describe_partition(tp, committed.get(tp), end_of(tp), owners.get(tp, ""), tp in pending)
             for tp in sorted({*committed, *assigned, *pending})
         )
 
@@ -194,14 +199,11 @@ class Groups:
             if where.topic_id in names
         }
 
-    def _describe_partition(
-        self, tp: TopicPartition, committed: CommittedOffset | None, member: str, pending: bool
-    ) -> PartitionDescription:
-        end: int | None = None
-        with contextlib.suppress(UnknownTopic):
-            end = self._topics.topic(tp.topic).partition(tp.partition).log_end_offset
-        lag = max(end - committed.offset, 0) if committed is not None and end is not None else None
-        return PartitionDescription(tp.topic, tp.partition, committed, end, lag, member, pending)
+    def _end_of(self, tp: TopicPartition) -> int | None:
+        try:
+            return self._topics.topic(tp.topic).partition(tp.partition).log_end_offset
+        except UnknownTopic:
+            return None
 
     # ------------------------------------------------------------ changing
 
@@ -332,3 +334,10 @@ class Groups:
             if held_by := folder.remote_holder(self._clock.monotonic_ms()):
                 raise GroupNotEmpty(group, len(held_by[0].members), held_by[1])
             yield
+
+
+def _describe_partition(
+    tp: TopicPartition, committed: CommittedOffset | None, end: int | None, member: str, pending: bool
+) -> PartitionDescription:
+    lag = max(end - committed.offset, 0) if committed is not None and end is not None else None
+    return PartitionDescription(tp.topic, tp.partition, committed, end, lag, member, pending)

@@ -31,6 +31,8 @@ class Arrivals:
         self._mutex = threading.Lock()
         self._waiting: dict[str, set[threading.Event]] = {}
         self._watch: Watch | None = None
+        self.waiting_count = 0
+        """Who waits now."""
         self.is_closed = False
         """Nobody is to wait any more."""
 
@@ -61,6 +63,7 @@ class Arrivals:
         with self._mutex:
             if self.is_closed:
                 event.set()
+                self.waiting_count += 1
                 return True
             if self._watch is None or len(self._waiting) > _WATCHED_MAX:
                 self._begin_watch()
@@ -70,11 +73,13 @@ class Arrivals:
             for path in paths:
                 can_wake &= watch.add(path)
                 self._waiting.setdefault(path, set()).add(event)
+            self.waiting_count += 1
             return can_wake
 
     def leave(self, event: threading.Event, paths: Sequence[str]) -> None:
         """Nobody waits for ``event`` any more."""
         with self._mutex:
+            self.waiting_count -= 1
             for path in paths:
                 events = self._waiting.get(path)
                 if events is not None:

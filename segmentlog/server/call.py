@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ import msgspec
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import frame_response
 from segmentlog.server.connection import Later
+from segmentlog.server.outcomes import errors_in
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.server.transport import Buffer
 
@@ -33,6 +35,8 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
     client_host: str
     principal: Principal = ANONYMOUS
     correlation_id: int = 0
+    started_s: float = 0.0
+    """`time.perf_counter` when its bytes were there."""
     connection: Connection | None = None
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
@@ -57,6 +61,13 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
             buffers[:2] = (b"".join(buffers[:2]),)
         return buffers
 
+    def note(self, response: Any) -> None:
+        """Count the request, which is answered now; None: nobody is told anything."""
+        meter, api = self.broker.meter, APIS[self.api_key].name
+        if response is not None and (errors := errors_in(response)):
+            meter.errors(api, errors)
+        meter.request(api, time.perf_counter() - self.started_s)
+
     def answer_later(self) -> PendingAnswer:
         """For a handler that is not to keep its connection waiting: it returns this, and somebody completes it."""
         assert self.connection is not None
@@ -74,4 +85,5 @@ class PendingAnswer:
 
     def complete(self, response: Any) -> None:
         """Send it when its turn comes."""
+        self._call.note(response)
         self.later.complete(self._call.encode(response))

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.server.frames import BadFrame, FrameReader
+from segmentlog.server.frames import BadFrame, FrameReader, IdleTooLong
+from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import FAILED_DELAY_S
 from segmentlog.server.transport import Buffer, Transport
 
@@ -64,6 +65,7 @@ class Connection:
         principal: Principal,
         sasl: SaslSession | None = None,
         limit_bytes: int,
+        meter: Meter | None = None,
     ) -> None:
         self.client_host = client_host
         self.principal = principal
@@ -71,7 +73,10 @@ class Connection:
         self.sasl = sasl
         """How it proves that; None where nothing has to be."""
         self.frames = frames
+        self.client_id = ""
+        """What the client called itself in its last request; for the log."""
         self.is_closed = False
+        self._meter = meter or Meter()
         self._transport = transport
         self._handle = handle
         self._limit_bytes = limit_bytes
@@ -96,12 +101,16 @@ class Connection:
                     self._put(answer)
                 if self._is_last:
                     break
+        except IdleTooLong as error:
+            logger.debug("%s: closed: %s", self.client_host, error)
         except BadFrame as error:
-            logger.info("%s: closed: %s", self.client_host, error)
+            self._meter.event(Event.CUT)
+            logger.info("%s: closed: %s", self.client_host, error, extra=self._who())
         except OSError as error:
             logger.debug("%s: closed: %s", self.client_host, error)
         except Exception:
-            logger.exception("%s: closed", self.client_host)
+            self._meter.event(Event.CUT)
+            logger.exception("%s: closed", self.client_host, extra=self._who())
         finally:
             self.close()
             self.frames.release()
@@ -114,11 +123,23 @@ class Connection:
         if sasl is None:
             return
         if sasl.has_failed:
+            self._meter.event(Event.SASL_FAILED)
+            # Not the name that was claimed: people type their passwords there.
+            how = sasl.mechanism or "no mechanism that there is"
+            logger.info("%s: authentication failed (%s)", self.client_host, how, extra=self._who())
             time.sleep(FAILED_DELAY_S)  # who tries passwords waits for each
             self._is_last = True
         elif sasl.is_complete and sasl.principal is not None:
             self.principal = sasl.principal
             self.frames.limit_bytes = self._limit_bytes
+
+    def _who(self) -> dict[str, str]:
+        return {"client_host": self.client_host, "client_id": self.client_id, "principal": str(self.principal)}
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        return self._transport.received_bytes, self._transport.sent_bytes
 
     def finish(self) -> None:
         """Take no more requests, answer those that came, and end."""

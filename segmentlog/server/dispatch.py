@@ -42,9 +42,7 @@ class Dispatcher:
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)
-            connection.authenticated()
-            if answer is None:
-                raise BadFrame("authentication failed")
+            connection.authenticated()  # after which the connection ends if there is no answer
             return answer
         started_s = time.perf_counter()
         try:
@@ -54,14 +52,16 @@ class Dispatcher:
         api = APIS.get(header.api_key)
         if api is None or header.api_key not in PLACES:
             raise BadFrame(f"a request of API key {header.api_key}, which is not served")
+        connection.client_id = client_id = header.client_id or ""
         call = Call(
             broker=self._broker,
             api_key=header.api_key,
             version=header.api_version,
-            client_id=header.client_id or "",
+            client_id=client_id,
             client_host=connection.client_host,
             principal=connection.principal,
             correlation_id=header.correlation_id,
+            started_s=started_s,
             connection=connection,
         )
         if sasl is not None and not sasl.permits(header.api_key):
@@ -69,10 +69,10 @@ class Dispatcher:
         response = self._respond(call, api, header, frame)
         if sasl is not None and header.api_key in _OF_SASL:
             connection.authenticated()
-        self._broker.meter.request(api.name, time.perf_counter() - started_s)
-        if response is None:
-            return None
-        return response.later if isinstance(response, PendingAnswer) else call.encode(response)
+        if isinstance(response, PendingAnswer):
+            return response.later
+        call.note(response)
+        return None if response is None else call.encode(response)
 
     def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview) -> Any:
         if not api.min_version <= header.api_version <= api.max_version:

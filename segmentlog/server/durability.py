@@ -72,6 +72,12 @@ class Durability:
         if outcome[0] is not None:
             raise outcome[0]
 
+    @property
+    def waiting_count(self) -> int:
+        """Answers that wait for the disk, but for those whose fsync runs."""
+        with self._mutex:
+            return sum(map(len, self._waiting.values()))
+
     def is_well(self, patience_s: float) -> bool:
         """Whether nobody keeps the others out for that long."""
         if not self._mutex.acquire(timeout=patience_s):

@@ -20,6 +20,10 @@ class BadFrame(Exception):
     """What came is no request, or one that is too large: the connection is of no use any more."""
 
 
+class IdleTooLong(BadFrame):
+    """The client sends nothing any more. It may have nothing to say."""
+
+
 class FrameReader:
     """Cuts what comes into requests. For one thread.
 
@@ -51,8 +55,15 @@ class FrameReader:
         """
         self.release()
         while self._end - self._begin < LENGTH_BYTES:
-            if not self._fill(time.monotonic() + (self._patience_s if self._end > self._begin else self._idle_s)):
-                if self._end > self._begin:
+            has_begun = self._end > self._begin
+            try:
+                is_there = self._fill(time.monotonic() + (self._patience_s if has_begun else self._idle_s))
+            except BadFrame:
+                if has_begun:
+                    raise
+                raise IdleTooLong("no request came for too long") from None
+            if not is_there:
+                if has_begun:
                     raise BadFrame("it ended in the middle of a request")
                 return None
         at = self._begin

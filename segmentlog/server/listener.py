@@ -18,6 +18,8 @@ from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.connection import Answer, Connection
 from segmentlog.server.frames import FrameReader
+from segmentlog.server.logs import Seldom
+from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits
@@ -50,12 +52,17 @@ class Listener:
         limits: Limits,
         pool: BufferPool,
         handle: Callable[[Connection, memoryview], Answer],
+        meter: Meter | None = None,
     ) -> None:
         self._sockets = list(sockets)
         self._door = door
         self._limits = limits
         self._pool = pool
         self._handle = handle
+        self._meter = meter or Meter()
+        self._refusals = Seldom()
+        self._received_bytes = self._sent_bytes = 0
+        """Over connections that are closed."""
         self._mutex = threading.Lock()
         self._open: set[Connection] = set()
         self._threads: set[threading.Thread] = set()
@@ -86,6 +93,20 @@ class Listener:
         """Clients that are connected."""
         return self._by_host.total()
 
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, over all connections that there were."""
+        with self._mutex:
+            received, sent = self._received_bytes, self._sent_bytes
+            for connection in self._open:
+                of_one = connection.traffic
+                received, sent = received + of_one[0], sent + of_one[1]
+        return received, sent
+
+    @property
+    def is_open(self) -> bool:
+        """Whether connections are accepted."""
+        return self._thread.is_alive() and not self._is_closed
+
     def is_well(self, patience_s: float) -> bool:
         """Whether connections can come and go, and somebody accepts them."""
         if not self._mutex.acquire(timeout=patience_s):
@@ -94,11 +115,17 @@ class Listener:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """Accept nobody any more; let each connection answer what came, and close those that take too long."""
+        """Accept nobody any more; let each connection answer what came, and close those that take too long.
+
+        Idempotent; also for one that was never started.
+        """
+        if self._is_closed:
+            return
         self._is_closed = True
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         for sock in self._sockets:
             sock.close()
         ends_s = time.monotonic() + timeout_s
@@ -133,7 +160,7 @@ class Listener:
         except (BlockingIOError, ConnectionError):  # another worker was faster, or the client has gone
             return
         except OSError as error:  # no descriptor to spare, most likely: others may go meanwhile
-            logger.error("no connection could be accepted: %s", error)
+            self._refuse("", f"no connection could be accepted: {error}")
             time.sleep(_NO_ROOM_S)
             return
         host = str(address[0])
@@ -144,18 +171,26 @@ class Listener:
             if not is_full:
                 self._by_host[host] += 1
         if is_full:
-            logger.warning("%s: refused: there are as many connections as there may be", host)
             sock.close()
+            self._refuse(host, f"{host}: refused: there are as many connections as there may be")
             return
+        self._meter.event(Event.ACCEPTED)
         thread = threading.Thread(target=self._serve, args=(sock, host), name=f"segmentlog-{host}", daemon=True)
         with self._mutex:
             self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError as error:
-            logger.error("%s: refused: %s", host, error)
             sock.close()
             self._forget(host, thread)
+            self._refuse(host, f"{host}: refused: {error}")
+
+    def _refuse(self, host: str, why: str) -> None:
+        self._meter.event(Event.REFUSED)
+        count = self._refusals.count()
+        if count:
+            more = f" ({count} times since it was said last)" if count > 1 else ""
+            logger.warning("%s%s", why, more, extra={"client_host": host, "count": count})
 
     def _forget(self, host: str, thread: threading.Thread) -> None:
         with self._mutex:
@@ -185,6 +220,9 @@ class Listener:
             with self._mutex:
                 if connection is not None:
                     self._open.discard(connection)
+                    received, sent = connection.traffic
+                    self._received_bytes += received
+                    self._sent_bytes += sent
             self._forget(host, threading.current_thread())
 
     def _connect(self, sock: socket.socket, host: str) -> Connection | None:
@@ -202,7 +240,8 @@ class Listener:
                 wrapped = door.tls.context().wrap_socket(sock, server_side=True)
                 principal = principal_of(wrapped) or ANONYMOUS
             except (OSError, ssl.SSLError, ValueError) as error:
-                logger.info("%s: no TLS: %s", host, error)
+                self._meter.event(Event.TLS_FAILED)
+                logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
                 return None
             transport = TlsTransport(wrapped, _LOOK_UP_S, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
@@ -212,5 +251,5 @@ class Listener:
         )
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
-            limit_bytes=limits.request_bytes,
+            limit_bytes=limits.request_bytes, meter=self._meter,
         )  # fmt: skip

@@ -58,15 +58,19 @@ class Bounds:
         )
 
 
-def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int) -> PartitionData | None:
-    """The answer to who asks for what he cannot have, or has a history that is not this one's; None if all is well."""
+def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int | None) -> PartitionData | None:
+    """The answer to who asks for what he cannot have, or has a history that is not this one's; None if all is well.
+
+    ``node_id`` is the leader's, None in versions that have no word for it.
+    """
     epoch = wire_epoch(partition.epoch)
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != epoch:
         is_old = wanted.leader_epoch < epoch
         answer = bounds.of(
             wanted.partition, ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
         )
-        answer.current_leader = LeaderIdAndEpoch(node_id, epoch)
+        if node_id is not None:
+            answer.current_leader = LeaderIdAndEpoch(node_id, epoch)
         return answer
     if wanted.last_fetched_epoch >= 0:
         found, end = end_of_epoch(partition, wanted.last_fetched_epoch)

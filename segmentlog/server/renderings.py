@@ -24,6 +24,8 @@ class Renderings:
         self._mutex = threading.Lock()
         self._kept_bytes = kept_bytes
         self._bytes = 0
+        self.hit_count = self.miss_count = 0
+        """Batches that were there already, and those that had to be made."""
         self._rendered: OrderedDict[_Key, list[Buffer]] = OrderedDict()
 
     def wire(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
@@ -39,7 +41,9 @@ class Renderings:
             found = self._rendered.get(key)
             if found is not None:
                 self._rendered.move_to_end(key)
+                self.hit_count += 1
                 return found
+            self.miss_count += 1
         made = as_wire(batch)
         with self._mutex:
             if key not in self._rendered:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from segmentlog.server.addresses import ServerLock, cluster_id_of, listen, nodes_of, parse_address
 from segmentlog.server.cluster import Cluster
-from segmentlog.server.security.listening import check_safe, check_tls_files
+from segmentlog.server.security.listening import check_safe, check_safe_to_tell, check_tls_files
 from segmentlog.server.settings import Security, ServerSettings
 from segmentlog.server.supervisor import FINISH_S
 from segmentlog.server.worker import Worker
 
 if TYPE_CHECKING:
+    from segmentlog.server.metrics import MetricsServer
     from segmentlog.store import LogStore
 
 
@@ -33,24 +34,38 @@ class Server:
         settings: ServerSettings,
         security: Security,
         owns_store: bool,
+        metrics: str | None = None,
     ) -> None:
         security = security.with_those_of(store.path)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if advertise is None else parse_address(advertise, option="advertise")
+        metrics_at = None if metrics is None else parse_address(metrics, option="metrics")
+        if metrics_at is not None:
+            check_safe_to_tell(metrics_at[0], security.insecure)
         self.store = store
         self._owns_store = owns_store
         self._is_closed = False
+        self._metrics: MetricsServer | None = None
         self._lock = ServerLock(store.path)
         sockets: list[socket.socket] = []
+        worker: Worker | None = None
         try:
             sockets.append(listen(host, port))
             nodes, self.bootstrap_servers = nodes_of(host, sockets, advertised)
             cluster = Cluster(cluster_id_of(store.store_id), nodes, nodes[0].node_id)
-            self.worker = Worker(store, sockets, cluster, settings, security, host)
+            worker = self.worker = Worker(store, sockets, cluster, settings, security, host)
+            if metrics_at is not None:
+                from segmentlog.server.metrics import MetricsServer
+
+                self._metrics = MetricsServer(self.worker, *metrics_at, is_first=True)
             self._lock.tell(self.bootstrap_servers)
             self.worker.start()
         except BaseException:
+            if self._metrics is not None:
+                self._metrics.close()
+            if worker is not None:
+                worker.close(0)
             for sock in sockets:
                 sock.close()
             self._lock.release()
@@ -67,6 +82,11 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server {self.bootstrap_servers} of {self.store.path}>"
 
+    @property
+    def metrics_address(self) -> str | None:
+        """Where its metrics are to be had, as HOST:PORT; None where nobody asked for them."""
+        return None if self._metrics is None else self._metrics.address
+
     def close(self, timeout_s: float = FINISH_S) -> None:
         """Finish what is in flight, disconnect everybody, and close the store if it was opened for this. Idempotent."""
         if self._is_closed:
@@ -76,6 +96,8 @@ class Server:
             self.worker.close(timeout_s)
         finally:
             try:
+                if self._metrics is not None:
+                    self._metrics.close()
                 if self._owns_store:
                     self.store.close()
             finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -27,10 +28,12 @@ from segmentlog.clock import Clock
 from segmentlog.errors import SegmentlogError
 from segmentlog.server.addresses import ServerLock, listen, nodes_of, parse_address
 from segmentlog.server.cluster import Node
-from segmentlog.server.security.listening import check_safe, check_tls_files
+from segmentlog.server.security.listening import check_safe, check_safe_to_tell, check_tls_files
 from segmentlog.server.settings import Security, ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.store_file import open_store_file
+
+logger = logging.getLogger("segmentlog.server")
 
 BEAT_S: Final = 1.0
 """How often a worker says that it is well."""
@@ -96,6 +99,8 @@ class Supervisor:
         plan = msgspec.structs.replace(plan, security=security)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
+        if plan.metrics is not None:
+            check_safe_to_tell(plan.metrics[0], security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
         self._child = child
@@ -121,6 +126,11 @@ class Supervisor:
     def said(self) -> list[dict[str, Any]]:
         """What each worker told last of itself."""
         return [child.said for child in self._children]
+
+    @property
+    def ready_count(self) -> int:
+        """How many workers serve."""
+        return sum(child.is_ready for child in self._children)
 
     @property
     def is_ready(self) -> bool:
@@ -182,18 +192,22 @@ class Supervisor:
         now_s = time.monotonic()
         for child in self._children:
             if child.pid and now_s - child.heard_s > SILENT_S:
+                _log(logging.ERROR, child, f"has said nothing for {SILENT_S:.0f} s, and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-            if child.pid and _has_ended(child.pid):
-                self._ended(child, now_s)
+            if child.pid and (how := _how_ended(child.pid)) is not None:
+                self._ended(child, now_s, how)
             if not child.pid and not self._stops and now_s >= child.start_at_s:
                 self._start(child)
         if self._on_change is not None:
             self._on_change(self)
 
-    def _ended(self, child: _Child, now_s: float) -> None:
+    def _ended(self, child: _Child, now_s: float, how: str) -> None:
         self._listen_to(child)
         os.close(child.status_fd)
+        if not self._stops:
+            why = f": {child.said['failed']}" if "failed" in child.said else ""
+            _log(logging.ERROR, child, f"{how}{why}")
         child.pid, child.status_fd, child.is_ready = 0, -1, False
         if "failed" in child.said and not self.was_ready:
             raise WorkerFailed(str(child.said["failed"]))
@@ -222,13 +236,20 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(status_read, False)
-        pid = os.fork()
-        if not pid:
-            os.close(status_read)
-            self._be_worker(child.number, status_write)
+        # A worker that is told to stop before it can listen to that is to hear it then, and not to be waited for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        try:
+            pid = os.fork()
+            if not pid:
+                os.close(status_read)
+                self._be_worker(child.number, status_write)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         os.close(status_write)
         child.pid, child.status_fd, child.rest, child.said = pid, status_read, b"", {}
         child.started_s = child.heard_s = time.monotonic()
+        if self.was_ready:  # before, people are told of all together
+            _log(logging.INFO, child, "was started")
 
     def _be_worker(self, number: int, status_fd: int) -> NoReturn:
         """In the forked child."""
@@ -236,6 +257,8 @@ class Supervisor:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler of its own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
             os.close(self._alive_write)
             for child in self._children:
                 if child.status_fd >= 0:
@@ -266,7 +289,7 @@ class Supervisor:
         while any(child.pid for child in self._children) and time.monotonic() < ends_s and self._stops < 2:
             self._wait(wake_read, 0.1)
             for child in self._children:
-                if child.pid and _has_ended(child.pid):
+                if child.pid and _how_ended(child.pid) is not None:
                     os.close(child.status_fd)
                     child.pid, child.status_fd = 0, -1
 
@@ -285,8 +308,17 @@ class Supervisor:
         self._lock.release()
 
 
-def _has_ended(pid: int) -> bool:
+def _log(level: int, child: _Child, what: str) -> None:
+    logger.log(level, "worker %d (process %d) %s", child.number, child.pid, what, extra={"worker": child.number})
+
+
+def _how_ended(pid: int) -> str | None:
+    """In words, how a process has ended; None while it runs."""
     try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
+        ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return True
+        return "ended"
+    if ended != pid:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

@@ -35,6 +35,10 @@ class Idle(Exception):
 class Transport(Protocol):
     """What a connection needs of it. Errors are `OSError`: after one nothing more can be sent or received."""
 
+    received_bytes: int
+    sent_bytes: int
+    """So far, without what encryption adds."""
+
     def receive_into(self, view: memoryview) -> int:
         """How many bytes came, 0 at the end. Raises `Idle`."""
 
@@ -58,6 +62,7 @@ class PlainTransport:
     """A socket as it is."""
 
     def __init__(self, sock: socket.socket, receive_timeout_s: float, send_timeout_s: float) -> None:
+        self.received_bytes = self.sent_bytes = 0
         self._socket = sock
         self._send_timeout_s = send_timeout_s
         sock.setblocking(True)
@@ -66,9 +71,11 @@ class PlainTransport:
 
     def receive_into(self, view: memoryview) -> int:
         try:
-            return self._socket.recv_into(view)
+            received = self._socket.recv_into(view)
         except BlockingIOError:
             raise Idle from None
+        self.received_bytes += received
+        return received
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         pace = _Pace(self._send_timeout_s)
@@ -76,6 +83,7 @@ class PlainTransport:
         try:
             while left:
                 sent = self._socket.sendmsg(left[:GATHER_MAX])
+                self.sent_bytes += sent
                 left = behind(left, sent)
                 if left:
                     pace.sent(sent)
@@ -86,7 +94,9 @@ class PlainTransport:
         left = list(buffers)
         with contextlib.suppress(BlockingIOError):
             while left:
-                left = behind(left, self._socket.sendmsg(left[:GATHER_MAX], (), socket.MSG_DONTWAIT))
+                sent = self._socket.sendmsg(left[:GATHER_MAX], (), socket.MSG_DONTWAIT)
+                self.sent_bytes += sent
+                left = behind(left, sent)
         return left
 
     def stop_receiving(self) -> None:
@@ -105,6 +115,7 @@ class TlsTransport:
     """A socket that was wrapped by an `ssl.SSLContext`, its handshake done."""
 
     def __init__(self, sock: ssl.SSLSocket, receive_timeout_s: float, send_timeout_s: float) -> None:
+        self.received_bytes = self.sent_bytes = 0
         self._socket = sock
         self._receive_timeout_s = receive_timeout_s
         self._send_timeout_s = send_timeout_s
@@ -115,7 +126,9 @@ class TlsTransport:
         while True:
             with self._mutex:
                 try:
-                    return self._socket.recv_into(view)
+                    received = self._socket.recv_into(view)
+                    self.received_bytes += received
+                    return received
                 except ssl.SSLWantReadError:
                     events = select.POLLIN
                 except ssl.SSLWantWriteError:  # a handshake within
@@ -145,6 +158,7 @@ class TlsTransport:
                     left = _merged(left)
                 with self._mutex:
                     sent = self._socket.send(left[0])
+                self.sent_bytes += sent
                 left = behind(left, sent)
         return left
 

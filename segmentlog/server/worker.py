@@ -42,6 +42,7 @@ class Worker:
             settings.limits,
             self.broker.buffers,
             Dispatcher(self.broker).handle,
+            self.broker.meter,
         )
 
     def start(self) -> None:
@@ -52,6 +53,14 @@ class Worker:
     def is_well(self, patience_s: float) -> bool:
         """Whether what every request needs can be had."""
         return self.listener.is_well(patience_s) and self.broker.is_well(patience_s)
+
+    def problems(self) -> list[str]:
+        """Why nobody should send clients here, in words; empty: all is well."""
+        found = [] if self.listener.is_open else ["no connections are accepted"]
+        store = self.broker.store
+        if store.is_closed:
+            return [*found, "the store is closed"]
+        return found + [f"{name}: {why}" for name, why in store.health().items()]
 
     def close(self, timeout_s: float) -> None:
         """Finish what is in flight, and leave."""

@@ -49,7 +49,7 @@ def run(
             metrics = MetricsServer(worker, host, port + number - 1 if port else 0, is_first=number == 1)
         worker.start()
         try:
-            _beat(worker, status_fd, stop)
+            _beat(worker, status_fd, stop, None if metrics is None else metrics.address)
         finally:
             worker.close(FINISH_S)
             if metrics is not None:
@@ -67,10 +67,15 @@ def _watch_supervisor(alive_fd: int, stop: threading.Event) -> None:
     threading.Thread(target=watch, name="segmentlog-supervisor", daemon=True).start()
 
 
-def _beat(worker: Worker, status_fd: int, stop: threading.Event) -> None:
+def _beat(worker: Worker, status_fd: int, stop: threading.Event, metrics: str | None) -> None:
     """Say now and then that the worker is well: that nobody holds for ever what every request needs."""
     while not stop.is_set():
-        said = {"ready": True, "connections": worker.listener.connection_count, **worker.broker.meter.totals()}
+        said = {
+            "ready": True,
+            "connections": worker.listener.connection_count,
+            "metrics": metrics,
+            **worker.broker.meter.totals(),
+        }
         if worker.is_well(_LOCKED_OUT_S):
             with contextlib.suppress(OSError):
                 os.write(status_fd, json.dumps(said).encode() + b"\n")

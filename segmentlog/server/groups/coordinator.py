@@ -253,6 +253,7 @@ class GroupCoordinator:
             raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
         entry.machine.restore(saved, self._now_ms())
         entry.is_held = saved.held
+        entry.told_generation = saved.generation
         if entry.machine.members:
             logger.info("group %s: %d members go on in generation %d", entry.name, len(saved.members), saved.generation)
         self._settle(entry)
@@ -283,11 +284,22 @@ class GroupCoordinator:
                 raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
             machine.is_changed = False
             entry.is_held = is_held
+            self._tell_of_generation(entry)
         for member in machine.given_up:
             logger.info("group %s: member %s was not heard of any more", entry.name, member)
         machine.given_up.clear()
         self._tell(machine)
         self._arm(entry)
+
+    @staticmethod
+    def _tell_of_generation(entry: Entry) -> None:
+        machine = entry.machine
+        if machine.generation != entry.told_generation and machine.state is not State.PREPARING:
+            entry.told_generation = machine.generation
+            logger.info(
+                "group %s: generation %d has %d members", entry.name, machine.generation, len(machine.members),
+                extra={"group": entry.name, "count": len(machine.members)},
+            )  # fmt: skip
 
     @staticmethod
     def _tell(machine: Group, error: ErrorCode | None = None) -> None:

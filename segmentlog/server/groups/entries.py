@@ -42,4 +42,6 @@ class Entry:
         self.is_held = False
         """Whether the file says that clients hold it."""
         self.is_gone = False
+        self.told_generation = 0
+        """The last one that the log has heard of."""
         self.armed_ms: int | None = None

@@ -30,6 +30,7 @@ from segmentlog.server.security.principals import Operation
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
+_LEADERS_FROM: Final = 12
 _IDS_FROM: Final = 13
 _ENDPOINTS_FROM: Final = 16
 _COMMITTED: Final = 1
@@ -131,7 +132,8 @@ class _Fetch:
             return
         node = broker.cluster.leader_of(partition.topic_id, partition.number)
         data = self._refuse(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        data.current_leader = LeaderIdAndEpoch(node.node_id, wire_epoch(partition.epoch))
+        if call.version >= _LEADERS_FROM:
+            data.current_leader = LeaderIdAndEpoch(node.node_id, wire_epoch(partition.epoch))
         if call.version >= _ENDPOINTS_FROM:
             self._endpoints[node.node_id] = NodeEndpoint(node.node_id, node.host, node.port)
 
@@ -204,8 +206,9 @@ class _Fetch:
         self, wanted: Wanted, partition: Partition, left_bytes: int, *, at_least_one: bool
     ) -> PartitionData:
         bounds = self._bounds(partition)
+        leader = self._call.broker.broker_id if self._call.version >= _LEADERS_FROM else None
         try:
-            refusal = why_not(partition, bounds, wanted, self._call.broker.broker_id)
+            refusal = why_not(partition, bounds, wanted, leader)
             if refusal is not None:
                 return refusal
             partition.check_position(wanted.fetch_offset)

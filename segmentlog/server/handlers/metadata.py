@@ -26,6 +26,7 @@ from segmentlog.server.faults import code_of
 from segmentlog.server.names import wire_epoch, wire_id
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
 
+_NULL_NAMES_FROM = 12
 _PAGE_MAX = 2000
 """`max.request.partition.size.limit`."""
 _OPENED_MAX = 64
@@ -62,7 +63,8 @@ def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> M
     if wanted.topic_id != ZERO_UUID:
         name = call.broker.topic_ids.name_of(wanted.topic_id)
         if name is None or not call.allows_topic(Operation.DESCRIBE, name):
-            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id)
+            unnamed = None if call.version >= _NULL_NAMES_FROM else ""
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=wanted.topic_id)
         return view.describe(name)
     if wanted.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name="")

@@ -35,6 +35,7 @@ from segmentlog.server.security.principals import Operation
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
+_LEADERS_FROM = 10
 _IDS_FROM = 13
 _ALL, _NONE = -1, 0
 
@@ -127,9 +128,11 @@ def _append(
 def _elsewhere(call: Call, partition: Partition, response: ProduceResponse) -> PartitionProduceResponse:
     """Who asked here is told who leads the partition."""
     node = call.broker.cluster.leader_of(partition.topic_id, partition.number)
-    if call.version >= 10 and all(known.node_id != node.node_id for known in response.node_endpoints):
-        response.node_endpoints.append(NodeEndpoint(node.node_id, node.host, node.port))
     answer = _error(partition.number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if call.version < _LEADERS_FROM:
+        return answer
+    if all(known.node_id != node.node_id for known in response.node_endpoints):
+        response.node_endpoints.append(NodeEndpoint(node.node_id, node.host, node.port))
     answer.current_leader = LeaderIdAndEpoch(node.node_id, wire_epoch(partition.epoch))
     return answer
 

@@ -20,12 +20,12 @@ class SecurityFileError(SegmentlogError):
 class UnsafeListening(SegmentlogError):
     """An address that others can reach, with nothing that keeps them out."""
 
-    def __init__(self, host: str, why: str) -> None:
-        super().__init__(host, why)
-        self.host, self.why = host, why
+    def __init__(self, host: str, why: str, option: str = "listen") -> None:
+        super().__init__(host, why, option)
+        self.host, self.why, self.option = host, why, option
 
     def __str__(self) -> str:
-        return f"--listen {self.host}: {self.why}"
+        return f"--{self.option} {self.host}: {self.why}"
 
 
 class InvalidUser(SegmentlogError, ValueError):

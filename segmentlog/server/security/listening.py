@@ -41,6 +41,21 @@ def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
     )
 
 
+def check_safe_to_tell(host: str, insecure: bool) -> None:
+    """The same for metrics, which are neither encrypted nor for users alone."""
+    try:
+        if insecure or is_loopback(host):
+            return
+    except OSError as error:
+        raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}", "metrics") from None
+    raise UnsafeListening(
+        host,
+        "others can reach that address, and would learn the names of all topics and groups: give --insecure if the"
+        " network keeps them out; or listen on 127.0.0.1",
+        "metrics",
+    )
+
+
 def check_tls_files(cert: str | None, key: str | None, client_ca: str | None) -> None:
     """Refuse half of what TLS needs, which would leave connections in the clear. Raises `SecurityFileError`."""
     if (cert is None) != (key is None):

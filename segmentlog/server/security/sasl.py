@@ -82,6 +82,11 @@ class SaslSession:
         return self._state is _State.FAILED
 
     @property
+    def mechanism(self) -> str:
+        """What the client chose; empty before."""
+        return self._mechanism
+
+    @property
     def is_complete(self) -> bool:
         """Whether there is a `principal`, and nothing is being proved anew."""
         return self._state is _State.PROVED

@@ -1,0 +1,210 @@
+"""Metrics and health of a worker over HTTP: ``/metrics``, ``/healthz``, ``/readyz``.
+
+For Prometheus, and for whoever starts servers and restarts them. It answers a few short GETs at a time, whoever asks,
+and tells nobody what is in a record; names of topics and groups it does tell, so it listens on loopback like the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import socket
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any, Final
+
+from segmentlog import __version__
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.telemetry.store import StoreTelemetry
+from segmentlog.storage import forks
+
+if TYPE_CHECKING:
+    from segmentlog.server.worker import Worker
+
+logger = logging.getLogger("segmentlog.server")
+
+_HEAD_BYTES_MAX: Final = 8 << 10
+_PATIENCE_S: Final = 5.0
+"""For a request to be there; and for its answer to be taken, each time that the connection's buffer is full."""
+_AT_A_TIME: Final = 8
+"""Requests; who comes beyond that is sent away. Prometheus sends one in ten seconds or so."""
+_WELL_S: Final = 1.0
+"""How long a lock that every request needs may be held before the process counts as stuck."""
+_TEXT: Final = "text/plain; charset=utf-8"
+_METRICS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsServer:
+    """Serves until it is closed, in threads. ``is_first``: it tells of the whole store, too, which one of all does.
+
+    Whoever makes it has checked that the address is a safe one (`security.listening.check_safe_to_tell`). Raises
+    OSError for one that is taken, SegmentlogError without the client library.
+    """
+
+    def __init__(self, worker: Worker, host: str, port: int, is_first: bool) -> None:
+        try:
+            # Here: it takes 0.1 s, and who wants no metrics need not have it.
+            from segmentlog.server.telemetry.worker import WorkerTelemetry
+        except ImportError as error:
+            needed = "metrics need prometheus-client: pip install 'segmentlog[server]'"
+            raise SegmentlogError(f"{needed} ({error})") from None
+        self._worker = worker
+        self._own = WorkerTelemetry(worker, __version__)
+        self._of_store = StoreTelemetry(worker.broker.store, worker.broker.clock) if is_first else None
+        try:
+            self._http = _Http((host, port), self)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot listen: {error.strerror or error}", f"{host}:{port}") from None
+        self.host = host
+        self.port: int = self._http.server_address[1]
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, name="segmentlog-metrics", daemon=True
+        )
+        self._thread.start()
+        self._is_forked = False
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""
+        self._is_forked = True
+        self._http.abandon()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as one asks for it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        if self._is_forked:
+            return
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    # ------------------------------------------------------------ what is told
+
+    def answer(self, path: str) -> tuple[HTTPStatus, str, str]:
+        """(status, content type, text) of what is asked for."""
+        if path == "/metrics":
+            text = self._own.text()
+            return HTTPStatus.OK, _METRICS_TEXT, text + (self._of_store.text() if self._of_store is not None else "")
+        if path == "/healthz":
+            return _verdict([] if self._worker.is_well(_WELL_S) else ["what every request needs is held by somebody"])
+        if path == "/readyz":
+            return _verdict(self._worker.problems())
+        return HTTPStatus.NOT_FOUND, _TEXT, "there are /metrics, /healthz and /readyz\n"
+
+
+def _verdict(problems: list[str]) -> tuple[HTTPStatus, str, str]:
+    if not problems:
+        return HTTPStatus.OK, _TEXT, "ok\n"
+    return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, "".join(f"{problem}\n" for problem in problems)
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = False  # they are joined: or a scrape goes on in a store that is closed
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], owner: MetricsServer) -> None:
+        self.owner = owner
+        self._room = threading.BoundedSemaphore(_AT_A_TIME)
+        self._open: set[socket.socket] = set()
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # Not that of HTTPServer, which asks a name server for the machine's name.
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread, if there is room for one more."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        self._open.add(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._open.discard(request)
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """That thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.discard(request)
+            self._room.release()
+
+    def server_close(self) -> None:
+        """Whoever takes his time is not waited for."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
+
+    def abandon(self) -> None:
+        """Close what a forked child has of it, and say nothing to anybody."""
+        self.socket.close()
+        for connection in list(self._open):
+            connection.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is nobody's error."""
+        logger.debug("%s: metrics: closed", client_address[0], exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One GET and its answer; nothing of the request counts but its path."""
+
+    server: _Http
+    protocol_version = "HTTP/1.0"
+    server_version = f"segmentlog/{__version__}"
+    sys_version = ""
+
+    def setup(self) -> None:
+        """Read the head of the request at once, within a time and a size: the library waits as often as bytes come."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(io.BytesIO(_head_of(self.connection)))
+        self.connection.settimeout(_PATIENCE_S)
+
+    def do_GET(self) -> None:
+        """Whatever goes wrong is told, and logged: a scrape that fails is seen in Prometheus."""
+        try:
+            status, kind, text = self.server.owner.answer(self.path.partition("?")[0])
+        except Exception as error:
+            logger.exception("metrics could not be told")
+            status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{type(error).__name__}: {error}\n"
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody wants a line for each scrape."""
+        logger.debug("%s: metrics: %s", self.client_address[0], format % args)
+
+
+def _head_of(connection: socket.socket) -> bytes:
+    """The request up to the empty line; whatever there is of it, when it takes too long or too many bytes."""
+    ends_s = time.monotonic() + _PATIENCE_S
+    head = b""
+    with contextlib.suppress(OSError):
+        while b"\r\n\r\n" not in head and len(head) < _HEAD_BYTES_MAX:
+            connection.settimeout(max(ends_s - time.monotonic(), 0.001))
+            block = connection.recv(_HEAD_BYTES_MAX - len(head))
+            if not block:
+                break
+            head += block
+        return head
+    return b""

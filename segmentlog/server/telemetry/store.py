@@ -1,0 +1,106 @@
+"""What is told of the store, by one worker for all of them: partitions and groups, whoever uses them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import starmap
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.server.telemetry import families
+from segmentlog.server.telemetry.partitions import Partitions
+from segmentlog.server.telemetry.text import labels_of, render
+
+if TYPE_CHECKING:
+    from segmentlog.clock import Clock
+    from segmentlog.groups.admin import GroupDescription
+    from segmentlog.records import TopicPartition
+    from segmentlog.server.telemetry.families import Family
+    from segmentlog.store import LogStore
+
+_STATES: Final = ("Stable", "Rebalancing", "Empty")
+_KINDS: Final = ("library", "kafka")
+
+_Samples = list[tuple[str, float]]
+
+
+class StoreTelemetry:
+    """Thread-safe: one scrape is done at a time."""
+
+    def __init__(self, store: LogStore, clock: Clock) -> None:
+        self._store = store
+        self._partitions = Partitions(store, clock)
+        self._mutex = threading.Lock()
+        self._labels: dict[tuple[str, int], str] = {}
+
+    def text(self) -> str:
+        """In Prometheus' text format. Raises `StoreClosed`."""
+        with self._mutex:
+            began_s = time.perf_counter()
+            ends, parts = self._render_partitions()
+            parts += self._render_groups(ends)
+            parts.append(render(families.STORE_SECONDS, [("", time.perf_counter() - began_s)]))
+            return "".join(parts)
+
+    def _render_partitions(self) -> tuple[dict[tuple[str, int], int], list[str]]:
+        """(where each log ends, lines)."""
+        ends: dict[tuple[str, int], int] = {}
+        labels: dict[tuple[str, int], str] = {}
+        rows = []
+        for state in self._partitions.look():
+            key = (state.topic, state.number)
+            ends[key] = state.glance.log.log_end_offset
+            labels[key] = self._labels.get(key) or labels_of(families.LOG_END.labels, key)
+            rows.append(state.values())
+        self._labels = labels
+        counts = self._partitions
+        parts = [
+            render(families.TOPICS, [("", counts.topic_count)]),
+            render(families.PARTITIONS, [("", counts.partition_count)]),
+            render(families.UNREAD, [("", counts.partition_count - len(rows))]),
+        ]
+        named = list(labels.values())
+        columns = list(zip(*rows, strict=True)) or [()] * len(families.PARTITION)
+        for family, column in zip(families.PARTITION, columns, strict=True):
+            parts.append(render(family, zip(named, column, strict=True)))
+            time.sleep(0)
+        return ends, parts
+
+    def _render_groups(self, ends: dict[tuple[str, int], int]) -> list[str]:
+        def end_of(tp: TopicPartition) -> int | None:
+            return ends.get((tp.topic, tp.partition))
+
+        samples: dict[Family, _Samples] = {
+            family: []
+            for family in (
+                families.GROUP_STATE, families.GROUP_MEMBERS, families.GROUP_GENERATION, families.COMMITTED,
+                families.LAG,
+            )
+        }  # fmt: skip
+        for group in self._store.groups.names():
+            try:
+                found = self._store.groups.describe(group, end_of)
+            except (SegmentlogError, OSError):  # deleted meanwhile, most likely
+                continue
+            _add(samples, found)
+            time.sleep(0)
+        return list(starmap(render, samples.items()))
+
+
+def _add(samples: dict[Family, _Samples], found: GroupDescription) -> None:
+    def add(family: Family, values: tuple[object, ...], value: float) -> None:
+        samples[family].append((labels_of(family.labels, values), value))
+
+    for state in _STATES:
+        add(families.GROUP_STATE, (found.group, state), int(found.state == state))
+    held_by = _KINDS[bool(found.holder)]
+    for kind in _KINDS:
+        add(families.GROUP_MEMBERS, (found.group, kind), len(found.members) if kind == held_by else 0)
+    add(families.GROUP_GENERATION, (found.group,), found.generation)
+    for one in found.partitions:
+        where = (found.group, one.topic, one.partition)
+        if one.committed is not None:
+            add(families.COMMITTED, where, one.committed.offset)
+        if one.lag is not None:
+            add(families.LAG, where, one.lag)

@@ -1,0 +1,437 @@
+"""What Prometheus is told, and by whom: every figure against the store or the requests that it is about."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.scraping import RawClient, get, parse, scrape, value
+from wire import Sent, foreign
+
+import segmentlog
+from segmentlog.errors import SegmentlogError
+from segmentlog.records import TopicPartition
+from segmentlog.server.codec.messages import list_offsets, metadata, produce
+from segmentlog.server.meter import BUCKETS_S
+from segmentlog.server.security.errors import UnsafeListening
+from segmentlog.server.serving import Server
+from segmentlog.server.telemetry import families
+from segmentlog.store import LogStore
+
+ROOT = Path(__file__).parent.parent.parent
+_PRODUCE, _LIST_OFFSETS, _METADATA = 0, 2, 3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    """A store with topic ``t`` of two partitions, nothing of which is synced unless somebody asks."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", partitions=2, fsync="never")
+        yield store
+
+
+@pytest.fixture
+def server(store: LogStore) -> Iterator[Server]:
+    """A server of it, with metrics."""
+    with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
+        yield server
+
+
+def address_of(server: Server) -> str:
+    """Where its metrics are."""
+    assert server.metrics_address is not None
+    return server.metrics_address
+
+
+def produced(data: bytes, *, acks: int = -1, topic: str = "t") -> Any:
+    """A request that appends a batch to a topic's first partition."""
+    partition = produce.PartitionProduceData(0, data)
+    return produce.ProduceRequest(acks=acks, topic_data=[produce.TopicProduceData(topic, partition_data=[partition])])
+
+
+# ---------------------------------------------------------------- the store
+
+
+def test_a_partition_is_told_as_it_is(store: LogStore, server: Server) -> None:
+    """Offsets, bytes, segments, what is at risk: the same as the library says."""
+    partition = store.open_partition("t", 0)
+    partition.append([b"one", b"two"])
+    partition.flush()
+    partition.roll()
+    partition.append([b"three"])
+    partition.trim(1)
+    found = scrape(address_of(server))
+    told = {family: value(found, family.name, topic="t", partition=0) for family in families.PARTITION}
+    assert told.pop(families.UNSYNCED_SECONDS) is not None
+    assert told == {
+        families.LOG_START: 1,
+        families.LOG_END: 3,
+        families.DURABLE: partition.durable_offset,
+        families.LAST_STABLE: 3,
+        families.BYTES: sum(segment.size_bytes for segment in partition.segments()),
+        families.SEGMENTS: 2,
+        families.EPOCH: 0,
+        families.LOST: 0,
+        families.UNSYNCED_RECORDS: 3 - partition.durable_offset,
+        families.SYNCS: partition.sync_count,
+        families.FAILED: 0,
+    }
+
+
+def test_data_at_risk_grows_old_until_it_is_synced(store: LogStore, server: Server) -> None:
+    """Not older than the last scrape that found everything on disk; 0 once it is there again."""
+    partition = store.open_partition("t", 0)
+    partition.append([b"one"])
+    partition.flush()
+    time.sleep(0.3)
+    assert value(scrape(address_of(server)), "segmentlog_partition_unsynced_seconds", topic="t", partition=0) == 0
+    since = time.monotonic()
+    partition.append([b"two"])
+    time.sleep(0.05)
+    found = scrape(address_of(server))
+    assert value(found, "segmentlog_partition_unsynced_records", topic="t", partition=0) == 1
+    at_risk_s = value(found, "segmentlog_partition_unsynced_seconds", topic="t", partition=0)
+    assert at_risk_s is not None
+    # The scrape before was a moment before `since`.
+    assert 0.04 <= at_risk_s <= time.monotonic() - since + 0.25
+    partition.flush()
+    assert value(scrape(address_of(server)), "segmentlog_partition_unsynced_seconds", topic="t", partition=0) == 0
+
+
+def test_what_a_truncation_took_is_told(store: LogStore, server: Server) -> None:
+    """Lost offsets are counted, and the epoch shows it."""
+    partition = store.open_partition("t", 0)
+    partition.append([b"%d" % number for number in range(10)])
+    partition.flush()
+    assert value(scrape(address_of(server)), "segmentlog_partition_lost_offsets_total", topic="t", partition=0) == 0
+    lost = partition.truncate(4)
+    assert lost is not None
+    found = scrape(address_of(server))
+    told = value(found, "segmentlog_partition_lost_offsets_total", topic="t", partition=0)
+    assert told == lost.end_offset - lost.base_offset
+    assert value(found, "segmentlog_partition_epoch", topic="t", partition=0) == partition.epoch == 1
+
+
+def test_partitions_of_other_processes_are_told_without_being_opened(tmp_path: Path) -> None:
+    """By the page that they share; one that nobody opened since the machine started is counted, and no more."""
+    path = tmp_path / "store"
+    pid = os.fork()
+    if not pid:
+        store = segmentlog.open(path, background=False)
+        store.create_topic("t", partitions=3)
+        store.open_partition("t", 0).append([b"theirs"])
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    with (
+        segmentlog.open(path, background=False) as store,
+        segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server,
+    ):
+        found = scrape(address_of(server))
+        assert value(found, "segmentlog_partition_log_end_offset", topic="t", partition=0) == 1
+        assert value(found, "segmentlog_partition_unsynced_records", topic="t", partition=0) == 1
+        assert value(found, "segmentlog_partition_log_end_offset", topic="t", partition=1) is None
+        assert value(found, "segmentlog_partitions") == 3
+        assert value(found, "segmentlog_unread_partitions") == 2
+        assert value(found, "segmentlog_opened_partitions") == 0
+        assert not store.opened_partitions()
+
+
+def test_a_topic_made_anew_is_told_anew(store: LogStore, server: Server) -> None:
+    """What was looked up of the one before is not taken for its own; a topic that is gone is not told of."""
+    partition = store.open_partition("t", 0)
+    partition.append([b"x" * 100])
+    partition.roll()
+    assert value(scrape(address_of(server)), "segmentlog_partition_segments", topic="t", partition=0) == 2
+    store.delete_topic("t")
+    assert value(scrape(address_of(server)), "segmentlog_partition_segments", topic="t", partition=0) is None
+    store.create_topic("t").partition(0)
+    found = scrape(address_of(server))
+    assert value(found, "segmentlog_partition_segments", topic="t", partition=0) == 1
+    assert value(found, "segmentlog_partition_size_bytes", topic="t", partition=0) == 0
+
+
+def test_groups_of_the_library_are_told(store: LogStore, server: Server) -> None:
+    """Members, state, positions and lag; no partition is opened to know where it ends."""
+    group = 'a "group"\\of ours'
+    store.open_partition("t", 0).append([b"%d" % number for number in range(10)])
+    store.groups.reset(group, {TopicPartition("t", 0): 4})
+    found = scrape(address_of(server))
+    assert value(found, "segmentlog_group_committed_offset", group=group, topic="t", partition=0) == 4
+    assert value(found, "segmentlog_group_lag", group=group, topic="t", partition=0) == 6
+    assert value(found, "segmentlog_group_state", group=group, state="Empty") == 1
+    with store.consumer("t", group=group) as consumer:
+        next(iter(consumer))
+        found = scrape(address_of(server))
+        assert value(found, "segmentlog_group_members", group=group, kind="library") == 1
+        assert value(found, "segmentlog_group_members", group=group, kind="kafka") == 0
+        assert value(found, "segmentlog_group_state", group=group, state="Empty") == 0
+
+
+# ---------------------------------------------------------------- the worker
+
+
+def test_requests_are_counted_with_their_latency(server: Server) -> None:
+    """By API, each in every bucket from its latency up; bytes in both directions."""
+    with RawClient(server.bootstrap_servers) as client:
+        for _ in range(3):
+            client.ask(_METADATA, metadata.MetadataRequest(topics=[]), 12)
+        found = scrape(address_of(server))
+        assert value(found, "segmentlog_connections") == 1
+    assert value(found, "segmentlog_request_duration_seconds_count", api="Metadata") == 3
+    assert value(found, "segmentlog_request_duration_seconds_bucket", api="Metadata", le="+Inf") == 3
+    buckets = [value(found, "segmentlog_request_duration_seconds_bucket", api="Metadata", le=one) for one in BUCKETS_S]
+    assert buckets == sorted(buckets, key=lambda one: one or 0)
+    assert value(found, "segmentlog_connections_accepted_total") == 1
+    assert (value(found, "segmentlog_received_bytes_total") or 0) > 50
+    before = value(found, "segmentlog_sent_bytes_total") or 0
+    assert before > 100
+    _until(server, "segmentlog_connections", 0)
+    assert value(scrape(address_of(server)), "segmentlog_sent_bytes_total") == before, "kept when the client is gone"
+
+
+def test_an_answer_that_waits_for_the_disk_counts_until_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latency of acks=all is that of the fsync, too."""
+    partition = server.store.open_partition("t", 0)
+    sync_upto = type(partition).sync_upto
+
+    def slow(self: Any, *args: Any) -> Any:
+        time.sleep(0.1)
+        return sync_upto(self, *args)
+
+    monkeypatch.setattr(type(partition), "sync_upto", slow)
+    with RawClient(server.bootstrap_servers) as client:
+        answer = client.ask(_PRODUCE, produced(foreign([Sent(None, b"x")])), 9)
+        assert answer.responses[0].partition_responses[0].error_code == 0
+        found = scrape(address_of(server))
+    assert value(found, "segmentlog_request_duration_seconds_count", api="Produce") == 1
+    assert (value(found, "segmentlog_request_duration_seconds_sum", api="Produce") or 0) >= 0.1
+
+
+def test_errors_are_counted_under_kafkas_names(server: Server) -> None:
+    """Those within an answer, each partition by itself, and not what went well."""
+    wanted = [list_offsets.ListOffsetsPartition(number, -1, -1) for number in (0, 7, 8)]
+    request = list_offsets.ListOffsetsRequest(topics=[list_offsets.ListOffsetsTopic("t", wanted)])
+    with RawClient(server.bootstrap_servers) as client:
+        client.ask(_LIST_OFFSETS, request, 5)
+        client.ask(_PRODUCE, produced(b"no batch", acks=1), 9)
+        found = scrape(address_of(server))
+    errors = {dict(labels)["api"]: (dict(labels)["error"], count) for (name, labels), count in found.items()
+              if name == "segmentlog_errors_total"}  # fmt: skip
+    assert errors.pop("ListOffsets") == ("UNKNOWN_TOPIC_OR_PARTITION", 2)
+    assert [count for _, count in errors.values()] == [1]
+    assert list(errors) == ["Produce"]
+
+
+def test_a_connection_that_brings_no_request_is_counted(server: Server) -> None:
+    """As cut; who merely goes is not."""
+    with RawClient(server.bootstrap_servers) as client:
+        client.socket.sendall(b"\x7f\xff\xff\xff")
+        assert client.is_closed()
+    with RawClient(server.bootstrap_servers):
+        pass
+    _until(server, "segmentlog_connections", 0)
+    assert value(scrape(address_of(server)), "segmentlog_connections_cut_total") == 1
+
+
+def test_every_metric_is_told_and_no_other(store: LogStore, server: Server) -> None:
+    """What `families` lists, with its kind and its help, beside those of Prometheus' library."""
+    _, text = get(address_of(server))
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    ours = {family.name: family for family in (*families.WORKER, *families.STORE)}
+    assert {name for name in kinds if not name.startswith("process_")} == set(ours)
+    assert {name: kinds[name] for name in ours} == {name: family.kind for name, family in ours.items()}
+    assert {name: helps[name] for name in ours} == {name: family.help for name, family in ours.items()}
+    assert "process_open_fds" in kinds
+    for (name, labels), _ in parse(text).items():
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        if base in ours:
+            assert {label for label, _ in labels} - {"le"} == set(ours[base].labels)
+
+
+def test_names_are_prometheus_own() -> None:
+    """Counters end in _total, times are seconds, sizes bytes; nothing comes twice."""
+    all_of_them = (*families.WORKER, *families.STORE)
+    assert len({family.name for family in all_of_them}) == len(all_of_them)
+    for family in all_of_them:
+        assert re.fullmatch(r"segmentlog(_[a-z]+)+", family.name)
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert not re.search(r"_(ms|millis|kb|mb)(_|$)", family.name)
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_the_page_has_every_metric() -> None:
+    """Row by row, as `families` has it."""
+    page = (ROOT / "docs" / "server-metrics.md").read_text()
+    rows = re.findall(r"^\| `(segmentlog_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [
+        (family.name, family.kind, ", ".join(f"`{label}`" for label in family.labels), family.help)
+        for family in (*families.WORKER, *families.STORE)
+    ]
+
+
+def test_the_dashboard_asks_for_what_there_is(store: LogStore, server: Server) -> None:
+    """Every name in an expression is in a scrape, and every label that it groups by; every metric is on it."""
+    dashboard = json.loads((ROOT / "docs" / "grafana" / "segmentlog.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    expressions += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    _, text = get(address_of(server))
+    told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for one in expressions
+             for name in re.findall(r"\b((?:segmentlog|process)_\w+)", one)}  # fmt: skip
+    assert names <= told
+    assert names >= {family.name for family in (*families.WORKER, *families.STORE)} - {
+        families.LOG_START.name, families.DURABLE.name, families.EPOCH.name, families.TOPICS.name,
+        families.STORE_SECONDS.name,
+    }  # fmt: skip
+    labels = {label for family in (*families.WORKER, *families.STORE) for label in family.labels}
+    for one in expressions:
+        for group in re.findall(r"by \(([^)]*)\)", one):
+            assert {label.strip() for label in group.split(",")} <= labels | {"le"}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert dashboard["schemaVersion"] >= 38
+
+
+# ---------------------------------------------------------------- health
+
+
+def test_a_server_that_is_well_says_so(server: Server) -> None:
+    """To who restarts it and to who sends clients."""
+    assert get(address_of(server), "/healthz") == (200, "ok\n")
+    assert get(address_of(server), "/readyz") == (200, "ok\n")
+
+
+def test_a_stuck_server_is_not_healthy(server: Server) -> None:
+    """While somebody holds what every request needs; and healthy again after."""
+    with server.worker.broker.arrivals._mutex:
+        status, why = get(address_of(server), "/healthz")
+    assert status == 503
+    assert "held by somebody" in why
+    assert get(address_of(server), "/healthz")[0] == 200
+
+
+def test_a_failed_partition_is_named(store: LogStore, server: Server) -> None:
+    """Not ready, with the reason; healthy all the same, for a restart would not help the disk."""
+    store.open_partition("t", 1).handle.ledger.mark_failed()
+    assert get(address_of(server), "/readyz") == (503, "t/1: an fsync failed\n")
+    assert get(address_of(server), "/healthz")[0] == 200
+    found = scrape(address_of(server))
+    assert value(found, "segmentlog_partition_failed", topic="t", partition=1) == 1
+    assert value(found, "segmentlog_problems") == 1
+    store.open_partition("t", 1).handle.ledger.unmark_failed()
+
+
+def test_a_server_that_ends_is_not_ready(server: Server) -> None:
+    """It accepts nobody any more, and says so as long as it is there."""
+    server.worker.close(1)
+    assert get(address_of(server), "/readyz") == (503, "no connections are accepted\n")
+    server.store.close()
+    assert get(address_of(server), "/readyz") == (503, "no connections are accepted\nthe store is closed\n")
+
+
+# ---------------------------------------------------------------- who asks, and how
+
+
+def test_there_is_nothing_else(server: Server) -> None:
+    """No other path, no other method, no file."""
+    assert get(address_of(server), "/")[0] == 404
+    assert get(address_of(server), "/../../etc/passwd")[0] == 404
+    assert get(address_of(server), "/metrics?name=x")[0] == 200
+    assert get(address_of(server), method="POST")[0] == 501
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /" + b"x" * 20_000, b"\r\n\r\n", b"\x16\x03\x01\x00\xff" * 100 + b"\r\n\r\n"],
+    ids=["long", "empty", "TLS"],
+)
+def test_what_is_no_request_ends_that_connection_alone(server: Server, sent: bytes) -> None:
+    """Too long, empty, or TLS; the next one is answered."""
+    host, _, port = address_of(server).rpartition(":")
+    # It may be closed before all of that has gone.
+    with socket.create_connection((host, int(port)), timeout=20) as sock, contextlib.suppress(OSError):
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):
+            pass
+    assert get(address_of(server), "/healthz")[0] == 200
+
+
+def test_slow_clients_are_few_and_leave_with_the_server(store: LogStore) -> None:
+    """Beyond eight at a time they are sent away; closing waits for none of them."""
+    with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
+        host, _, port = address_of(server).rpartition(":")
+        idle = [socket.create_connection((host, int(port)), timeout=20) for _ in range(8)]
+        for sock in idle:
+            sock.sendall(b"GET /met")
+        time.sleep(0.3)
+        with socket.create_connection((host, int(port)), timeout=20) as one_more:
+            assert one_more.recv(1) == b""
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 4
+    for sock in idle:
+        sock.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_others_are_not_to_reach_it(tmp_path: Path, host: str) -> None:
+    """Unless the user says that the network keeps them out; TLS and users of the server do not protect it."""
+    with pytest.raises(UnsafeListening, match=r"--metrics .*names of all topics") as raised:
+        segmentlog.serve(tmp_path / "store", port=0, metrics=f"{host}:0")
+    assert raised.value.option == "metrics"
+    with segmentlog.serve(tmp_path / "store", port=0, metrics="0.0.0.0:0", insecure=True) as server:
+        port = address_of(server).rpartition(":")[2]
+        assert get(f"127.0.0.1:{port}", "/healthz")[0] == 200
+
+
+def test_an_address_that_is_taken_is_named(store: LogStore, server: Server, tmp_path: Path) -> None:
+    """And the server that could not have it leaves nothing behind."""
+    with pytest.raises(OSError, match="cannot listen") as raised:
+        segmentlog.serve(tmp_path / "other", port=0, metrics=address_of(server))
+    assert raised.value.filename == address_of(server)
+
+
+def test_without_the_library_it_is_said_what_is_missing(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And how to get it; a server without metrics needs none."""
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    monkeypatch.delitem(__import__("sys").modules, "segmentlog.server.telemetry.worker", raising=False)
+    with pytest.raises(SegmentlogError, match=r"segmentlog\[server\]"):
+        segmentlog.serve(store, port=0, metrics="127.0.0.1:0")
+    with segmentlog.serve(store, port=0) as server:
+        assert server.metrics_address is None
+
+
+def test_a_forked_child_holds_no_socket_of_it(store: LogStore) -> None:
+    """The port is free once the parent has closed it."""
+    with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
+        address = address_of(server)
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            get(address)
+    finally:
+        os.close(read)
+        os.close(write)
+        os.waitpid(pid, 0)
+
+
+def _until(server: Server, name: str, wanted: float) -> None:
+    ends = time.monotonic() + 20
+    while value(scrape(address_of(server)), name) != wanted:
+        assert time.monotonic() < ends, name
+        time.sleep(0.01)
