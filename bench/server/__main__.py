@@ -27,9 +27,10 @@ from bench import results
 from bench.arguments import existing_folder, one_or_more
 from bench.machine import describe
 from bench.server import consuming, latency, local, producing, scaling, starting
-from bench.server.brokers import BROKERS, Broker, Start
+from bench.server.brokers import BROKERS, Broker, Start, last_core
 from bench.server.rows import FULL, QUICK, TINY, Absent, Result, Row, Settings, Side, Sizes, measure
 from bench.systems.base import Unavailable
+from bench.systems.servers import ServerFailed
 
 _CLIENTS = ("confluent-kafka",)
 
@@ -44,7 +45,7 @@ def all_rows(sizes: Sizes) -> list[Row]:
         *starting.rows(),
         *local.rows(),
     ]
-    return sorted(rows, key=lambda row: (row.start is None, row.start != Start()))
+    return sorted(rows, key=lambda row: (row.start is None, row.start != Start(), row.start != Start(last_core())))
 
 
 def main() -> int:
@@ -119,19 +120,31 @@ def _measure(
     left = list(rows)
     while left:
         start = left[0].start
-        with _running(start, systems, folder) as running:
-            while left and left[0].start == start:
-                row = left.pop(0)
-                try:
-                    with _sides(row, systems, folder, sizes, running) as sides:
-                        found += measure(row, sides, rounds, _tell, quiet_disk=sizes != TINY)
-                except Unavailable as error:
-                    absent.append(Absent(row.name, str(error)))
-                except Exception as error:
-                    absent.append(Absent(row.name, f"failed: {type(error).__name__}: {error}"))
-                    _tell(absent[-1].reason)
-                    break
+        try:
+            with _running(start, systems, folder) as running:
+                while left and left[0].start == start:
+                    row = left.pop(0)
+                    try:
+                        with _sides(row, systems, folder, sizes, running) as sides:
+                            found += measure(row, sides, rounds, _tell, quiet_disk=sizes != TINY)
+                    except Unavailable as error:
+                        absent.append(Absent(row.name, str(error)))
+                    except Exception as error:
+                        absent.append(_failed(row, error))
+                        break
+        except Unavailable as error:
+            absent += [Absent(row.name, str(error)) for row in left if row.start == start]
+            left = [row for row in left if row.start != start]
+        except ServerFailed as error:
+            absent += [_failed(row, error) for row in left if row.start == start]
+            left = [row for row in left if row.start != start]
     return found
+
+
+def _failed(row: Row, error: Exception) -> Absent:
+    absent = Absent(row.name, f"failed: {type(error).__name__}: {error}")
+    _tell(f"{row.name} {absent.reason}")
+    return absent
 
 
 @contextmanager

@@ -36,9 +36,13 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How servers are started. ``core``: all of their threads run there."""
+    """How servers are started. Rows that agree in it share theirs.
+
+    ``core``: all of their threads run there. ``of``: rows that have servers of their own, as they look at memory.
+    """
 
     core: int | None = None
+    of: str = ""
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -41,7 +41,9 @@ _HOW = """\
   lies there in batches of 16 KiB, what the library wrote in columns of 1,000 records with LZ4, which are rendered for
   Kafka's clients; Kafka has the former in either case, of the same records.
 - **connections**: at the most 16 of them produce, to four partitions; the others have said hello, and sleep.
-- **memory** is that of the server's largest process: PSS, which has its part of the mapped log.
+- **partitions**: each was written to before; one request is one batch of 100 records for one partition.
+- **memory** is that of the server's largest process: PSS, which has its part of the mapped log; what no file is behind
+  is told beside it. These rows have servers of their own.
 - **after kill -9** all processes of the server are killed at once, within milliseconds of the last record, and
   everything that was acknowledged must be there again.
 """
@@ -79,7 +81,8 @@ def _where(measured: Measured, settings: Settings) -> list[str]:
         f" {', '.join(f'{name} {version}' for name, version in versions.items())};"
         f" revision `{machine.revision or 'unknown'}`.",
         "",
-        f"{settings.rounds} rounds, {sizes.seconds:g} s for each piece that our own client measures;"
+        f"{settings.rounds} rounds after {sizes.warm_up_s:g} s or more for warming up; {sizes.seconds:g} s for each"
+        " piece that our own client measures;"
         f" {sizes.client_records:,} records for one producer of Java's or confluent-kafka, half as many for each of"
         " four;"
         f" {sizes.single_records:,} single records for a latency; {sizes.log_mb:g} MB are consumed;"

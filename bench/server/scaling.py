@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from bench.server import load
 from bench.server.batches import batch
+from bench.server.brokers import Start
 from bench.server.load import Lane
 from bench.server.producing import producer_lanes
 from bench.server.rows import Compared, Figures, Once, Row, Side, Sizes
@@ -38,19 +39,22 @@ def _partitions(most: int) -> Row:
     compared: list[Compared] = []
     for work in ("produce", "fetch"):
         compared += _neighbours(work, counts, lambda count: f"{count:,} partition{'s' if count > 1 else ''}")
-    compared.append(_memory(f"{most:,} partitions", str(most)))
+    compared += _memory(f"{most:,} partitions", str(most))
 
     @contextmanager
     def prepare(side: Side) -> Iterator[Once]:
         yield lambda: {name: figure for count in counts for name, figure in _at_partitions(side, count).items()}
 
-    return Row("partitions", "1 and 1,000 partitions", compared, prepare)
+    return Row("partitions", f"1 and {most:,} partitions", compared, prepare, start=Start(of="partitions"))
 
 
 def _at_partitions(side: Side, count: int) -> Figures:
     found: Figures = {}
     with side.new_topic(count) as topic:
-        lanes = producer_lanes(topic, batch(_BATCH), 4, 4, LEADER)
+        one = batch(_BATCH)
+        lanes = producer_lanes(topic, one, 4, 4, LEADER)
+        # Partitions are opened as they are first written to: once, and not what is measured here.
+        load.run(lanes, 60, 2 * count * len(one))
         done = load.run(lanes, side.sizes.seconds, _MOST_BYTES)
         found[f"produce {count}"] = sum(done.answered) * _BATCH / done.seconds
         _close(lanes)
@@ -88,7 +92,8 @@ def _connections(counts: Sequence[int], records: int, kind: str) -> Row:
         return f"{kind} requests, {count:,} connection{'s' if count > 1 else ''}"
 
     compared = _neighbours("produce", counts, text)
-    compared += [_memory(text(count), str(count)) for count in counts]
+    for count in counts:
+        compared += _memory(text(count), str(count))
 
     @contextmanager
     def prepare(side: Side) -> Iterator[Once]:
@@ -96,7 +101,8 @@ def _connections(counts: Sequence[int], records: int, kind: str) -> Row:
             name: figure for count in counts for name, figure in _at_connections(side, count, records).items()
         }
 
-    return Row(f"connections/{kind}", f"1 to {max(counts):,} connections, most idle", compared, prepare)
+    group = f"1 to {max(counts):,} connections, most idle"
+    return Row(f"connections/{kind}", group, compared, prepare, start=Start(of=f"connections/{kind}"))
 
 
 def _at_connections(side: Side, count: int, records: int) -> Figures:
@@ -133,8 +139,12 @@ def _neighbours(work: str, counts: Sequence[int], text: object) -> list[Compared
     return found
 
 
-def _memory(what: str, count: str) -> Compared:
-    return Compared(f"pss {count}", f"{what}: memory of a worker (PSS)", "MB", _WORKER_MB, at_least=False, to=None)
+def _memory(what: str, count: str) -> list[Compared]:
+    """With the mapped log, which is judged, and without it."""
+    return [
+        Compared(f"pss {count}", f"{what}: memory of a worker (PSS)", "MB", _WORKER_MB, at_least=False, to=None),
+        Compared(f"own {count}", f"{what}: of that its own", "MB", to=None),
+    ]
 
 
 def _memory_figures(side: Side, count: str) -> Figures:

@@ -64,6 +64,8 @@ def glance(fs: FileSystem, folder: str, boot_id: str) -> Glance | None:
 def sealed_size(fs: FileSystem, folder: str, log: LogState) -> tuple[int, int]:
     """(how many segments there are before the active one, their bytes). Raises OSError."""
     count = size_bytes = 0
+    if not log.active_base_offset:  # most partitions that there are many of: no need to look
+        return 0, 0
     for base in list_segments(fs, folder):
         if base < log.active_base_offset:
             try:
@@ -74,7 +76,9 @@ def sealed_size(fs: FileSystem, folder: str, log: LogState) -> tuple[int, int]:
     return count, size_bytes
 
 
-def lost_count(fs: FileSystem, folder: str) -> int:
+def lost_count(fs: FileSystem, folder: str, log: LogState) -> int:
     """Offsets that crashes and truncations took. Raises OSError."""
+    if not log.epoch:  # the first epoch ends with the first loss
+        return 0
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
     return 0 if checkpoint is None else sum(lost.end_offset - lost.base_offset for lost in checkpoint.lost_ranges)

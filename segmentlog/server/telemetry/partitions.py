@@ -104,7 +104,7 @@ class Partitions:
             if files != known.files:
                 known.sealed, known.files = sealed_size(self._fs, folder, log), files
             if log.epoch != known.epoch:
-                known.lost, known.epoch = lost_count(self._fs, folder), log.epoch
+                known.lost, known.epoch = lost_count(self._fs, folder, log), log.epoch
         except OSError:  # what was known before, and the next time once more
             pass
         return PartitionState(
