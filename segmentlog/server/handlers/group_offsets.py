@@ -39,6 +39,7 @@ from segmentlog.server.faults import code_of
 from segmentlog.server.groups.coordinator import Appended
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.handlers.groups import refusal
+from segmentlog.server.handlers.list_offsets import EARLIEST, LATEST
 from segmentlog.server.names import is_visible, wire_epoch, wire_id
 from segmentlog.server.security.principals import Operation
 
@@ -65,13 +66,16 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
         told = OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
         for partition in asked.partitions:
             code = topic_error if topic is None else _check_position(partition, count)
+            offset = partition.committed_offset
+            if code is ErrorCode.NONE and topic is not None and offset < 0:
+                offset, code = _look_up(call, topic.name, partition)
             answer = OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
             told.partitions.append(answer)
             if code is ErrorCode.NONE and topic is not None:
                 accepted.append(answer)
                 positions.append(
                     NewPosition(
-                        topic.name, topic.id, partition.partition_index, partition.committed_offset,
+                        topic.name, topic.id, partition.partition_index, offset,
                         partition.committed_leader_epoch, partition.committed_metadata or "",
                     )
                 )  # fmt: skip
@@ -115,7 +119,21 @@ def _check_position(position: OffsetCommitRequestPartition, count: int) -> Error
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if len((position.committed_metadata or "").encode()) > METADATA_MAX_BYTES:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.NONE if position.committed_offset >= 0 else ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    return ErrorCode.NONE if position.committed_offset >= EARLIEST else ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+
+
+def _look_up(call: Call, name: str, position: OffsetCommitRequestPartition) -> tuple[int, ErrorCode]:
+    """What an offset stands for that is none: kafkajs commits "earliest" or "latest" where its position is gone.
+
+    Kafka keeps the number and gives it back. A member of the library, which may come after it, would not know what it
+    means; and refused, kafkajs asks for the position that is gone for ever.
+    """
+    try:
+        partition = call.broker.store.topic(name).partition(position.partition_index)
+        is_latest = position.committed_offset == LATEST
+        return partition.log_end_offset if is_latest else partition.log_start_offset, ErrorCode.NONE
+    except (SegmentlogError, OSError) as problem:
+        return -1, code_of(problem)
 
 
 def _find_topic(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.errors import for_code
 from server.clients.driver import HEARTBEAT_MS, SESSION_TIMEOUT_MS, WAIT_S, Driver, Got, Sent, told
 
 _MEMBER = Path(__file__).with_name("member.py")
@@ -21,11 +22,14 @@ class AiokafkaDriver(Driver):
     """aiokafka."""
 
     name = "aiokafka"
+    deletes_groups = False
 
     def create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
-        _run(
-            self._with_admin(lambda admin: admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=config)]))
-        )
+        new = NewTopic(topic, partitions, 1, topic_configs=config)
+        response: Any = _run(self._with_admin(lambda admin: admin.create_topics([new])))
+        for _, code, message in response.topic_errors:  # it raises nothing
+            if code:
+                raise for_code(code)(message)
 
     def write(
         self, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: str = "all", idempotent: bool = False
@@ -55,7 +59,6 @@ class AiokafkaDriver(Driver):
             consumer = self._consumer(None, isolation_level="read_committed" if committed else "read_uncommitted")
             found: list[Got] = []
             async with _started(consumer):
-                # It learns of a topic by subscribing to it.
                 wanted = [TopicPartition(topic, number) for number in await _partitions(consumer, topic)]
                 consumer.assign(wanted)
                 await consumer.seek_to_beginning()

@@ -49,6 +49,7 @@ class Driver(ABC):
     """Whether keys, values and headers may be any bytes, and null."""
     writes_null_headers: ClassVar[bool] = True
     has_admin: ClassVar[bool] = True
+    deletes_groups: ClassVar[bool] = True
     tells_offsets: ClassVar[bool] = True
     """Whether a producer is told where its records are."""
 

@@ -58,7 +58,7 @@ class KcatDriver(Driver):
 
     def _run(self, *arguments: str, given: str | None = None) -> str:
         done = subprocess.run(
-            ["kcat", "-q", "-b", self.bootstrap, *arguments],
+            ["kcat", "-b", self.bootstrap, *arguments],
             input=given, stdin=None if given is not None else subprocess.DEVNULL,
             capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip

@@ -37,6 +37,16 @@ def test_positions(client: Driver, store: LogStore) -> None:
     assert [(one.partition, one.value) for one in client.consume("g", "t", 1)] == [(1, b"new")]
 
 
+def test_a_position_that_is_gone(client: Driver, store: LogStore) -> None:
+    """Records were deleted that a group had not read: it goes on where the log begins, as it was told to."""
+    store.create_topic("t")
+    partition = store.topic("t").partition(0)
+    partition.append([b"%d" % number for number in range(20)])
+    client.consume("g", "t", 5)
+    partition.trim(12)
+    assert [one.offset for one in client.consume("g", "t", 8)] == list(range(12, 20))
+
+
 class _Member:
     """A process that consumes."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 
 import pytest
 from server.clients.driver import Driver, Got, Sent, sorted_records, until
@@ -189,3 +191,47 @@ def test_administration(client: Driver, store: LogStore) -> None:
     assert [one.offset for one in client.read("t", 7)] == list(range(4, 11))
     client.delete("t")
     assert store.topics() == []
+
+
+def test_the_log_says_when(client: Driver, store: LogStore) -> None:
+    """With `LogAppendTime` a record has the time at which it came, for both."""
+    before_ms = round(time.time() * 1000)
+    store.create_topic("t", message_timestamp_type="LogAppendTime")
+    client.write("t", records_for(client, 3)[:1], codec="gzip")
+    (found,) = by_library(store, "t")
+    assert before_ms <= found.timestamp <= round(time.time() * 1000)
+    assert client.read("t", 1) == [found]
+
+
+def test_too_large(client: Driver, store: LogStore) -> None:
+    """A batch beyond `max.message.bytes` is refused, with a word on its size; a smaller one is not."""
+    store.create_topic("t", max_message_bytes=2000)
+    with pytest.raises(Exception, match=r"(?i)too.?large|larger than"):
+        client.write("t", [Sent(0, b"k", os.urandom(1500).hex().encode(), _START_MS)])
+    client.write("t", [Sent(0, b"k", b"small", _START_MS)])
+    assert [one.value for one in by_library(store, "t")] == [b"small"]
+
+
+def test_large_batches(client: Driver, store: LogStore) -> None:
+    """A batch larger than what a client asks for at once comes all the same; the next ones follow."""
+    store.create_topic("t", max_message_bytes=8 << 20, compression_type="none")
+    partition = store.topic("t").partition(0)
+    for number in range(3):
+        partition.append([b"%d" % number * (3 << 20)])
+    found = client.read("t", 3)
+    assert [len(one.value or b"") for one in found] == [3 << 20] * 3
+    assert found == by_library(store, "t")
+
+
+def test_made_when_asked_for(client: Driver, store: LogStore) -> None:
+    """Who writes to a topic that is not there gets one; a name that cannot be is refused."""
+    client.write("new.topic", [Sent(0, b"k", b"v", _START_MS)])
+    assert [one.value for one in by_library(store, "new.topic")] == [b"v"]
+    if client.has_admin:
+        with pytest.raises(Exception, match=r"(?i)exists"):
+            client.create("new.topic", 1, {})
+        with pytest.raises(Exception, match=r"(?i)invalid.*topic|topic.*(invalid|illegal|not valid)|InvalidTopic"):
+            client.create("no/topic", 1, {})
+        with pytest.raises(Exception, match=r"(?i)config"):
+            client.create("other", 1, {"no.such.key": "1"})
+    assert store.topics() == ["new.topic"]

@@ -220,10 +220,21 @@ def test_commits_that_are_refused(door: _Door) -> None:
     assert door.commit(1, joined, topic="not/a topic") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert door.commit(1, joined, version=10, topic_id=bytes(15) + b"1") == ErrorCode.UNKNOWN_TOPIC_ID
     assert door.commit(1, joined, metadata="m" * 4097) == ErrorCode.OFFSET_METADATA_TOO_LARGE
-    assert door.commit(-1, joined) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert door.commit(-3, joined) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     joined.generation_id += 1
     assert door.commit(1, joined) == ErrorCode.ILLEGAL_GENERATION
     assert door.store.group_offsets.positions("g") == {}
+
+
+def test_a_beginning_and_an_end_are_committed(door: _Door) -> None:
+    """Where its position is gone kafkajs commits "earliest" or "latest": the library finds offsets behind it."""
+    partition = door.store.topic("t").partition(0)
+    partition.append([b"%d" % number for number in range(10)])
+    partition.trim(4)
+    assert door.commit(-2, group="alone") == 0
+    assert door.fetch(group="alone").topics[0].partitions[0].committed_offset == 4
+    assert door.commit(-1, group="alone") == 0
+    assert door.fetch(group="alone").topics[0].partitions[0].committed_offset == 10
 
 
 def test_who_is_no_member_commits_to_an_empty_group(door: _Door) -> None:

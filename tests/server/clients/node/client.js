@@ -133,7 +133,8 @@ const commands = {
   consume,
   create: (server, topic, numPartitions, ...config) => withAdmin(server, async (admin) => {
     const configEntries = config.map((pair) => ({ name: pair.split('=')[0], value: pair.split('=')[1] }))
-    await admin.createTopics({ topics: [{ topic, numPartitions: Number(numPartitions), configEntries }] })
+    const isNew = await admin.createTopics({ topics: [{ topic, numPartitions: Number(numPartitions), configEntries }] })
+    if (!isNew) throw new Error('it exists')
     return []
   }),
   time: (server, topic, partition, timestamp) => withAdmin(server, async (admin) => {
@@ -172,7 +173,7 @@ async function main () {
       for (const answer of await commands[name](...words)) console.log(answer)
       console.log('.')
     } catch (error) {
-      console.log(`! ${error}`.replace(/\n/g, ' '))
+      console.log(`! ${[error, ...(error.errors || [])].join(': ')}`.replace(/\n/g, ' '))
     }
   }
 }

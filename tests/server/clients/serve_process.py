@@ -1,0 +1,31 @@
+"""`segmentlog serve`, whose groups miss a dead member sooner than its options allow: serve_process.py STORE WORKERS."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from segmentlog.server.groups.words import GroupSettings
+from segmentlog.server.settings import ServerSettings
+from segmentlog.server.supervisor import Plan, Supervisor
+
+
+def _child(*args: Any) -> None:
+    from segmentlog.server.worker_process import run
+
+    run(*args)
+
+
+def _tell(supervisor: Supervisor) -> None:
+    if supervisor.is_ready:
+        print(supervisor.bootstrap_servers, flush=True)
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    settings = ServerSettings(groups=GroupSettings(min_session_timeout_ms=100))
+    plan = Plan(path=sys.argv[1], host="127.0.0.1", port=0, workers=int(sys.argv[2]), settings=settings)
+    Supervisor(plan, _child, on_change=_tell).run()
+
+
+main()
