@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 from typing import Any
 
@@ -11,6 +13,7 @@ from segmentlog.server.supervisor import Plan, Supervisor
 
 
 def _child(*args: Any) -> None:
+    faulthandler.register(signal.SIGUSR1)  # for a test that fails: where every thread is
     from segmentlog.server.worker_process import run
 
     run(*args)

@@ -23,13 +23,12 @@ _SERVER = Path(__file__).with_name("serve_process.py")
 class _Served:
     """The command, in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(_SERVER), str(folder), "3"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    def __init__(self, folder: Path, log: Path) -> None:
+        self._log = log
+        with open(log, "w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_SERVER), str(folder), "3"], stdout=subprocess.PIPE, stderr=file, text=True
+            )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
         assert self.address, "it did not start"
@@ -40,9 +39,12 @@ class _Served:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def stop(self) -> None:
-        """As Ctrl-C."""
+        """As Ctrl-C; what it said, and what it was at, is shown of a test that failed."""
+        for pid in self.workers():
+            os.kill(pid, signal.SIGUSR1)
         self._process.terminate()
         self._process.communicate(timeout=WAIT_S)
+        print(self._log.read_text())
 
 
 @pytest.fixture
@@ -53,9 +55,9 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 
 @pytest.fixture
-def served(store: LogStore) -> Iterator[_Served]:
+def served(store: LogStore, tmp_path: Path) -> Iterator[_Served]:
     """By three workers."""
-    served = _Served(Path(store.path))
+    served = _Served(Path(store.path), tmp_path / "served.log")
     yield served
     served.stop()
 
