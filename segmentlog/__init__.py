@@ -60,6 +60,9 @@ if TYPE_CHECKING:
         OutOfOrderSequence as OutOfOrderSequence,
     )
     from segmentlog.errors import (
+        PartitionBusy as PartitionBusy,
+    )
+    from segmentlog.errors import (
         PartitionFailed as PartitionFailed,
     )
     from segmentlog.errors import (
@@ -145,7 +148,7 @@ _HOMES = {
     "segmentlog.errors": (
         "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupHeld", "GroupNotEmpty", "InvalidConfig",
         "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError", "LogTruncated",
-        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
+        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",
     ),
