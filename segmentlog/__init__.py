@@ -148,7 +148,8 @@ _HOMES = {
     "segmentlog.errors": (
         "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupHeld", "GroupNotEmpty", "InvalidConfig",
         "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError", "LogTruncated",
-        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ReadOnlyStore",
+        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProducerBusy",
+        "ProducerFenced", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",
     ),
