@@ -81,8 +81,14 @@ class Listener:
             sock.close()
         for connection in list(self._open):
             connection.abandon()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        """Once: the numbers are other files' right after."""
+        fds, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
     def start(self) -> None:
         """Accept from now on."""
@@ -142,8 +148,7 @@ class Listener:
         ends_s = time.monotonic() + _ENDED_S
         for thread in threads:
             thread.join(max(0.0, ends_s - time.monotonic()))
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._close_pipe()
 
     # ------------------------------------------------------------ accepting
 

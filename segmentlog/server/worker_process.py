@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -24,13 +25,13 @@ def run(
     plan: Plan, sockets: list[socket.socket], nodes: list[Node], number: int, status_fd: int, alive_fd: int
 ) -> None:
     """Serve until SIGTERM, or until the supervisor is gone."""
-    stop = threading.Event()
+    stop = _Stop()
     stops = 0
 
     def on_signal(signal_number: int, frame: object) -> None:
         nonlocal stops
         stops += 1
-        stop.set()
+        stop.ask()
         if stops > 1:
             os._exit(1)
 
@@ -56,20 +57,40 @@ def run(
                 metrics.close()
 
 
-def _watch_supervisor(alive_fd: int, stop: threading.Event) -> None:
+class _Stop:
+    """Whether the worker is to end. Not an Event: a signal handler may come while this very thread holds its lock."""
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.is_asked = False
+
+    def ask(self) -> None:
+        """From any thread, and from signal handlers."""
+        self.is_asked = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_fd, b"x")
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is asked, or for so long."""
+        poll = select.poll()
+        poll.register(self._read_fd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+
+
+def _watch_supervisor(alive_fd: int, stop: _Stop) -> None:
     def watch() -> None:
         with contextlib.suppress(OSError):
             os.read(alive_fd, 1)  # nobody writes to it: it returns when the supervisor's end is gone
-        stop.set()
+        stop.ask()
         time.sleep(FINISH_S)
         os._exit(1)
 
     threading.Thread(target=watch, name="segmentlog-supervisor", daemon=True).start()
 
 
-def _beat(worker: Worker, status_fd: int, stop: threading.Event, metrics: str | None) -> None:
+def _beat(worker: Worker, status_fd: int, stop: _Stop, metrics: str | None) -> None:
     """Say now and then that the worker is well: that nobody holds for ever what every request needs."""
-    while not stop.is_set():
+    while not stop.is_asked:
         said = {
             "ready": True,
             "connections": worker.listener.connection_count,

@@ -43,3 +43,27 @@ def test_a_child_keeps_neither_port_nor_connections_nor_the_store(tmp_path: Path
         for fd in (told_read, told_write, go_read, go_write):
             os.close(fd)
     assert status == 0
+
+
+def test_a_server_that_was_closed_closes_nothing_in_a_child(tmp_path: Path) -> None:
+    """The numbers of its descriptors are other files' by then, which a child of this process may need."""
+    server = segmentlog.serve(tmp_path / "store", port=0)
+    server.close()
+    pipes = [os.pipe() for _ in range(32)]  # more than it had
+    try:
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                for _, write_fd in pipes:
+                    os.write(write_fd, b"x")
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
+    finally:
+        for ends in pipes:
+            for fd in ends:
+                os.close(fd)
+    del server  # not before: it is what a fork asks
