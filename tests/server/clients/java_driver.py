@@ -37,7 +37,9 @@ def _class_path() -> str:
         libraries, classes = folder / "libraries", folder / "classes"
         subprocess.run(
             ["mvn", "-B", "-q", "-f", str(_HERE / "pom.xml"), "dependency:copy-dependencies",
-             f"-DoutputDirectory={libraries}"],
+             f"-DoutputDirectory={libraries}",
+             # Java asks the system where home is, and not $HOME: of some users there is none.
+             f"-Dmaven.repo.local={Path.home()}/.m2/repository"],
             check=True, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         command = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), str(_HERE / "Client.java")]
