@@ -11,6 +11,7 @@ Kafka's deltas have 31 bits, ours 32: what reaches further becomes two batches.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import Final
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from segmentlog.format.batch import LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
 from segmentlog.format.codecs import CODEC_NONE
-from segmentlog.format.columns import Values
+from segmentlog.format.columns import MalformedColumn, Values
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Table, as_table
@@ -107,10 +108,11 @@ def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values 
     """The two columns: as tables, where they are, and nothing is cut off."""
     header = batch.header
     if not header.is_kafka and len(batch) == header.record_count:
-        values = as_table(batch.values_column, header.record_count)
-        keys = as_table(batch.keys_column, header.record_count) if values is not None and header.keys_size else None
-        if values is not None and (keys is not None or not header.keys_size):
-            return keys, values
+        with contextlib.suppress(MalformedColumn):  # below, the batch says where it lies
+            values = as_table(batch.values_column, header.record_count)
+            keys = as_table(batch.keys_column, header.record_count) if values is not None and header.keys_size else None
+            if values is not None and (keys is not None or not header.keys_size):
+                return keys, values
     return (batch.keys if batch.has_keys else None), batch.values
 
 

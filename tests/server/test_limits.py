@@ -30,7 +30,11 @@ from segmentlog.server.serving import Server
 from segmentlog.server.settings import Limits, Security, ServerSettings
 from segmentlog.store import LogStore
 
-HALF_OPEN = int(os.environ.get("SEGMENTLOG_SERVER_HALF_OPEN", "2000"))
+# Both ends of each are this process's, which may have fewer descriptors than that.
+HALF_OPEN = min(
+    int(os.environ.get("SEGMENTLOG_SERVER_HALF_OPEN", "2000")),
+    (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 2,
+)
 MakeServer = Callable[..., Server]
 
 
