@@ -12,7 +12,6 @@ what it is. What it has found is a `WireRun`: where each batch lies. From then o
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from segmentlog.format.batch import (
 )
 from segmentlog.format.codecs import Buffer
 from segmentlog.format.columns import Int64Array
+from segmentlog.format.gather import copy_pieces
 
 _PLACE: Final = struct.Struct(">qiI")
 _BATCH_LENGTH_FROM: Final = 12
@@ -36,8 +36,6 @@ assert _PLACE.size == PLACE_SIZE
 
 _COPIED_MAX: Final = 2048
 """Batches that are smaller on average are copied together. Larger ones are sent from where they lie."""
-_WASTE_MAX: Final = 4
-"""How many times the bytes that are wanted may be copied to do it all at once."""
 
 
 class WireRun(NamedTuple):
@@ -150,18 +148,6 @@ def _together(view: memoryview, starts: Int64Array, ends: Int64Array) -> Buffer:
     if widest * count == total:
         rows = np.ndarray((count,), f"V{widest}", view, int(starts[0]), (HEADER_SIZE + widest,))
         return rows.copy().view(np.uint8).data
-    # All are copied as if they were as long as the longest, in their order: each covers what the one before it has too
-    # much. Not the last ones, behind which so many bytes need not be.
-    wide = int(starts.searchsorted(np.int64(len(view) - widest), "right"))
-    if widest * wide > total * _WASTE_MAX:
-        wide = 0
     joined = np.empty(total + widest, np.uint8)
-    if wide:
-        kind = f"V{widest}"
-        there = np.ndarray((total + 1,), kind, joined, 0, (1,))
-        here = np.ndarray((len(view) - widest + 1,), kind, view, 0, (1,))
-        there[ends[:wide]] = here[starts[:wide]]
-    out = joined.data
-    for start, (at, end) in zip(starts[wide:].tolist(), pairwise(ends[wide:].tolist()), strict=True):
-        out[at:end] = view[start : start + end - at]
-    return out[:total]
+    copy_pieces(view, starts, sizes, joined, ends[:-1])
+    return joined.data[:total]

@@ -28,6 +28,7 @@ def lying(sizes: Sequence[int], base_offset: int = 0) -> tuple[bytes, list[bytes
 
 
 def taken(run: WireRun, view: memoryview, first: int, stop: int) -> bytes:
+    """The bytes of these batches."""
     return b"".join(run.take(view, first, stop))
 
 
@@ -91,12 +92,15 @@ def test_runs_that_follow_are_joined() -> None:
     view = memoryview(log)
     whole = walk(view, 0, len(view), 100, 100, ALL, ALL)
     head = walk(view, 0, len(view), 100, 100, 102, ALL)
-    assert whole is not None and head is not None
+    assert whole is not None
+    assert head is not None
     tail = walk(view, head.end_position, len(view), 102, 102, ALL, ALL)
     assert tail is not None
     joined = head.joined(tail)
-    assert joined.position == whole.position and joined.end_position == whole.end_position
-    assert joined.offsets.tolist() == whole.offsets.tolist() and joined.sizes.tolist() == whole.sizes.tolist()
+    assert joined.position == whole.position
+    assert joined.end_position == whole.end_position
+    assert joined.offsets.tolist() == whole.offsets.tolist()
+    assert joined.sizes.tolist() == whole.sizes.tolist()
     assert taken(joined, view, 1, 4) == b"".join(sent[1:4])
 
 
@@ -110,4 +114,5 @@ def test_a_walk_ends_before_damage(seed: int) -> None:
         damaged = bytearray(log)
         damaged[at] ^= 1 << chosen.randrange(8)
         run = walk(memoryview(damaged), 0, len(damaged), 0, 0, ALL, ALL)
-        assert run is not None and run.batch_count == 2, at
+        assert run is not None
+        assert run.batch_count == 2, at

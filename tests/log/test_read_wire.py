@@ -110,10 +110,12 @@ def test_batches_of_both_layouts(tmp_path: Path) -> None:
     append(log, 20, 20)
     for _ in range(2):
         run, reached = log.read_wire(0, 100, 1 << 20)
-        assert run and reached == 20
+        assert run
+        assert reached == 20
         assert log.read_wire(20, 100, 1 << 20) == ([], 20)
         run, reached = log.read_wire(21, 100, 1 << 20)
-        assert run and reached == 41
+        assert run
+        assert reached == 41
     assert kept(log) == 40
 
 
@@ -184,7 +186,8 @@ def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
         data.write(b"\xff")
     for _ in range(2):
         run, reached = log.read_wire(0, 60, 1 << 20)
-        assert run and reached == bad
+        assert run
+        assert reached == bad
         assert log.read_wire(bad, 60, 1 << 20) == ([], bad)
     assert fetched(log, bad + 1) == read(log, bad + 1)
     with pytest.raises(CorruptBatch):
