@@ -11,12 +11,14 @@ import heapq
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from itertools import count
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from segmentlog.storage.watch import Watch
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -52,7 +54,7 @@ class Arrivals:
         self._numbers = count()
         self._sleeps_until_s = 0.0
         self._polls = False
-        self._grown: deque[str] = deque()
+        self._grown: dict[Partition, None] = {}
         self._watch: Watch | None = None
         self._watched: set[str] = set()
         """Since the watch was begun; most of them nobody waits for any more."""
@@ -115,22 +117,24 @@ class Arrivals:
                     if not waiters:
                         del self._waiting[path]
 
-    def note_grown(self, path: str) -> None:
-        """Records were appended here to the partition of this file: `tell` those who wait, once that is answered."""
-        if path in self._waiting:
-            self._grown.append(path)
+    def note_grown(self, partition: Partition) -> None:
+        """Records were appended here, and nobody was woken: `tell` those who wait, once that is answered."""
+        self._grown[partition] = None
 
     def tell(self) -> None:
-        """Have those look who wait for what has grown."""
+        """Have those look who wait for what has grown; first those of this process, without a change of threads."""
         while self._grown:
             try:
-                path = self._grown.popleft()
-            except IndexError:  # somebody else does it
+                partition, _ = self._grown.popitem()
+            except KeyError:  # somebody else does it
                 return
-            with self._mutex:
-                waiters = list(self._waiting.get(path, ()))
-            for waiter in waiters:
-                _have_look(waiter)
+            waiters = self._waiting.get(partition.handle.lock_path)
+            if waiters:
+                with self._mutex:
+                    waiters = waiters.copy()
+                for waiter in waiters:
+                    _have_look(waiter)
+            partition.wake_followers()
 
     def _begin_watch(self) -> None:
         former, self._watch = self._watch, Watch()
@@ -159,6 +163,7 @@ class Arrivals:
                     due.add(heapq.heappop(self._ends)[2])
             for waiter in due:
                 _have_look(waiter)
+            self.tell()  # what a connection that ended at once left behind
         watch.close()
 
     def _next_end(self, at_most_s: float) -> float:
