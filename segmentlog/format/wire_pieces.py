@@ -111,9 +111,9 @@ def encode_pieces(blobs: Blobs, timestamp_deltas: Int64Array, offset_deltas: Int
     mark_kinds = [] if keys is None else _kinds_of([value_marks], count)
     if kinds is None or mark_kinds is None:
         return None
-    whole: Int64Array = body + lengths.sizes
+    whole = np.add(body, lengths.sizes, dtype=np.int64)
     ends = np.cumsum(whole, dtype=np.int64)
-    begins: Int64Array = ends - whole
+    begins = np.subtract(ends, whole, dtype=np.int64)
     total = int(ends[-1])
     records = np.empty(total + blobs.widest, np.uint8)
     value_places = ends - (values.sizes + _NO_HEADERS_SIZE)

@@ -1,4 +1,4 @@
-"""Accepting connections: a thread that accepts, and one for each connection."""
+"""Accepting connections, and handing them on: to the loop, and to a thread whenever one needs it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
-from segmentlog.server.connection import Answer, Connection
+from segmentlog.server.connection import Answer, Connection, Turn
 from segmentlog.server.frames import FrameReader
 from segmentlog.server.logs import Seldom
+from segmentlog.server.loop import Loop
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport
 from segmentlog.storage import forks
+
+if TYPE_CHECKING:
+    from segmentlog.server.security.principals import Principal
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -55,19 +60,24 @@ class Listener:
         pool: BufferPool,
         handle: Callable[[Connection, memoryview], Answer],
         meter: Meter | None = None,
+        afterwards: Callable[[], object] = int,
     ) -> None:
         self._sockets = list(sockets)
         self._door = door
         self._limits = limits
         self._pool = pool
         self._handle = handle
+        self._afterwards = afterwards
         self._meter = meter or Meter()
         self._refusals = Seldom()
         self._received_bytes = self._sent_bytes = 0
         """Over connections that are closed."""
         self._mutex = threading.Lock()
+        self._ended = threading.Condition(self._mutex)
         self._open: set[Connection] = set()
-        self._threads: set[threading.Thread] = set()
+        self._greeted: set[socket.socket] = set()
+        """TLS is not agreed on yet."""
+        self._loop = Loop(self._left)
         self._by_host: Counter[str] = Counter()
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -81,6 +91,7 @@ class Listener:
             sock.close()
         for connection in list(self._open):
             connection.abandon()
+        self._loop.abandon()
         self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -94,6 +105,7 @@ class Listener:
         """Accept from now on."""
         for sock in self._sockets:
             sock.setblocking(False)
+        self._loop.start()
         self._thread.start()
 
     @property
@@ -120,7 +132,7 @@ class Listener:
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self._loop.is_well()
 
     def close(self, timeout_s: float) -> None:
         """Accept nobody any more; let each connection answer what came, and close those that take too long.
@@ -138,16 +150,20 @@ class Listener:
             sock.close()
         ends_s = time.monotonic() + timeout_s
         with self._mutex:
-            connections, threads = list(self._open), list(self._threads)
+            connections, greeted = list(self._open), list(self._greeted)
+        for sock in greeted:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for connection in connections:
             connection.finish()
-        for thread in threads:
-            thread.join(max(0.0, ends_s - time.monotonic()))
+        with self._ended:
+            self._ended.wait_for(lambda: not self._open, max(0.0, ends_s - time.monotonic()))
+            connections = list(self._open)
         for connection in connections:
             connection.close()
-        ends_s = time.monotonic() + _ENDED_S
-        for thread in threads:
-            thread.join(max(0.0, ends_s - time.monotonic()))
+        with self._ended:
+            self._ended.wait_for(lambda: not self._open, _ENDED_S)
+        self._loop.close()
         self._close_pipe()
 
     # ------------------------------------------------------------ accepting
@@ -185,14 +201,15 @@ class Listener:
             self._refuse(host, f"{host}: refused: there are as many connections as there may be")
             return
         self._meter.event(Event.ACCEPTED)
-        thread = threading.Thread(target=self._serve, args=(sock, host), name=f"segmentlog-{host}", daemon=True)
-        with self._mutex:
-            self._threads.add(thread)
         try:
-            thread.start()
-        except RuntimeError as error:
+            if self._door.tls is None:
+                self._enter(self._connection(sock, host, ANONYMOUS))
+            else:
+                work = partial(self._agree_on_tls, sock, host, self._door.tls)
+                threading.Thread(target=work, name=f"segmentlog-{host}", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # it has gone already; or there are no threads to spare
             sock.close()
-            self._forget(host, thread)
+            self._forget(host)
             self._refuse(host, f"{host}: refused: {error}")
 
     def _refuse(self, host: str, why: str) -> None:
@@ -202,59 +219,47 @@ class Listener:
             more = f" ({count} times since it was said last)" if count > 1 else ""
             logger.warning("%s%s", why, more, extra={"client_host": host, "count": count})
 
-    def _forget(self, host: str, thread: threading.Thread) -> None:
+    def _forget(self, host: str) -> None:
         with self._mutex:
-            self._threads.discard(thread)
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
 
-    # ------------------------------------------------------------ one connection
-
-    def _serve(self, sock: socket.socket, host: str) -> None:
-        """A connection's thread."""
-        connection: Connection | None = None
+    def _agree_on_tls(self, sock: socket.socket, host: str, tls: ServerTls) -> None:
+        """In a thread: a client may take its time."""
+        sock.settimeout(_HANDSHAKE_S)
         try:
-            connection = self._connect(sock, host)
-            if connection is not None:
-                with self._mutex:
-                    self._open.add(connection)
-                if self._is_closed:
-                    connection.finish()
-                connection.run()
-        except Exception:
-            logger.exception("%s: closed", host)
-        finally:
-            if connection is None:
-                sock.close()
+            context = tls.context()
+            sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             with self._mutex:
-                if connection is not None:
-                    self._open.discard(connection)
-                    received, sent = connection.traffic
-                    self._received_bytes += received
-                    self._sent_bytes += sent
-            self._forget(host, threading.current_thread())
+                self._greeted.add(sock)
+            try:
+                if self._is_closed:
+                    raise OSError("the server stops")
+                sock.do_handshake()
+                principal = principal_of(sock) or ANONYMOUS
+            finally:
+                with self._mutex:
+                    self._greeted.discard(sock)
+            self._enter(self._connection(sock, host, principal))
+        except (OSError, ssl.SSLError, ValueError) as error:
+            self._meter.event(Event.TLS_FAILED)
+            logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
+            sock.close()
+            self._forget(host)
 
-    def _connect(self, sock: socket.socket, host: str) -> Connection | None:
-        """The connection once TLS is agreed on; None if it is not."""
+    # ------------------------------------------------------------ connections
+
+    def _connection(self, sock: socket.socket, host: str, principal: Principal) -> Connection:
         limits, door = self._limits, self._door
-        principal = ANONYMOUS
-        transport: Transport
         look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if door.tls is None:
-            transport = PlainTransport(sock, look_up_s, limits.patience_s)
+        transport: Transport
+        if isinstance(sock, ssl.SSLSocket):
+            transport = TlsTransport(sock, look_up_s, limits.patience_s)
         else:
-            sock.settimeout(_HANDSHAKE_S)
-            try:
-                wrapped = door.tls.context().wrap_socket(sock, server_side=True)
-                principal = principal_of(wrapped) or ANONYMOUS
-            except (OSError, ssl.SSLError, ValueError) as error:
-                self._meter.event(Event.TLS_FAILED)
-                logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
-                return None
-            transport = TlsTransport(wrapped, look_up_s, limits.patience_s)
+            transport = PlainTransport(sock, look_up_s, limits.patience_s)
         sasl = door.make_sasl() if door.make_sasl is not None else None
         limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes
         frames = FrameReader(
@@ -263,5 +268,42 @@ class Listener:
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
             limit_bytes=limits.request_bytes, meter=self._meter,
-            waiting_bytes_max=limits.answered_bytes,
+            waiting_bytes_max=limits.answered_bytes, afterwards=self._afterwards,
         )  # fmt: skip
+
+    def _enter(self, connection: Connection) -> None:
+        """Serve it from now on."""
+        with self._mutex:
+            self._open.add(connection)
+        if self._is_closed:
+            connection.finish()
+        self._loop.add(connection)
+
+    def _left(self, connection: Connection, turn: Turn) -> None:
+        """The loop serves it no more."""
+        if turn is Turn.NEEDS_THREAD:
+            try:
+                threading.Thread(
+                    target=self._run_one, args=(connection,), name=f"segmentlog-{connection.client_host}", daemon=True
+                ).start()
+                return
+            except RuntimeError as error:
+                self._refuse(connection.client_host, f"{connection.client_host}: closed: {error}")
+        self._end(connection)
+
+    def _run_one(self, connection: Connection) -> None:
+        """A connection's thread, as long as it needs one."""
+        if connection.run() is Turn.STAYS:
+            self._loop.add(connection)
+        else:
+            self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        connection.end()
+        received, sent = connection.traffic
+        with self._ended:
+            self._open.discard(connection)
+            self._received_bytes += received
+            self._sent_bytes += sent
+            self._ended.notify_all()
+        self._forget(connection.client_host)
