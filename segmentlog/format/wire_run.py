@@ -73,12 +73,12 @@ class WireRun(NamedTuple):
         offsets = np.concatenate((self.offsets, other.offsets[1:]))
         return WireRun(self.position, offsets, np.concatenate((self.sizes, self.sizes[-1] + other.sizes[1:])))
 
-    def find(self, offset: int, bound: int, room: int) -> tuple[int, int]:
-        """(the batch that holds ``offset``, the one where to stop); ``bound`` and ``room`` are as in `walk`."""
+    def find(self, offset: int, bound: int, room: int) -> tuple[int, int, bool]:
+        """(the batch that holds ``offset``, the one where to stop, whether for want of room), as `walk` has it."""
         first = max(int(self.offsets.searchsorted(np.int64(offset), "right")) - 1, 0)
         stop = int(self.offsets[:-1].searchsorted(np.int64(min(bound, _OFFSET_MAX))))
         fitting = int(self.sizes.searchsorted(self.sizes[first] + np.int64(room), "right")) - 1
-        return first, max(min(stop, fitting), first)
+        return first, max(min(stop, fitting), first), fitting < stop
 
     def take(self, view: memoryview, first: int, stop: int) -> list[Buffer]:
         """Kafka's bytes of the batches ``[first, stop)``: small ones copied together, large ones as they lie."""
@@ -99,16 +99,17 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 def walk(
     view: memoryview, position: int, end: int, expected: int, offset: int, bound: int, room: int
-) -> WireRun | None:
-    """The batches that end behind ``offset``, from the batch at ``position`` on; None without any.
+) -> tuple[WireRun | None, bool]:
+    """(the batches that end behind ``offset``, from the batch at ``position`` on, None without any; is there no room).
 
     ``expected`` is the base offset of the batch at ``position``, and ``end`` where the bytes end that count. No batch
-    begins at ``bound`` or behind it, and all together they take at most ``room`` bytes.
+    begins at ``bound`` or behind it, and all together they take at most ``room`` bytes: what would be next, and has no
+    room, was not checked.
     """
     unpack, place_of, hashed = HEADER.unpack_from, _PLACE.unpack_from, hash_of
     offsets: list[int] = []
     sizes = [0]
-    begin, size = position, 0
+    begin, size, is_full = position, 0, False
     while position + HEADER_SIZE <= end and expected < bound:
         (
             magic, attributes, _, base_offset, epoch, last_delta, _, _, _, _, _, payload_size, _, _, _, _, _,
@@ -121,10 +122,13 @@ def walk(
         following = base_offset + last_delta + 1
         if following > offset:
             size += payload_size
+            if not attributes & KAFKA_LAYOUT:
+                break
+            if size > room:
+                is_full = True
+                break
             if (
-                size > room
-                or not attributes & KAFKA_LAYOUT
-                or hashed(view[position : position + CHECKED_SIZE]) != header_checksum
+                hashed(view[position : position + CHECKED_SIZE]) != header_checksum
                 or hashed(view[start + PLACE_SIZE : stop]) != payload_checksum
                 or place_of(view, start) != (base_offset, payload_size - _BATCH_LENGTH_FROM, epoch & LEADER_EPOCH_MASK)
             ):
@@ -135,9 +139,9 @@ def walk(
             begin = stop
         position, expected = stop, following
     if not offsets:
-        return None
+        return None, is_full
     offsets.append(expected)
-    return WireRun(begin, np.array(offsets, np.int64), np.array(sizes, np.int64))
+    return WireRun(begin, np.array(offsets, np.int64), np.array(sizes, np.int64)), is_full
 
 
 def _together(view: memoryview, starts: Int64Array, ends: Int64Array) -> Buffer:

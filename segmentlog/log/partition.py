@@ -323,12 +323,13 @@ class Partition:
             committed=isolation == "read_committed",
         )
 
-    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int]:
-        """(batches as Kafka's clients wrote them, from the one that holds ``offset`` on; the offset behind them).
+    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int, bool]:
+        """(batches as Kafka's clients wrote them, the offset behind them, whether the next such one has no room).
 
-        For a server: checked once since the segment was mapped; views of the store's map, or small ones copied
-        together. They reach up to ``bound`` at the most and take at most ``max_bytes``. None of them where the next
-        batch is no such one, or is too large, or there is anything to be told: `read` does that.
+        For a server: from the one that holds ``offset`` on, checked once since the segment was mapped; views of the
+        store's map, or small ones copied together. They reach up to ``bound`` at the most and take at most
+        ``max_bytes``. None of them where the next batch is no such one, or is too large, or there is anything to be
+        told: `read` does that.
         """
         self._check_open()
         return self._reader.read_wire(offset, bound, max_bytes)

@@ -94,10 +94,14 @@ def read(
     answer = bounds.of(wanted.partition)
     gathered = _Gathered(wanted.fetch_offset, max_bytes, at_least_one)
     while gathered.room > 0 and gathered.reached < bounds.end:
-        run, reached = partition.read_wire(gathered.reached, bounds.end, gathered.room)
+        run, reached, is_full = partition.read_wire(gathered.reached, bounds.end, gathered.room)
         if run:
             gathered.take_run(run, reached)
-        elif not _gather(partition, bounds, gathered, renderings):
+        if is_full and (gathered.batches or not at_least_one):
+            break
+        if run:
+            continue
+        if not _gather(partition, bounds, gathered, renderings):
             break
     batches = gathered.batches
     if not batches:

@@ -30,7 +30,7 @@ def fetched(log: Partition, offset: int = 0, max_bytes: int = 1 << 20) -> bytes:
     """All of Kafka's from there on, fetch by fetch, up to whatever is something else."""
     found: list[Buffer] = []
     while True:
-        run, reached = log.read_wire(offset, log.log_end_offset, max_bytes)
+        run, reached, _ = log.read_wire(offset, log.log_end_offset, max_bytes)
         assert sum(map(len, run)) <= max_bytes
         if not run:
             return b"".join(found)
@@ -43,7 +43,7 @@ def served(log: Partition, offset: int = 0) -> bytes:
     """All of it, what is no run as the server has it."""
     found: list[Buffer] = []
     while offset < log.log_end_offset:
-        run, reached = log.read_wire(offset, log.log_end_offset, FEW_BYTES)
+        run, reached, _ = log.read_wire(offset, log.log_end_offset, FEW_BYTES)
         if not run:
             batch = next(iter(log.read(offset)))
             run, reached = as_wire(batch), batch.header.next_offset
@@ -109,11 +109,11 @@ def test_batches_of_both_layouts(tmp_path: Path) -> None:
     log.append([b"own"])
     append(log, 20, 20)
     for _ in range(2):
-        run, reached = log.read_wire(0, 100, 1 << 20)
+        run, reached, _ = log.read_wire(0, 100, 1 << 20)
         assert run
         assert reached == 20
-        assert log.read_wire(20, 100, 1 << 20) == ([], 20)
-        run, reached = log.read_wire(21, 100, 1 << 20)
+        assert log.read_wire(20, 100, 1 << 20) == ([], 20, False)
+        run, reached, _ = log.read_wire(21, 100, 1 << 20)
         assert run
         assert reached == 41
     assert kept(log) == 40
@@ -153,7 +153,7 @@ def test_the_front_is_deleted(tmp_path: Path) -> None:
     append(log, 100)
     assert fetched(log) == read(log)
     log.trim(50)
-    assert log.read_wire(49, 100, 1 << 20) == ([], 49)
+    assert log.read_wire(49, 100, 1 << 20) == ([], 49, False)
     assert fetched(log, 50) == read(log, 50)
 
 
@@ -185,10 +185,10 @@ def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
         data.seek(batch._position + HEADER_SIZE + batch.header.payload_size - 3)
         data.write(b"\xff")
     for _ in range(2):
-        run, reached = log.read_wire(0, 60, 1 << 20)
+        run, reached, _ = log.read_wire(0, 60, 1 << 20)
         assert run
         assert reached == bad
-        assert log.read_wire(bad, 60, 1 << 20) == ([], bad)
+        assert log.read_wire(bad, 60, 1 << 20) == ([], bad, False)
     assert fetched(log, bad + 1) == read(log, bad + 1)
     with pytest.raises(CorruptBatch):
         read(log)
@@ -199,7 +199,7 @@ def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
     with pytest.raises(CorruptBatch):
         next(iter(log.read(0)))
     again = open_log(tmp_path)
-    assert again.read_wire(0, 60, 1 << 20) == ([], 0)
+    assert again.read_wire(0, 60, 1 << 20) == ([], 0, False)
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,39 +241,39 @@ class Reader:
             raise damage from None
         on_skip(base_offset, end_offset, damage)
 
-    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int]:
-        """(batches of Kafka's as they lie, from the one that holds ``offset`` on; the offset behind them).
+    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int, bool]:
+        """(batches of Kafka's as they lie, from the one that holds ``offset`` on; the offset behind them; is it full).
 
         As far as one segment, ``bound`` and ``max_bytes`` go, or what was checked together before. None where something
-        else comes first: `read` tells what.
+        else comes first: `read` tells what. Full: the next batch is one of Kafka's, too, and has no room.
         """
         log = self._handle.page.log.read()
         bases = self._handle.segments(log, offset)
         at = bisect_right(bases, offset) - 1
         if at < 0 or not log.log_start_offset <= offset < log.log_end_offset:
-            return [], offset
+            return [], offset, False
         try:
             segment = self._segment(bases, at, log)
             end = log.end_position if segment.mapped.base_offset == log.active_base_offset else len(segment.mapped.view)
             view = segment.mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
-            return [], offset
+            return [], offset, False
         with self._mutex:
             run, next_base = segment.checked.find(log.epoch, offset)
         if run is not None and offset < run.end_offset and run.end_position <= end:
-            first, stop = run.find(offset, bound, max_bytes)
+            first, stop, is_full = run.find(offset, bound, max_bytes)
         else:
             if run is not None and offset == run.end_offset and run.end_position <= end:
                 position, expected = run.end_position, offset
             else:
                 position, expected = segment.index.position_for_offset(offset)
             upto = bound if next_base is None else min(bound, next_base)
-            run = walk(view, position, end, expected, offset, upto, max_bytes)
+            run, is_full = walk(view, position, end, expected, offset, upto, max_bytes)
             if run is None:
-                return [], offset
+                return [], offset, is_full
             first, stop = 0, run.batch_count
             self._keep_checked(segment, log.epoch, run)
-        return run.take(view, first, stop), int(run.offsets[stop]) if stop > first else offset
+        return run.take(view, first, stop), int(run.offsets[stop]) if stop > first else offset, is_full
 
     def _keep_checked(self, segment: _Segment, epoch: int, run: WireRun) -> None:
         """Of all segments no more than this reader's part of what the process keeps; those used last."""
