@@ -22,6 +22,7 @@ from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
 
 import segmentlog
+from segmentlog.server import supervisor
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -328,6 +329,28 @@ def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
     assert code == 3
     assert "users" in said
     assert "Traceback" not in said
+
+
+def test_a_worker_that_hangs_up_is_waited_for_quietly(tmp_path: Path) -> None:
+    """One that was killed closes its files before it has ended: until then nothing wakes the supervisor for that."""
+    plan = supervisor.Plan(path=str(tmp_path / "store"), host="127.0.0.1", port=0)
+    tested = supervisor.Supervisor(plan, lambda *_: None)
+    status_read, status_write = os.pipe2(os.O_NONBLOCK)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK)
+    try:
+        (child,) = tested._children
+        child.status_fd = status_read
+        os.write(status_write, b'{"ready": true}\n')
+        os.close(status_write)
+        tested._wait(wake_read, 0)
+        assert child.is_ready
+        began = time.monotonic()
+        tested._wait(wake_read, 0.2)
+        assert time.monotonic() - began >= 0.2
+    finally:
+        for fd in (status_read, wake_read, wake_write, tested._alive_read, tested._alive_write):
+            os.close(fd)
+        tested._close()
 
 
 def test_a_second_sigterm_is_prompt(tmp_path: Path) -> None:
