@@ -65,6 +65,8 @@ class Connection:
         principal: Principal,
         sasl: SaslSession | None = None,
         limit_bytes: int,
+        unknown_requests_max: int = 32,
+        on_known: Callable[[Connection], None] | None = None,
         waiting_bytes_max: int = 4 << 20,
         meter: Meter | None = None,
     ) -> None:
@@ -82,6 +84,9 @@ class Connection:
         self._handle = handle
         self._limit_bytes = limit_bytes
         """Of a request, once it is known who sends it."""
+        self._unknown_requests_left = unknown_requests_max
+        self._is_known = sasl is None
+        self._on_known = on_known
         self._waiting_bytes_max = waiting_bytes_max
         self._is_finishing = False
         self._is_last = False
@@ -99,6 +104,8 @@ class Connection:
                 if frame is None:
                     self.wait_for_answers(_LAST_ANSWERS_S)
                     break
+                if not self._is_known:
+                    self._count_unknown()
                 answer = self._handle(self, frame)
                 if answer is not None:
                     self._put(answer)
@@ -138,6 +145,16 @@ class Connection:
         elif sasl.is_complete and sasl.principal is not None:
             self.principal = sasl.principal
             self.frames.limit_bytes = self._limit_bytes
+            self.frames.deadline_s = float("inf")
+            if not self._is_known and self._on_known is not None:
+                self._on_known(self)
+            self._is_known = True
+
+    def _count_unknown(self) -> None:
+        """One more request of who has not said who he is."""
+        self._unknown_requests_left -= 1
+        if self._unknown_requests_left < 0:
+            raise BadFrame("it asks on, and does not say who it is")
 
     def _who(self) -> dict[str, str]:
         return {"client_host": self.client_host, "client_id": self.client_id, "principal": str(self.principal)}

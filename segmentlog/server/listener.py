@@ -10,8 +10,9 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from segmentlog.server.buffers import BufferPool
@@ -23,17 +24,40 @@ from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits
-from segmentlog.server.transport import PlainTransport, TlsTransport, Transport
+from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
 from segmentlog.storage import forks
 
 logger = logging.getLogger("segmentlog.server")
 
-_HANDSHAKE_S: Final = 10.0
 _LOOK_UP_S: Final = 10.0
 """How often a thread that waits for a request looks whether it has waited too long."""
 _NO_ROOM_S: Final = 0.1
 _ENDED_S: Final = 1.0
 """For threads of connections that were closed to find that out."""
+
+
+class _Guest:
+    """Who has not come in yet: in the TLS handshake, or it has yet to say who it is."""
+
+    __slots__ = ("_is_cut", "_mutex", "_shut_down")
+
+    def __init__(self, shut_down: Callable[[], None]) -> None:
+        self._mutex = threading.Lock()
+        self._shut_down = shut_down
+        self._is_cut = False
+
+    def goes_by(self, shut_down: Callable[[], None]) -> None:
+        """How it is sent away from now on."""
+        with self._mutex:
+            self._shut_down = shut_down
+            if self._is_cut:
+                shut_down()
+
+    def cut(self) -> None:
+        """Send it away; whoever waits for it finds that it has gone. From any thread."""
+        with self._mutex:
+            self._is_cut = True
+            self._shut_down()
 
 
 class Door:
@@ -42,6 +66,11 @@ class Door:
     def __init__(self, tls: ServerTls | None = None, make_sasl: Callable[[], SaslSession] | None = None) -> None:
         self.tls = tls
         self.make_sasl = make_sasl
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether who connects is not in yet."""
+        return self.tls is not None or self.make_sasl is not None
 
 
 class Listener:
@@ -68,6 +97,8 @@ class Listener:
         self._mutex = threading.Lock()
         self._open: set[Connection] = set()
         self._threads: set[threading.Thread] = set()
+        self._guests: OrderedDict[threading.Thread, _Guest] = OrderedDict()
+        """By their threads, in the order in which they came."""
         self._by_host: Counter[str] = Counter()
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -138,7 +169,9 @@ class Listener:
             sock.close()
         ends_s = time.monotonic() + timeout_s
         with self._mutex:
-            connections, threads = list(self._open), list(self._threads)
+            connections, threads, guests = list(self._open), list(self._threads), list(self._guests.values())
+        for guest in guests:  # nothing of theirs is in flight
+            guest.cut()
         for connection in connections:
             connection.finish()
         for thread in threads:
@@ -188,12 +221,29 @@ class Listener:
         thread = threading.Thread(target=self._serve, args=(sock, host), name=f"segmentlog-{host}", daemon=True)
         with self._mutex:
             self._threads.add(thread)
+        if self._door.is_guarded:
+            self._make_room_for(thread, _Guest(partial(_shut_down, sock)))
         try:
             thread.start()
         except RuntimeError as error:
             sock.close()
             self._forget(host, thread)
             self._refuse(host, f"{host}: refused: {error}")
+
+    def _make_room_for(self, thread: threading.Thread, guest: _Guest) -> None:
+        """Who has said nothing for the longest goes when there are too many: others may come in meanwhile."""
+        with self._mutex:
+            self._guests[thread] = guest
+            if len(self._guests) <= self._limits.unauthenticated_connections:
+                return
+            _, oldest = self._guests.popitem(last=False)
+        self._meter.event(Event.CUT)
+        oldest.cut()
+
+    def _come_in(self, _: object = None) -> None:
+        """The connection of this thread is known."""
+        with self._mutex:
+            self._guests.pop(threading.current_thread(), None)
 
     def _refuse(self, host: str, why: str) -> None:
         self._meter.event(Event.REFUSED)
@@ -205,6 +255,7 @@ class Listener:
     def _forget(self, host: str, thread: threading.Thread) -> None:
         with self._mutex:
             self._threads.discard(thread)
+            self._guests.pop(thread, None)
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
@@ -240,28 +291,64 @@ class Listener:
         limits, door = self._limits, self._door
         principal = ANONYMOUS
         transport: Transport
-        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s)
+        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s, limits.authentication_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        guest = self._guests.get(threading.current_thread())
         if door.tls is None:
             transport = PlainTransport(sock, look_up_s, limits.patience_s)
         else:
-            sock.settimeout(_HANDSHAKE_S)
             try:
-                wrapped = door.tls.context().wrap_socket(sock, server_side=True)
+                wrapped = self._shake_hands(door.tls, sock, guest)
                 principal = principal_of(wrapped) or ANONYMOUS
             except (OSError, ssl.SSLError, ValueError) as error:
                 self._meter.event(Event.TLS_FAILED)
                 logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
                 return None
             transport = TlsTransport(wrapped, look_up_s, limits.patience_s)
+        if guest is not None:
+            guest.goes_by(transport.shut_down)
         sasl = door.make_sasl() if door.make_sasl is not None else None
+        if sasl is None:
+            self._come_in()
         limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes
         frames = FrameReader(
-            transport, self._pool, limit_bytes=limit_bytes, patience_s=limits.patience_s, idle_s=limits.idle_s
-        )
+            transport, self._pool, limit_bytes=limit_bytes, control_limit_bytes=limits.control_request_bytes,
+            patience_s=limits.patience_s, idle_s=limits.idle_s,
+        )  # fmt: skip
+        if sasl is not None:
+            frames.deadline_s = time.monotonic() + limits.authentication_s
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
-            limit_bytes=limits.request_bytes, meter=self._meter,
+            limit_bytes=limits.request_bytes, unknown_requests_max=limits.unauthenticated_requests,
+            on_known=self._come_in, meter=self._meter,
             waiting_bytes_max=limits.answered_bytes,
         )  # fmt: skip
+
+    def _shake_hands(self, tls: ServerTls, sock: socket.socket, guest: _Guest | None) -> ssl.SSLSocket:
+        """TLS on a connection, in the time that there is for all of it. Raises what the handshake does."""
+        wrapped = tls.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            if guest is not None:
+                guest.goes_by(partial(_shut_down, wrapped))
+            # Not of each read: who sends a byte now and then has as long as everybody else.
+            ends_s = time.monotonic() + self._limits.authentication_s
+            wrapped.setblocking(False)
+            while True:
+                try:
+                    wrapped.do_handshake()
+                    return wrapped
+                except ssl.SSLWantReadError:
+                    events = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    events = select.POLLOUT
+                if not wait_for(wrapped, events, ends_s - time.monotonic()):
+                    raise TimeoutError("it took too long")
+        except BaseException:
+            wrapped.close()
+            raise
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

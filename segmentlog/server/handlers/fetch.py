@@ -45,7 +45,8 @@ def fetch(call: Call, request: FetchRequest) -> FetchResponse:
     if session is None:
         return _Fetch(call, request, list(_wanted(request)), None).respond()
     with session.lock:
-        session.update(_wanted(request), _forgotten(request))
+        if not broker.fetch_sessions.update(session, _wanted(request), _forgotten(request)):
+            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         response = _Fetch(call, request, list(session.partitions.values()), session).respond()
         response.session_id = session.id
     if request.session_epoch == FINAL_EPOCH:
@@ -238,7 +239,7 @@ class _Fetch:
             if self._session is not None:
                 has_news = _note(wanted, data)
                 if _size_of(data):
-                    self._session.move_to_end((wanted.topic, wanted.topic_id, wanted.partition))
+                    self._session.move_to_end(wanted.key)
                 if self._is_incremental and not has_news:
                     continue
             key = (wanted.topic, wanted.topic_id)
