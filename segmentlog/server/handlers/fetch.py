@@ -168,13 +168,9 @@ class _Fetch:
                     answers, is_enough = self._collect()
                     if is_enough:
                         break
-                if waiting.is_closed or self._is_gone() or not waiting.wait(ends_s):
+                if waiting.is_closed or self._call.is_left() or not waiting.wait(ends_s):
                     break
         return self._response(answers)
-
-    def _is_gone(self) -> bool:
-        connection = self._call.connection
-        return connection is not None and connection.is_left()
 
     def _has_more(self, answers: list[tuple[Wanted, PartitionData]]) -> bool:
         """Whether a partition has grown since its answer was made, or is another one by now."""
