@@ -42,7 +42,10 @@ class Broker:
         self.buffers = BufferPool(bound_bytes=settings.limits.buffered_bytes)
         self.durability = Durability()
         self.arrivals = Arrivals()
-        self.fetch_sessions = FetchSessions(settings.limits.fetch_sessions, self.clock.monotonic_ms)
+        limits = settings.limits
+        self.fetch_sessions = FetchSessions(
+            limits.fetch_sessions, self.clock.monotonic_ms, limits.fetch_session_partitions
+        )
         self.topic_ids = TopicIds(store)
         share = settings.limits.rendered_bytes // max(len(cluster.nodes), 1)
         self.renderings = Renderings(disk=DiskRenderings(store.path, share))

@@ -86,6 +86,8 @@ class Connection:
         principal: Principal,
         sasl: SaslSession | None = None,
         limit_bytes: int,
+        unknown_requests_max: int = 32,
+        on_known: Callable[[], None] | None = None,
         waiting_bytes_max: int = 4 << 20,
         meter: Meter | None = None,
         afterwards: Callable[[], object] = int,
@@ -106,6 +108,9 @@ class Connection:
         self._handle = handle
         self._limit_bytes = limit_bytes
         """Of a request, once it is known who sends it."""
+        self._unknown_requests_left = unknown_requests_max
+        self._is_known = sasl is None
+        self._on_known = on_known
         self._waiting_bytes_max = waiting_bytes_max
         self._afterwards = afterwards
         """Called when answers were sent."""
@@ -186,6 +191,8 @@ class Connection:
                     self._flush()
                     self.wait_for_answers(_LAST_ANSWERS_S)
                     break
+            if not self._is_known:
+                self._count_unknown()
             is_quick = self._is_quick(frame)
             in_row = in_row + 1 if is_quick and not self.frames.has_large else 0
             if not is_quick:
@@ -208,13 +215,12 @@ class Connection:
 
     def _is_quick(self, frame: memoryview) -> bool:
         """Whether a request takes next to no time. Who has yet to say who he is may make us compute."""
-        is_known = self.sasl is None or self.sasl.is_complete
-        return is_known and len(frame) > 1 and not frame[0] and frame[1] in QUICK
+        return self._is_known and len(frame) > 1 and not frame[0] and frame[1] in QUICK
 
     @property
     def _may_leave(self) -> bool:
         """Whether it may go on without a thread: who it is is known, and its answers go."""
-        return (self.sasl is None or self.sasl.is_complete) and not self._is_stuck
+        return self._is_known and not self._is_stuck
 
     def end(self) -> None:
         """Give everything back, once nobody steps or runs it any more."""
@@ -239,16 +245,17 @@ class Connection:
     @property
     def is_overdue(self) -> bool:
         """Whether nothing has come for too long, while it had no thread."""
-        return self.frames.is_overdue() and not self._waiting
+        frames = self.frames
+        return frames.is_late or (frames.is_overdue() and not self._waiting)
 
     def say_overdue(self) -> None:
         """Why it is ended."""
-        is_amid = self.frames.has_more
-        self._say(
-            BadFrame("nothing came for too long, or next to nothing")
-            if is_amid
-            else IdleTooLong("no request came for too long")
-        )
+        if self.frames.is_late:
+            self._say(BadFrame("it did not say who it is in time"))
+        elif self.frames.has_more:
+            self._say(BadFrame("nothing came for too long, or next to nothing"))
+        else:
+            self._say(IdleTooLong("no request came for too long"))
 
     def authenticated(self) -> None:
         """The SASL session may have come further: who has failed is kept waiting, and then closed."""
@@ -265,6 +272,16 @@ class Connection:
         elif sasl.is_complete and sasl.principal is not None:
             self.principal = sasl.principal
             self.frames.limit_bytes = self._limit_bytes
+            self.frames.deadline_s = float("inf")
+            if not self._is_known and self._on_known is not None:
+                self._on_known()
+            self._is_known = True
+
+    def _count_unknown(self) -> None:
+        """One more request of who has not said who he is."""
+        self._unknown_requests_left -= 1
+        if self._unknown_requests_left < 0:
+            raise BadFrame("it asks on, and does not say who it is")
 
     def _who(self) -> dict[str, str]:
         return {"client_host": self.client_host, "client_id": self.client_id, "principal": str(self.principal)}

@@ -6,9 +6,12 @@ import time
 from typing import Final
 
 from segmentlog.server.buffers import SMALLEST, BufferPool, Lease, NoRoom
+from segmentlog.server.served import PRODUCE
 from segmentlog.server.transport import Idle, Transport
 
 LENGTH_BYTES: Final = 4
+_KEY_BYTES: Final = 2
+"""Of its API, with which a request begins."""
 _SMALL_BYTES: Final = 16 << 10
 """One system call brings several small requests; as much memory is kept for each connection."""
 
@@ -30,11 +33,17 @@ class FrameReader:
     """Cuts what comes into requests. For one thread.
 
     A request begun must be there within ``patience_s`` for each 64 KiB of it; between two there may be ``idle_s``.
+    One that is larger than ``control_limit_bytes`` must be a Produce request.
     """
 
-    def __init__(self, transport: Transport, pool: BufferPool, *, limit_bytes: int, patience_s: float,
-                 idle_s: float) -> None:  # fmt: skip
+    def __init__(
+        self, transport: Transport, pool: BufferPool, *, limit_bytes: int, control_limit_bytes: int | None = None,
+        patience_s: float, idle_s: float,
+    ) -> None:  # fmt: skip
         self.limit_bytes = limit_bytes
+        self.deadline_s = float("inf")
+        """By `time.monotonic`, when nothing is waited for any more, whatever has come."""
+        self._control_limit_bytes = limit_bytes if control_limit_bytes is None else control_limit_bytes
         self._transport = transport
         self._pool = pool
         self._patience_s = patience_s
@@ -87,6 +96,8 @@ class FrameReader:
         size = self._size_at(self._begin)
         if at + size > self._end:
             return None
+        if size > self._control_limit_bytes:
+            self._check_key(size, at)
         self._begin = at + size
         self._since_s = time.monotonic()
         return self._view[at : at + size]
@@ -96,6 +107,11 @@ class FrameReader:
         """Whether the next request wants a buffer of its own: only `next` brings it."""
         at = self._begin
         return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > _SMALL_BYTES
+
+    @property
+    def is_late(self) -> bool:
+        """Whether `deadline_s` has come."""
+        return time.monotonic() >= self.deadline_s
 
     def is_overdue(self) -> bool:
         """Whether nothing has come for too long, of who is asked for what is there."""
@@ -128,7 +144,7 @@ class FrameReader:
                     else self._fill(time.monotonic() + self._idle_s, leaves=leaves)
                 )
             except BadFrame:
-                if has_begun:
+                if has_begun or time.monotonic() >= self.deadline_s:
                     raise
                 raise IdleTooLong("no request came for too long") from None
             if not is_there:
@@ -138,6 +154,8 @@ class FrameReader:
         at = self._begin
         size = self._size_at(at)
         self._begin += LENGTH_BYTES
+        if size > self._control_limit_bytes:
+            self._check_that_it_brings_records(size)
         if size > _SMALL_BYTES:
             return self._receive_large(size)
         if self._begin + size > _SMALL_BYTES:
@@ -149,6 +167,21 @@ class FrameReader:
         frame = self._view[self._begin : self._begin + size]
         self._begin += size
         return frame
+
+    def _check_that_it_brings_records(self, size: int) -> None:
+        """Before there is a buffer for it."""
+        ends_s = time.monotonic() + self._patience_s
+        while self._end - self._begin < _KEY_BYTES:
+            if not self._fill(ends_s):
+                raise BadFrame("it ended in the middle of a request")
+        self._check_key(size, self._begin)
+
+    def _check_key(self, size: int, at: int) -> None:
+        key = int.from_bytes(self._buffer[at : at + _KEY_BYTES], "big", signed=True)
+        if key != PRODUCE:
+            raise BadFrame(
+                f"a request of {size} bytes and API key {key}, where at most {self._control_limit_bytes} are taken"
+            )
 
     def release(self) -> None:
         """Nobody uses the last request's bytes any more."""
@@ -196,7 +229,10 @@ class FrameReader:
 
     def _receive(self, view: memoryview, ends_s: float, *, leaves: bool = False) -> int:
         while True:
-            if time.monotonic() >= ends_s:  # also for who sends a byte now and then
+            now_s = time.monotonic()
+            if now_s >= self.deadline_s:
+                raise BadFrame("it did not say who it is in time")
+            if now_s >= ends_s:  # also for who sends a byte now and then
                 raise BadFrame("nothing came for too long, or next to nothing")
             try:
                 return self._transport.receive_into(view)

@@ -161,7 +161,7 @@ class TlsTransport:
             received, events = self._receive(view)
             if not events:
                 return received
-            if not _wait(self._socket, events, self._receive_timeout_s):
+            if not wait_for(self._socket, events, self._receive_timeout_s):
                 raise Idle
 
     def receive_now(self, view: memoryview) -> int:
@@ -196,7 +196,7 @@ class TlsTransport:
             before = _size(left)
             left = self.send_now(left)
             if left:
-                if not _wait(self._socket, select.POLLOUT, self._send_timeout_s):
+                if not wait_for(self._socket, select.POLLOUT, self._send_timeout_s):
                     raise TimeoutError("the peer takes nothing")
                 pace.sent(before - _size(left))
 
@@ -270,11 +270,11 @@ def _size(buffers: Sequence[Buffer]) -> int:
     return sum(map(len, buffers))
 
 
-def _wait(sock: socket.socket, events: int, timeout_s: float) -> bool:
+def wait_for(sock: socket.socket, events: int, timeout_s: float) -> bool:
     """Whether the socket got ready. Not `select`: that knows no descriptor above 1,023."""
     poll = select.poll()
     poll.register(sock, events)
-    return bool(poll.poll(timeout_s * 1000))
+    return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
 def _is_left(sock: socket.socket) -> bool:

@@ -49,7 +49,8 @@ def fetch(call: Call, request: FetchRequest) -> FetchResponse | PendingAnswer:
     if session is None:
         return _Fetch(call, request, list(_wanted(request)), None).respond()
     with session.lock:
-        session.update(_wanted(request), _forgotten(request))
+        if not call.broker.fetch_sessions.update(session, _wanted(request), _forgotten(request)):
+            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         wanted = list(session.partitions.values())
     return _Fetch(call, request, wanted, session).respond()
 
@@ -248,7 +249,7 @@ class _Fetch:
             if self._session is not None:
                 has_news = _note(wanted, data)
                 if _size_of(data):
-                    self._session.move_to_end((wanted.topic, wanted.topic_id, wanted.partition))
+                    self._session.move_to_end(wanted.key)
                 if self._is_incremental and not has_news:
                     continue
             key = (wanted.topic, wanted.topic_id)
@@ -298,9 +299,7 @@ class _LongPoll:
             partition.handle.announce_waiting(2 * LOOK_S)
         self._answers, is_enough = self._fetch.look(self._answers)
         call = self._call
-        connection = call.connection
-        is_gone = connection is None or connection.is_left()
-        is_over = is_enough or is_gone or call.broker.arrivals.is_closed or time.monotonic() >= self.ends_s
+        is_over = is_enough or call.is_left() or call.broker.arrivals.is_closed or time.monotonic() >= self.ends_s
         self._is_done = is_over
         return is_over
 
