@@ -58,8 +58,8 @@ class CheckedRuns:
         before, following = self.find(epoch, run.base_offset)
         if epoch != self._epoch or (following is not None and following < run.end_offset):
             return  # another thread was at it
-        if before is not None and before.end_offset != run.base_offset:
-            return
+        if before is not None and (before.end_offset, before.end_position) != (run.base_offset, run.position):
+            return  # it holds some of them already
         if before is not None and before.batch_count + run.batch_count <= _JOINED_MAX:
             self._drop(before)
             run = before.joined(run)
