@@ -17,7 +17,7 @@ from segmentlog.server.durability import Durability
 from segmentlog.server.fetch_sessions import FetchSessions
 from segmentlog.server.meter import Meter
 from segmentlog.server.names import TopicIds
-from segmentlog.server.renderings import Renderings
+from segmentlog.server.renderings import DiskRenderings, Renderings
 from segmentlog.server.security.acls import Authorizer
 from segmentlog.server.settings import ServerSettings
 
@@ -50,7 +50,8 @@ class Broker:
             limits.fetch_sessions, self.clock.monotonic_ms, limits.fetch_session_partitions
         )
         self.topic_ids = TopicIds(store)
-        self.renderings = Renderings()
+        share = settings.limits.rendered_bytes // max(len(cluster.nodes), 1)
+        self.renderings = Renderings(disk=DiskRenderings(store.path, share))
         self.meter = Meter()
         self.unpacking = threading.BoundedSemaphore(UNPACKED_MAX)
         """For who looks into clients' batches."""
@@ -112,3 +113,4 @@ class Broker:
         """End what runs in the background, once nobody asks any more. The store stays open."""
         self.stop_waiting()
         self.durability.close()
+        self.renderings.close()

@@ -51,6 +51,8 @@ class FrameReader:
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
+        self._since_s = time.monotonic()
+        """When the client was last seen to be between two requests."""
         self._large: Lease | None = None
         self._frame: memoryview | None = None
 
@@ -59,19 +61,88 @@ class FrameReader:
         """Whether the next request has begun to come."""
         return self._end > self._begin
 
-    def next(self) -> memoryview | None:
+    @property
+    def has_large(self) -> bool:
+        """Whether the last request had a buffer of its own."""
+        return self._large is not None
+
+    # ------------------------------------------------------------ what is there already
+
+    def receive_now(self) -> bool:
+        """Take what has come, as far as it goes; False at the end. Raises `Idle` where nothing has.
+
+        Take all that is `ready` before.
+        """
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._begin:
+            self._move_to_front()
+        received = self._transport.receive_now(self._view[self._end :])
+        if not received and self._end:
+            raise BadFrame("it ended in the middle of a request")
+        if not self._end:
+            self._since_s = time.monotonic()
+        self._end += received
+        return received > 0
+
+    def ready(self) -> memoryview | None:
+        """The next request, if all of it is here; its bytes are its receiver's until more is received.
+
+        Raises `BadFrame` for one that is larger than it may be.
+        """
+        at = self._begin + LENGTH_BYTES
+        if at > self._end:
+            return None
+        size = self._size_at(self._begin)
+        if at + size > self._end:
+            return None
+        if size > self._control_limit_bytes:
+            self._check_key(size, at)
+        self._begin = at + size
+        self._since_s = time.monotonic()
+        return self._view[at : at + size]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the next request wants a buffer of its own: only `next` brings it."""
+        at = self._begin
+        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > _SMALL_BYTES
+
+    @property
+    def is_late(self) -> bool:
+        """Whether `deadline_s` has come."""
+        return time.monotonic() >= self.deadline_s
+
+    def is_overdue(self) -> bool:
+        """Whether nothing has come for too long, of who is asked for what is there."""
+        return time.monotonic() - self._since_s > (self._patience_s if self.has_more else self._idle_s)
+
+    def _size_at(self, at: int) -> int:
+        size = int.from_bytes(self._buffer[at : at + LENGTH_BYTES], "big", signed=True)
+        if not 0 <= size <= self.limit_bytes:
+            raise BadFrame(f"a request of {size} bytes, where at most {self.limit_bytes} are taken")
+        return size
+
+    # ------------------------------------------------------------ what comes
+
+    def next(self, *, leaves: bool = False) -> memoryview | None:
         """The next request, without its length; None at the end. Its bytes are its receiver's until the next call.
 
-        Raises `BadFrame`, and OSError of the connection.
+        Raises `BadFrame`, and OSError of the connection; with ``leaves`` also `Idle`, when none has begun for a while.
         """
         self.release()
+        self._since_s = time.monotonic()
         begun_s = 0.0
         while self._end - self._begin < LENGTH_BYTES:
             has_begun = self._end > self._begin
             if has_begun:
                 begun_s = begun_s or time.monotonic()
             try:
-                is_there = self._fill(begun_s + self._patience_s if begun_s else time.monotonic() + self._idle_s)
+                is_there = (
+                    self._fill(begun_s + self._patience_s)
+                    if begun_s
+                    else self._fill(time.monotonic() + self._idle_s, leaves=leaves)
+                )
             except BadFrame:
                 if has_begun or time.monotonic() >= self.deadline_s:
                     raise
@@ -81,9 +152,7 @@ class FrameReader:
                     raise BadFrame("it ended in the middle of a request")
                 return None
         at = self._begin
-        size = int.from_bytes(self._buffer[at : at + LENGTH_BYTES], "big", signed=True)
-        if not 0 <= size <= self.limit_bytes:
-            raise BadFrame(f"a request of {size} bytes, where at most {self.limit_bytes} are taken")
+        size = self._size_at(at)
         self._begin += LENGTH_BYTES
         if size > self._control_limit_bytes:
             self._check_that_it_brings_records(size)
@@ -105,7 +174,10 @@ class FrameReader:
         while self._end - self._begin < _KEY_BYTES:
             if not self._fill(ends_s):
                 raise BadFrame("it ended in the middle of a request")
-        key = int.from_bytes(self._buffer[self._begin : self._begin + _KEY_BYTES], "big", signed=True)
+        self._check_key(size, self._begin)
+
+    def _check_key(self, size: int, at: int) -> None:
+        key = int.from_bytes(self._buffer[at : at + _KEY_BYTES], "big", signed=True)
         if key != PRODUCE:
             raise BadFrame(
                 f"a request of {size} bytes and API key {key}, where at most {self._control_limit_bytes} are taken"
@@ -120,13 +192,13 @@ class FrameReader:
             self._large.give_back()
             self._large = None
 
-    def _fill(self, ends_s: float) -> bool:
+    def _fill(self, ends_s: float, *, leaves: bool = False) -> bool:
         """Receive something; False at the end."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == _SMALL_BYTES:
             self._move_to_front()
-        received = self._receive(self._view[self._end :], ends_s)
+        received = self._receive(self._view[self._end :], ends_s, leaves=leaves)
         self._end += received
         return received > 0
 
@@ -155,7 +227,7 @@ class FrameReader:
         self._frame = memoryview(lease.buffer)[:size]
         return self._frame
 
-    def _receive(self, view: memoryview, ends_s: float) -> int:
+    def _receive(self, view: memoryview, ends_s: float, *, leaves: bool = False) -> int:
         while True:
             now_s = time.monotonic()
             if now_s >= self.deadline_s:
@@ -165,7 +237,8 @@ class FrameReader:
             try:
                 return self._transport.receive_into(view)
             except Idle:
-                continue
+                if leaves:
+                    raise
 
     def _move_to_front(self) -> None:
         left = self._end - self._begin

@@ -48,6 +48,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`fetch.max.bytes`."""
     fetch_wait_ms_max: int = 60_000
     """Longest a fetch waits for something to come."""
+    rendered_bytes: int = 1 << 30
+    """Of what the library wrote, as Kafka's clients read it, on disk: of all workers together, and no more than a
+    quarter of what is free there."""
     partitions_made: int = 10_000
     """By one request to create topics or partitions; Kafka's controller has the same limit, and no setting for it."""
     fetch_sessions: int = 1000

@@ -84,6 +84,7 @@ class _Child:
         self.start_at_s = 0.0
         self.said: dict[str, Any] = {}
         self.rest = b""
+        self.has_hung_up = False
 
 
 Child = Callable[[Plan, "list[socket.socket]", "list[Node]", int, int, int], None]
@@ -173,7 +174,9 @@ class Supervisor:
         poll = select.poll()
         poll.register(wake_read, select.POLLIN)
         for child in self._children:
-            if child.status_fd >= 0:
+            # Of one that hung up there is nothing more to hear, and each poll would return at once: a process that is
+            # killed closes its files some time before it has ended, which is a signal.
+            if child.status_fd >= 0 and not child.has_hung_up:
                 poll.register(child.status_fd, select.POLLIN)
         for fd, _ in poll.poll(max(timeout_s, 0) * 1000):
             if fd == wake_read:
@@ -228,6 +231,7 @@ class Supervisor:
                 for line in lines:
                     child.said = json.loads(line)
                     child.is_ready |= bool(child.said.get("ready"))
+            child.has_hung_up = True
         if not self.was_ready and self.is_ready:
             self.was_ready = True
             if self._on_change is not None:
@@ -246,7 +250,7 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         os.close(status_write)
-        child.pid, child.status_fd, child.rest, child.said = pid, status_read, b"", {}
+        child.pid, child.status_fd, child.rest, child.said, child.has_hung_up = pid, status_read, b"", {}, False
         child.started_s = child.heard_s = time.monotonic()
         if self.was_ready:  # before, people are told of all together
             _log(logging.INFO, child, "was started")

@@ -18,8 +18,11 @@ from typing import Any
 
 import pytest
 from seeds import seeds, share
+from server.clients.fetching import Missing
+from server.clients.java_driver import java_command
 
 import segmentlog
+from segmentlog.server import supervisor
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -109,9 +112,12 @@ def until(what: Any, within_s: float = WAIT_S) -> None:
 
 
 class Load:
-    """Two producers and a consumer of librdkafka's, and a local program that appends: until it is told to stop."""
+    """Two producers, a consumer of librdkafka's, and a local program that appends: until it is told to stop.
 
-    def __init__(self, server: Killable, path: Path) -> None:
+    With ``java`` they are Java's producers, otherwise librdkafka's.
+    """
+
+    def __init__(self, server: Killable, path: Path, *, java: list[str] | None = None) -> None:
         self.acknowledged: list[tuple[int, int, str]] = []
         self.appended: list[tuple[int, int, str]] = []
         self.consumed: dict[int, list[tuple[int, str]]] = defaultdict(list)
@@ -120,15 +126,22 @@ class Load:
         self._path = str(path)
         self._is_over = threading.Event()
         self._has_ended = threading.Event()
-        work = [(self._produce, "a"), (self._produce, "b"), (self._consume, ""), (self._append, "local")]
-        self._threads = [threading.Thread(target=self._guarded, args=one) for one in work]
-        for thread in self._threads:
+        self._java = java or []
+        writers: list[tuple[Any, str]] = [(self._append, "local")]
+        writers += [(self._produce_in_java, "a b")] if java else [(self._produce, "a"), (self._produce, "b")]
+        self._writers = [threading.Thread(target=self._guarded, args=one) for one in writers]
+        self._reader = threading.Thread(target=self._guarded, args=(self._consume, ""))
+        for thread in (*self._writers, self._reader):
             thread.start()
+
+    def wait_until_it_flows(self) -> None:
+        """Of every producer something is acknowledged: what is killed from now on is killed under load."""
+        until(lambda: self.errors or {value[0] for _, _, value in list(self.acknowledged)} == {"a", "b"})
 
     def finish(self) -> None:
         """Everything that was sent is acknowledged, and everything is consumed."""
         self._is_over.set()
-        for thread in (*self._threads[:2], self._threads[3]):
+        for thread in self._writers:
             thread.join(2 * WAIT_S)
             assert not thread.is_alive()
         ends = time.monotonic() + WAIT_S
@@ -136,7 +149,7 @@ class Load:
         while sum(map(len, self.consumed.values())) < wanted and time.monotonic() < ends:
             time.sleep(0.05)
         self._has_ended.set()
-        self._threads[2].join(WAIT_S)
+        self._reader.join(WAIT_S)
 
     def _guarded(self, work: Any, name: str) -> None:
         try:
@@ -167,6 +180,36 @@ class Load:
             producer.poll(0.01)
         if left := producer.flush(WAIT_S):
             self.errors.append(f"producer {name}: {left} of {number} records were not acknowledged")
+
+    def _produce_in_java(self, names: str) -> None:
+        command = [*self._java, self._address, "orders", str(PARTITIONS), *names.split()]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            stopper = threading.Thread(target=self._stop_at_the_end, args=(process,))
+            stopper.start()
+            line = ""
+            for line in process.stdout:
+                if line.startswith("!"):
+                    self.errors.append(f"producer {line[2:].strip()}")
+                elif line != ".\n":
+                    where, offset, value = line.split()
+                    self.acknowledged.append((int(where), int(offset), value))
+            if line != ".\n":
+                self.errors.append("not all was acknowledged in time")
+            stopper.join()
+
+    def _stop_at_the_end(self, process: subprocess.Popen[str]) -> None:
+        """What is in flight then has some time left."""
+        while not self._is_over.wait(0.1) and process.poll() is None:
+            pass
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
     def _consume(self, _: str) -> None:
         consumer = confluent_kafka.Consumer(
@@ -221,18 +264,29 @@ def check(load: Load, path: Path) -> int:
     return total
 
 
+def java_load() -> list[str]:
+    """The command of Java's producers."""
+    try:
+        return java_command("Load")
+    except Missing as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "java"])
 @pytest.mark.parametrize("seed", seeds("server kills"))
-def test_nothing_is_lost_when_it_is_killed(tmp_path: Path, seed: int) -> None:
+def test_nothing_is_lost_when_it_is_killed(tmp_path: Path, seed: int, client: str) -> None:
     """A worker or the supervisor at any moment: idempotent producers with acks=all lose, double and reorder nothing."""
+    java = java_load() if client == "java" else None
     chance, path = random.Random(seed), tmp_path / "store"
     with segmentlog.open(path) as store:
         store.create_topic("orders", PARTITIONS)
     server = Killable(path)
     server.start()
     server.port = int(server.address.rpartition(":")[2])
-    load = Load(server, path)
-    began = time.monotonic()
+    load = Load(server, path, java=java)
     try:
+        load.wait_until_it_flows()
+        began = time.monotonic()
         for _ in range(share(ROUNDS, "server kills")):
             time.sleep(chance.uniform(0.05, 0.5))
             victim = chance.randrange(3)
@@ -275,6 +329,28 @@ def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
     assert code == 3
     assert "users" in said
     assert "Traceback" not in said
+
+
+def test_a_worker_that_hangs_up_is_waited_for_quietly(tmp_path: Path) -> None:
+    """One that was killed closes its files before it has ended: until then nothing wakes the supervisor for that."""
+    plan = supervisor.Plan(path=str(tmp_path / "store"), host="127.0.0.1", port=0)
+    tested = supervisor.Supervisor(plan, lambda *_: None)
+    status_read, status_write = os.pipe2(os.O_NONBLOCK)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK)
+    try:
+        (child,) = tested._children
+        child.status_fd = status_read
+        os.write(status_write, b'{"ready": true}\n')
+        os.close(status_write)
+        tested._wait(wake_read, 0)
+        assert child.is_ready
+        began = time.monotonic()
+        tested._wait(wake_read, 0.2)
+        assert time.monotonic() - began >= 0.2
+    finally:
+        for fd in (status_read, wake_read, wake_write, tested._alive_read, tested._alive_write):
+            os.close(fd)
+        tested._close()
 
 
 def test_a_second_sigterm_is_prompt(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
-from aiokafka.errors import for_code
+from aiokafka.errors import CommitFailedError, for_code
 from server.clients.driver import HEARTBEAT_MS, SESSION_TIMEOUT_MS, WAIT_S, Driver, Got, Sent, told
 
 _MEMBER = Path(__file__).with_name("member.py")
@@ -72,13 +72,16 @@ class AiokafkaDriver(Driver):
     def consume(self, group: str, topic: str, count: int) -> list[Got]:
         async def consume() -> list[Got]:
             consumer = self._consumer(group)
-            consumer.subscribe([topic])
             found: list[Got] = []
+            consumer.subscribe([topic], listener=_Forgetful(found))
             async with _started(consumer):
-                while len(found) < count:
+                while True:
                     found += await _polled(consumer, count - len(found))
-                await consumer.commit()
-            return found
+                    if len(found) < count:
+                        continue
+                    if await _is_committed(consumer):
+                        return list(found)  # closing revokes, too
+                    found.clear()
 
         return _run(consume())
 
@@ -94,10 +97,9 @@ class AiokafkaDriver(Driver):
             async with _started(consumer):
                 while True:
                     records = await _polled(consumer)
-                    if records:
-                        await consumer.commit()
-                    for one in records:
-                        print(told(one.partition, one.offset, one.value), flush=True)
+                    if records and await _is_committed(consumer):
+                        for one in records:
+                            print(told(one.partition, one.offset, one.value), flush=True)
 
         asyncio.run(live())
 
@@ -139,6 +141,28 @@ class AiokafkaDriver(Driver):
             bootstrap_servers=self.bootstrap, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
             session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=HEARTBEAT_MS, **settings,
         )  # fmt: skip
+
+
+class _Forgetful(ConsumerRebalanceListener):
+    """What was read and not committed comes again after a rebalance."""
+
+    def __init__(self, found: list[Got]) -> None:
+        self._found = found
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self._found.clear()
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self._found.clear()
+
+
+async def _is_committed(consumer: Any) -> bool:
+    """False: there is a rebalance, or there was one."""
+    try:
+        await consumer.commit()
+    except CommitFailedError:
+        return False
+    return True
 
 
 def _run(what: Awaitable[_T]) -> _T:

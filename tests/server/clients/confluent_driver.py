@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from server.clients.driver import HEARTBEAT_MS, SESSION_TIMEOUT_MS, WAIT_S, Driver, Got, Sent, told
 
 _MEMBER = Path(__file__).with_name("member.py")
+_REBALANCED = {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID}
 
 
 class ConfluentDriver(Driver):
@@ -88,21 +89,24 @@ class ConfluentDriver(Driver):
 
     def consume(self, group: str, topic: str, count: int) -> list[Got]:
         consumer = self._consumer(group)
-        consumer.subscribe([topic])
         found: list[Got] = []
+        consumer.subscribe([topic], on_assign=lambda *_: found.clear())
         ends_s = time.monotonic() + WAIT_S
         try:
-            while len(found) < count:
+            while True:
                 assert time.monotonic() < ends_s, f"{len(found)} of {count} records came"
                 message = consumer.poll(0.1)
-                if message is not None:
-                    assert message.error() is None, message.error()
-                    found.append(_got(message))
-                    consumer.store_offsets(message)
-            consumer.commit(asynchronous=False)
+                if message is None:
+                    continue
+                assert message.error() is None, message.error()
+                found.append(_got(message))
+                if len(found) < count:
+                    continue
+                if _is_committed(consumer, _positions(topic, found)):
+                    return found
+                found.clear()
         finally:
             consumer.close()
-        return found
 
     def member(self, group: str, topic: str) -> list[str]:
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
@@ -113,8 +117,9 @@ class ConfluentDriver(Driver):
         consumer.subscribe([topic])
         while True:
             message = consumer.poll(1.0)
-            if message is not None and message.error() is None:
-                consumer.commit(message, asynchronous=False)
+            if message is None or message.error() is not None:
+                continue
+            if _is_committed(consumer, _positions(topic, [_got(message)])):
                 print(told(message.partition(), message.offset(), message.value()), flush=True)
 
     def at_time(self, topic: str, partition: int, timestamp: int) -> int:
@@ -160,6 +165,26 @@ class ConfluentDriver(Driver):
             "enable.auto.commit": False, "enable.auto.offset.store": False,
             "session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": HEARTBEAT_MS, **settings,
         })  # fmt: skip
+
+
+def _positions(topic: str, found: Sequence[Got]) -> list[TopicPartition]:
+    ends: dict[int, int] = {}
+    for one in found:
+        ends[one.partition] = one.offset + 1
+    return [TopicPartition(topic, number, end) for number, end in ends.items()]
+
+
+def _is_committed(consumer: Consumer, positions: list[TopicPartition]) -> bool:
+    """False: there is a rebalance, or there was one."""
+    try:
+        answers = consumer.commit(offsets=positions, asynchronous=False)
+    except KafkaException as error:
+        if error.args[0].code() not in _REBALANCED:
+            raise
+        return False
+    for one in answers:
+        assert one.error is None, one.error
+    return True
 
 
 def _got(message: Any) -> Got:

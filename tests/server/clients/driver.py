@@ -39,7 +39,12 @@ class Got(NamedTuple):
 
 
 class Driver(ABC):
-    """One client, at one server."""
+    """One client, at one server.
+
+    A rebalance may come at any time, also between reading and committing: a member not heard of for a while was
+    taken for dead. Then what was read and not committed is forgotten, since it comes again, to this member or another.
+    Nothing but that is a reason to try a commit again, and nothing is tried for longer than `WAIT_S`.
+    """
 
     name: ClassVar[str]
     codecs: ClassVar[tuple[str, ...]] = ("none", "gzip", "snappy", "lz4", "zstd")

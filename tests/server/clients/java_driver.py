@@ -22,8 +22,14 @@ class JavaDriver(ProgramDriver):
 
     @classmethod
     def command(cls) -> list[str]:
-        # It starts in half the time where the compiler for what runs long is left out.
-        return ["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx128m", "-cp", _class_path(), "Client"]
+        return java_command("Client")
+
+
+def java_command(main: str, *words: object, memory: str = "128m") -> list[str]:
+    """To run one of the programs of the folder ``java``. Raises `Missing` where that cannot be."""
+    # It starts in half the time where the compiler for what runs long is left out.
+    settings = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory}"]
+    return ["java", *settings, "-cp", _class_path(), main, *map(str, words)]
 
 
 @cache
@@ -42,8 +48,9 @@ def _class_path() -> str:
              f"-Dmaven.repo.local={Path.home()}/.m2/repository"],
             check=True, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        command = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), str(_HERE / "Client.java")]
+        command = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), *map(str, sources)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
 
-    folder = fetched("java", [_HERE / "pom.xml", _HERE / "Client.java"], make)
+    sources = sorted(_HERE.glob("*.java"))
+    folder = fetched("java", [_HERE / "pom.xml", *sources], make)
     return os.pathsep.join([f"{folder}/classes", f"{folder}/libraries/*"])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import kafka.codec
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
+from kafka.errors import CommitFailedError, RebalanceInProgressError
 from server.clients.driver import HEARTBEAT_MS, SESSION_TIMEOUT_MS, WAIT_S, Driver, Got, Sent, told
 
 _MEMBER = Path(__file__).with_name("member.py")
@@ -71,17 +72,20 @@ class KafkaPythonDriver(Driver):
 
     def consume(self, group: str, topic: str, count: int) -> list[Got]:
         consumer = self._consumer(group)
-        consumer.subscribe([topic])
         found: list[Got] = []
+        consumer.subscribe([topic], listener=_Forgetful(found))
         ends_s = time.monotonic() + WAIT_S
         try:
-            while len(found) < count:
+            while True:
                 assert time.monotonic() < ends_s, f"{len(found)} of {count} records came"
                 found += _polled(consumer, count - len(found))
-            consumer.commit()
+                if len(found) < count:
+                    continue
+                if _is_committed(consumer):
+                    return list(found)  # closing revokes, too
+                found.clear()
         finally:
             consumer.close()
-        return found
 
     def member(self, group: str, topic: str) -> list[str]:
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
@@ -92,10 +96,9 @@ class KafkaPythonDriver(Driver):
         consumer.subscribe([topic])
         while True:
             records = _polled(consumer)
-            if records:
-                consumer.commit()
-            for one in records:
-                print(told(one.partition, one.offset, one.value), flush=True)
+            if records and _is_committed(consumer):
+                for one in records:
+                    print(told(one.partition, one.offset, one.value), flush=True)
 
     def at_time(self, topic: str, partition: int, timestamp: int) -> int:
         wanted = TopicPartition(topic, partition)
@@ -129,6 +132,28 @@ class KafkaPythonDriver(Driver):
             bootstrap_servers=self.bootstrap, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
             session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=HEARTBEAT_MS, **settings,
         ))  # fmt: skip
+
+
+class _Forgetful(ConsumerRebalanceListener):  # type: ignore[misc]
+    """What was read and not committed comes again after a rebalance."""
+
+    def __init__(self, found: list[Got]) -> None:
+        self._found = found
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self._found.clear()
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self._found.clear()
+
+
+def _is_committed(consumer: Any) -> bool:
+    """False: there is a rebalance, or there was one."""
+    try:
+        consumer.commit()
+    except (CommitFailedError, RebalanceInProgressError):
+        return False
+    return True
 
 
 class _Closing:

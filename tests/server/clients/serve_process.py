@@ -19,8 +19,13 @@ def _child(*args: Any) -> None:
     run(*args)
 
 
+_told: list[str] = []
+
+
 def _tell(supervisor: Supervisor) -> None:
-    if supervisor.is_ready:
+    """Once: nobody reads on, and who writes more than the pipe holds would stand still."""
+    if supervisor.is_ready and not _told:
+        _told.append(supervisor.bootstrap_servers)
         print(supervisor.bootstrap_servers, flush=True)
 
 

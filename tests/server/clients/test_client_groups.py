@@ -63,9 +63,13 @@ class _Member:
             if line.endswith("\n") and len(words) == 3:
                 self.told.append((int(words[0]), int(words[1]), words[2]))
 
+    def send(self, number: signal.Signals) -> None:
+        """A signal."""
+        os.kill(self._process.pid, number)
+
     def kill(self) -> None:
         """As `kill -9`."""
-        os.kill(self._process.pid, signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self._thread.join()
         self._process.communicate()
 
@@ -113,3 +117,24 @@ def test_three_members_one_is_killed(client: Driver, store: LogStore) -> None:
         for one in members:
             if one._process.poll() is None:
                 one.kill()
+
+
+@pytest.mark.long
+def test_a_member_that_stood_still(client: Driver, store: LogStore) -> None:
+    """It is missed. What it reads then it cannot commit: that comes again, and is committed then."""
+    store.create_topic("t")
+    partition = store.topic("t").partition(0)
+    member = _Member(client.member("g", "t"))
+    try:
+        offsets = {partition.append([b"before"])}
+        until(lambda: {told[1] for told in member.told} == offsets, "it does not read")
+        generation = store.groups.describe("g").generation
+        member.send(signal.SIGSTOP)
+        until(lambda: not store.groups.describe("g").members, "it is not missed")
+        offsets |= {partition.append([b"%d" % number]) for number in range(5)}
+        member.send(signal.SIGCONT)
+        until(lambda: {told[1] for told in member.told} == offsets, "what it read then did not come again")
+        until(lambda: [one.lag for one in store.groups.describe("g").partitions] == [0], "it is not all committed")
+        assert store.groups.describe("g").generation > generation
+    finally:
+        member.kill()

@@ -6,6 +6,7 @@ import java.io.PrintStream;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -17,12 +18,16 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.RecordsToDelete;
+import org.apache.kafka.clients.consumer.CommitFailedException;
+import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.RebalanceInProgressException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -149,24 +154,32 @@ public class Client {
         settings.put("max.poll.records", count);
         List<String> found = new ArrayList<>();
         try (var consumer = new KafkaConsumer<byte[], byte[]>(settings)) {
-            consumer.subscribe(List.of(topic));
-            Map<TopicPartition, org.apache.kafka.clients.consumer.OffsetAndMetadata> read = new HashMap<>();
+            Map<TopicPartition, OffsetAndMetadata> read = new HashMap<>();
+            Runnable forget = () -> {
+                found.clear();
+                read.clear();
+            };
+            consumer.subscribe(List.of(topic), new AtRebalance(forget));
             long until = System.currentTimeMillis() + PATIENCE_MS;
-            while (found.size() < count) {
+            while (true) {
                 for (var record : consumer.poll(SOON)) {
                     if (found.size() < count) {
                         found.add(text(record));
                         read.put(
                             new TopicPartition(record.topic(), record.partition()),
-                            new org.apache.kafka.clients.consumer.OffsetAndMetadata(record.offset() + 1)
+                            new OffsetAndMetadata(record.offset() + 1)
                         );
                     }
                 }
+                if (found.size() == count) {
+                    if (isCommitted(consumer, read)) {
+                        return List.copyOf(found); // closing revokes, too
+                    }
+                    forget.run();
+                }
                 check(until, found.size());
             }
-            consumer.commitSync(read);
         }
-        return found;
     }
 
     static void member(String servers, String group, String topic) {
@@ -176,14 +189,34 @@ public class Client {
             consumer.subscribe(List.of(topic));
             while (true) {
                 var records = consumer.poll(SOON);
-                if (!records.isEmpty()) {
-                    consumer.commitSync();
+                if (!records.isEmpty() && isCommitted(consumer, records.nextOffsets())) {
+                    for (var record : records) {
+                        OUT.println(record.partition() + " " + record.offset() + " " + text(record.value()));
+                    }
+                    OUT.flush();
                 }
-                for (var record : records) {
-                    OUT.println(record.partition() + " " + record.offset() + " " + text(record.value()));
-                }
-                OUT.flush();
             }
+        }
+    }
+
+    /** What was read and not committed comes again after a rebalance. */
+    record AtRebalance(Runnable forget) implements ConsumerRebalanceListener {
+        public void onPartitionsRevoked(Collection<TopicPartition> revoked) {
+            forget.run();
+        }
+
+        public void onPartitionsAssigned(Collection<TopicPartition> assigned) {
+            forget.run();
+        }
+    }
+
+    /** False: there is a rebalance, or there was one. */
+    static boolean isCommitted(KafkaConsumer<byte[], byte[]> consumer, Map<TopicPartition, OffsetAndMetadata> read) {
+        try {
+            consumer.commitSync(read);
+            return true;
+        } catch (CommitFailedException | RebalanceInProgressException error) {
+            return false;
         }
     }
 

@@ -5,6 +5,7 @@ const { Kafka, CompressionTypes, logLevel } = require('kafkajs')
 
 const PATIENCE_MS = 30000
 const QUIET_MS = 400
+const REBALANCED = ['REBALANCE_IN_PROGRESS', 'ILLEGAL_GENERATION', 'UNKNOWN_MEMBER_ID']
 
 const kafkaAt = (server) => new Kafka({ brokers: [server], logLevel: logLevel.NOTHING })
 const text = (data) => (data === null || data === undefined ? '-' : '=' + Buffer.from(data).toString('base64'))
@@ -79,6 +80,11 @@ async function consume (server, group, topic, count) {
   const consumer = consumerAt(server, group, {})
   const found = []
   const next = new Map()
+  const forget = () => {
+    found.length = 0
+    next.clear()
+  }
+  consumer.on(consumer.events.GROUP_JOIN, forget) // what was read and not committed comes again
   await consumer.connect()
   try {
     await consumer.subscribe({ topics: [topic], fromBeginning: true })
@@ -91,8 +97,16 @@ async function consume (server, group, topic, count) {
         }
       }
     })
-    await until(() => found.length >= Number(count), found)
-    await consumer.commitOffsets([...next].map(([partition, offset]) => ({ topic, partition, offset })))
+    while (true) {
+      await until(() => found.length >= Number(count), found)
+      try {
+        await consumer.commitOffsets([...next].map(([partition, offset]) => ({ topic, partition, offset })))
+        break
+      } catch (error) {
+        if (!REBALANCED.includes(error.type)) throw error
+        forget()
+      }
+    }
   } finally {
     await consumer.disconnect()
   }

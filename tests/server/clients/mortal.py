@@ -1,0 +1,114 @@
+"""A server whose machine loses its power, on a disk that forgets what was not synced."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from server.clients.driver import WAIT_S
+
+from segmentlog.testing.crashfs import CrashFS
+
+_SERVER = Path(__file__).with_name("mortal_server.py")
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class MortalServer:
+    """On one port, before and after its machine has died. ``acks=all`` waits for no disk; `flush` does."""
+
+    def __init__(self, disk: CrashFS) -> None:
+        self._disk = disk
+        self._port = free_port()
+        self._boots = 0
+        self._process: Any = None
+        self.address = f"127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        """The machine has power."""
+        self._boots += 1
+        command = [sys.executable, str(_SERVER), str(self._disk.path / "store"), str(self._port), f"boot-{self._boots}"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout.readline().strip() == self.address
+
+    def flush(self) -> None:
+        """What there is now is on the disk."""
+        self._ask("flush")
+
+    def lost(self, topic: str) -> list[list[int]]:
+        """What crashes took of its first partition: where that began and where it ended."""
+        return self._ask("lost", topic)  # type: ignore[no-any-return]
+
+    def committed(self, group: str) -> dict[str, int]:
+        """The positions of a group, by topic and partition."""
+        return self._ask("committed", group)  # type: ignore[no-any-return]
+
+    def end(self, place: str) -> int:
+        """Where TOPIC/PARTITION ends."""
+        return self._ask("end", *place.split("/"))  # type: ignore[no-any-return]
+
+    def _ask(self, *words: str) -> Any:
+        """Its process: no other has the store open when the power fails."""
+        self._process.stdin.write(" ".join(words) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        self._process.kill()
+        self._process.communicate()
+
+    def lose_power(self) -> None:
+        """All that was not flushed is gone."""
+        self.kill()
+        self._disk.crash(0, "none")
+
+
+class Teller:
+    """A process that tells in lines."""
+
+    def __init__(self, command: Sequence[str], log: Path | None = None) -> None:
+        errors: Any = subprocess.DEVNULL if log is None else open(log, "a")
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        finally:
+            if log is not None:
+                errors.close()
+        self.told: list[str] = []
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.told.append(line.rstrip("\n"))
+
+    @property
+    def has_ended(self) -> bool:
+        """By itself."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """As `kill -9`. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+Start = Callable[..., Teller]

@@ -1,0 +1,71 @@
+"""A server on a machine that is started at a time of the test's choosing: mortal_server.py STORE PORT BOOT.
+
+It prints its address, and then a line of JSON for each that it is given, which is a question of `_ANSWERS` and its words.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from segmentlog.server.groups.words import GroupSettings
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.storage.fs import FileSystem
+from segmentlog.store import LogStore
+
+
+class OneBoot(FileSystem):
+    """The real file system, of a machine with a name for the time since it was started."""
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+
+    def boot_id(self) -> str:
+        return self._boot
+
+
+def flush(store: LogStore) -> None:
+    """All that there is is on the disk."""
+    for name in store.topics(internal=True):
+        for partition in store.topic(name).partitions():
+            partition.flush()
+
+
+def lost(store: LogStore, topic: str) -> list[tuple[int, int]]:
+    """What crashes took of partition 0."""
+    return [(one.base_offset, one.end_offset) for one in store.topic(topic).partition(0).lost_ranges()]
+
+
+def committed(store: LogStore, group: str) -> dict[str, int]:
+    """A group's positions, by topic and partition."""
+    return {f"{where.topic}/{where.partition}": one.offset for where, one in store.group_offsets.committed(group).items()}
+
+
+def end(store: LogStore, topic: str, partition: str) -> int:
+    """Of a log."""
+    return store.topic(topic).partition(int(partition)).log_end_offset
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {"flush": flush, "lost": lost, "committed": committed, "end": end}
+
+
+def main() -> None:
+    """Serve until it is killed."""
+    path, port, boot = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    # No background: what is on the disk is what was asked for to be there, and not a matter of time.
+    store = LogStore(path, fs=OneBoot(boot), background=False)
+    groups = GroupSettings(initial_rebalance_delay_ms=100, min_session_timeout_ms=100)
+    settings = ServerSettings(acks_all="written", groups=groups)
+    server = Server(
+        store, host="127.0.0.1", port=port, advertise=None, settings=settings, security=Security(), owns_store=True
+    )
+    print(server.bootstrap_servers, flush=True)
+    for line in sys.stdin:
+        what, *words = line.split()
+        print(json.dumps(_ANSWERS[what](store, *words)), flush=True)
+
+
+main()
