@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from segmentlog.clock import Clock
 from segmentlog.errors import UnknownTopic
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
     from segmentlog.server.groups.coordinator import GroupCoordinator
     from segmentlog.store import LogStore
+
+UNPACKED_MAX: Final = 2
+"""Batches of clients that are decompressed at the same time: a megabyte may become hundreds, in each."""
 
 
 class Broker:
@@ -50,6 +53,8 @@ class Broker:
         share = settings.limits.rendered_bytes // max(len(cluster.nodes), 1)
         self.renderings = Renderings(disk=DiskRenderings(store.path, share))
         self.meter = Meter()
+        self.unpacking = threading.BoundedSemaphore(UNPACKED_MAX)
+        """For who looks into clients' batches."""
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: weakref.WeakValueDictionary[tuple[str, int], Partition] = weakref.WeakValueDictionary()

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ from server.scraping import RawClient, get, parse, scrape, value
 from wire import Sent, foreign
 
 import segmentlog
+from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
+from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.messages import list_offsets, metadata, produce
 from segmentlog.server.meter import BUCKETS_S
 from segmentlog.server.security.errors import UnsafeListening
 from segmentlog.server.serving import Server
 from segmentlog.server.telemetry import families
+from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
+from segmentlog.topics.folders import TopicFolders
 
 ROOT = Path(__file__).parent.parent.parent
 _PRODUCE, _LIST_OFFSETS, _METADATA = 0, 2, 3
@@ -142,6 +147,48 @@ def test_partitions_of_other_processes_are_told_without_being_opened(tmp_path: P
         assert value(found, "segmentlog_unread_partitions") == 2
         assert value(found, "segmentlog_opened_partitions") == 0
         assert not store.opened_partitions()
+
+
+def test_a_first_scrape_of_many_topics_opens_and_syncs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: a look at each, no partition opened, nothing written, configurations checked once each.
+    The next one reads no topic again."""
+    path, calls = tmp_path / "store", Counter[str]()
+    with segmentlog.open(path, background=False) as store:
+        for number in range(40):
+            config = {"retention.ms": 1000 + number % 2} if number % 4 else {}
+            store.create_topic(f"t{number}", partitions=2, config=config)
+            store.open_partition(f"t{number}", 0).append([b"v"])
+
+        def count(owner: type, name: str) -> None:
+            real = getattr(owner, name)
+
+            def counted(*args: Any, **options: Any) -> Any:
+                calls[name] += 1
+                return real(*args, **options)
+
+            kept = staticmethod(counted) if isinstance(vars(owner).get(name), staticmethod) else counted
+            monkeypatch.setattr(owner, name, kept)
+
+        with (
+            segmentlog.open(path, background=False) as looking,
+            segmentlog.serve(looking, port=0, metrics="127.0.0.1:0") as server,
+        ):
+            time.sleep(0.2)  # what was written a moment ago may be another thing a moment later
+            for owner, name in (
+                (FileSystem, "fsync"), (FileSystem, "fdatasync"), (FileSystem, "write"), (FileSystem, "pwrite"),
+                (Partition, "__init__"), (TopicConfig, "__post_init__"), (TopicFolders, "_parse"),
+            ):  # fmt: skip
+                if hasattr(owner, name):
+                    count(owner, name)
+            found = scrape(address_of(server))
+            assert value(found, "segmentlog_topics") == 40
+            assert value(found, "segmentlog_partition_log_end_offset", topic="t39", partition=0) == 1
+            assert calls.pop("_parse") == 40
+            assert calls.pop("__post_init__") <= 3
+            assert not calls
+            scrape(address_of(server))
+            assert not calls
+            assert not looking.opened_partitions()
 
 
 def test_a_topic_made_anew_is_told_anew(store: LogStore, server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
@@ -67,7 +68,8 @@ def _one(
                 is_committed=request.isolation_level == _COMMITTED,
                 durable_only=broker.settings.durable_reads,
             )
-            _look(partition, bounds, wanted.timestamp, answer)
+            with broker.unpacking if wanted.timestamp >= 0 or wanted.timestamp == _MAX_TIMESTAMP else nullcontext():
+                _look(partition, bounds, wanted.timestamp, answer)
     except (SegmentlogError, OSError) as error:
         answer.error_code = code_of(error)
     if call.version < _EPOCHS_FROM:
