@@ -25,9 +25,12 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Table, as_table
 from segmentlog.format.wire import Buffer
 from segmentlog.format.wire_encode import empty_wire_batch, encode_wire_batch
+from segmentlog.format.wire_pieces import Blobs, find_blobs
 
 _REACH: Final = 2**31
 """Offsets of one batch, at the most."""
+_BLOBS_MIN: Final = 256
+"""Records of a batch. Of fewer it takes as long to see where they lie as to make objects of them."""
 _CONTROL_KEY = struct.Struct(">hh")
 _CONTROL_VALUE = struct.Struct(">hi")
 _CONTROL: Final = 1 << 5
@@ -104,8 +107,8 @@ def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int)
     ]
 
 
-def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values | Table]:
-    """The two columns: as tables, where they are, and nothing is cut off."""
+def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values | Table | Blobs]:
+    """The two columns: as tables or as they lie, where all are byte strings, and nothing is cut off."""
     header = batch.header
     if not header.is_kafka and len(batch) == header.record_count:
         with contextlib.suppress(MalformedColumn):  # below, the batch says where it lies
@@ -113,6 +116,10 @@ def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values 
             keys = as_table(batch.keys_column, header.record_count) if values is not None and header.keys_size else None
             if values is not None and (keys is not None or not header.keys_size):
                 return keys, values
+            if not header.headers_size and header.record_count >= _BLOBS_MIN:
+                blobs = find_blobs(batch.blobs_columns, header.keys_size, header.record_count)
+                if blobs is not None:
+                    return None, blobs
     return (batch.keys if batch.has_keys else None), batch.values
 
 

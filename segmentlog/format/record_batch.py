@@ -232,6 +232,13 @@ class RecordBatch:
         header = self.header
         return self._column(header.raw_size - header.headers_size - header.values_size, header.values_size)
 
+    @property
+    def blobs_columns(self) -> memoryview:
+        """The keys, if there are any, and the values of the whole batch as they are encoded, one behind the other."""
+        header = self.header
+        size = header.keys_size + header.values_size
+        return self._column(header.raw_size - header.headers_size - size, size)
+
     def values_may_be_null(self) -> bool:
         """Whether a value may be null: a quick look at bytes, which says yes to some that are not UTF-8."""
         return bool((np.frombuffer(self.values_column, np.uint8) == _NIL).any())

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.format.columns import Values, array_of, array_prefix, array_prefix_of
+from segmentlog.format.columns import Int64Array, Values, array_of, array_prefix, array_prefix_of
 
 Table = npt.NDArray[np.uint8]
 """The items of a column as rows, marks included: u8[n, bytes an item]."""
 Flags = npt.NDArray[np.bool_]
 
 _BIN8: Final = 0xC4
+_BIN16: Final = 0xC5
+_ROUNDS: Final = 4
+"""How often bytes that look like marks and are none are sorted out."""
 _WIDEST: Final = 2 + 255
 _NIL: Final = b"\xc0"
 
@@ -41,6 +44,50 @@ def as_table(column: memoryview, count: int) -> Table | None:
     if not (marks == (width - 2 << 8 | _BIN8)).all():
         return None
     return np.frombuffer(column, np.uint8)[prefix:].reshape(count, width)
+
+
+class Places(NamedTuple):
+    """Where the bytes of each item of a column lie, without their marks."""
+
+    starts: Int64Array
+    sizes: Int64Array
+
+
+def places_of(column: memoryview, count: int) -> Places | None:
+    """Where the items lie, if they are byte strings below 64 KiB and none is null; None if that is not seen fast.
+
+    The marks are searched for, and found right by what they say: each item ends where the next one begins, and the last
+    one with the column. Bytes that merely look like marks lead nowhere, and are sorted out. (30 ns an item of 100 bytes
+    here, where a step from item to item takes 105.) Raises `MalformedColumn` for a column that announces another
+    number.
+    """
+    prefix, end = len(array_prefix(column, count)), len(column)
+    cells = np.frombuffer(column, np.uint8)
+    if not count:
+        return None
+    at = np.flatnonzero(cells[prefix:-1] & np.uint8(0xFE) == _BIN8)
+    at += prefix
+    for _ in range(_ROUNDS):
+        if len(at) < count:
+            return None
+        starts = at + 2
+        sizes = cells[at + 1].astype(np.int64)
+        longer = np.flatnonzero(cells[at] == _BIN16)
+        if len(longer):
+            sizes[longer] = sizes[longer] << 8 | cells[np.minimum(at[longer] + 2, end - 1)]
+            starts[longer] += 1
+        ends = starts + sizes
+        if len(at) == count:
+            chained = bool((ends[:-1] == at[1:]).all()) and int(at[0]) == prefix and int(ends[-1]) == end
+            return Places(starts, sizes) if chained else None
+        marked = np.zeros(end + 1, np.bool_)
+        marked[at] = marked[end] = True
+        leads = ends <= end
+        leads[leads] = marked[ends[leads]]
+        marked[:] = False
+        marked[ends[leads]] = marked[prefix] = True
+        at = at[leads & marked[at]]
+    return None
 
 
 def items_of(table: Table) -> list[bytes]:

@@ -62,10 +62,10 @@ def decompress_records(codec: int, stored: memoryview, limit_bytes: int) -> byte
         raise ValueError(f"{WIRE_CODEC_NAMES[codec]}: {error}") from None
 
 
-def compress_records(codec: int, records: Buffer) -> bytes:
+def compress_records(codec: int, records: Buffer) -> Buffer:
     """The records as a client would compress them. Raises ValueError for a codec that there is not."""
     if codec == CODEC_NONE:
-        return bytes(records)
+        return records
     if codec == CODEC_GZIP:
         return zlib.compress(records, wbits=_GZIP)
     if codec == CODEC_SNAPPY:

@@ -18,8 +18,9 @@ from segmentlog.format.columns import Int64Array, Values
 from segmentlog.format.splice import Table, items_of
 from segmentlog.format.wire import NO_TIMESTAMP, Buffer, pack_wire_batch
 from segmentlog.format.wire_codecs import compress_records
+from segmentlog.format.wire_pieces import Blobs, encode_pieces
 from segmentlog.format.wire_records import varint
-from segmentlog.format.wire_tables import encode_tables
+from segmentlog.format.wire_tables import encode_tables, varint_sizes, zigzag
 from segmentlog.records import Headers
 
 _NULL: Final = -1
@@ -32,7 +33,7 @@ Uint64Array = npt.NDArray[np.uint64]
 
 def encode_wire_batch(
     keys: Values | Table | None,
-    values: Values | Table,
+    values: Values | Table | Blobs,
     headers: Sequence[Headers] | None,
     timestamps: Int64Array,
     offset_deltas: Int64Array | None = None,
@@ -50,8 +51,9 @@ def encode_wire_batch(
     """A batch of Kafka's of at least one record, with the ``attributes`` of its header but for the codec.
 
     ``offset_deltas`` default to 0, 1, 2 and so on, ``last_offset_delta`` to the last of them. ``timestamps`` are
-    absolute, int64; keys and values may be tables (`splice.as_table`). Under LogAppendTime the largest timestamp is
-    that of all records. Raises ValueError for a delta that has no place in 32 bits.
+    absolute, int64; keys and values may be tables (`splice.as_table`), or lie in columns both together (`Blobs`).
+    Under LogAppendTime the largest timestamp is that of all records. Raises ValueError for a delta that has no place
+    in 32 bits.
     """
     count = len(values)
     deltas = np.arange(count, dtype=np.int64) if offset_deltas is None else offset_deltas
@@ -114,11 +116,16 @@ def _last_delta(last_offset_delta: int) -> int:
 
 def _encode_columns(
     keys: Values | Table | None,
-    values: Values | Table,
+    values: Values | Table | Blobs,
     headers: Sequence[Headers] | None,
     timestamp_deltas: Int64Array,
     offset_deltas: Int64Array,
 ) -> Buffer:
+    if isinstance(values, Blobs):
+        records = encode_pieces(values, timestamp_deltas, offset_deltas) if headers is None else None
+        if records is not None:
+            return records
+        keys, values = values.as_lists()
     if isinstance(values, np.ndarray) and (keys is None or isinstance(keys, np.ndarray)) and headers is None:
         records = encode_tables(keys, values, timestamp_deltas, offset_deltas)
         if records is not None:
@@ -170,8 +177,8 @@ class _Varints(NamedTuple):
 
 
 def _varints_of(numbers: Int64Array) -> _Varints:
-    zigzagged = (numbers << np.int64(1) ^ numbers >> np.int64(63)).view(np.uint64)
-    return _Varints(zigzagged, _sizes(zigzagged))
+    zigzagged = zigzag(numbers)
+    return _Varints(zigzagged, varint_sizes(zigzagged))
 
 
 def _sized(items: Values) -> tuple[Int64Array, Values]:
@@ -182,16 +189,6 @@ def _sized(items: Values) -> tuple[Int64Array, Values]:
     except TypeError:
         sizes = np.fromiter((_NULL if item is None else len(item) for item in items), np.int64, count)
         return sizes, [item or b"" for item in items]
-
-
-def _sizes(numbers: Uint64Array) -> Int64Array:
-    """Bytes that each takes as a varint."""
-    sizes = np.ones(len(numbers), np.int64)
-    largest, shift = int(numbers.max()), 7
-    while largest >> shift:
-        sizes += numbers >= np.uint64(1 << shift)
-        shift += 7
-    return sizes
 
 
 def _varint_strings(numbers: Uint64Array) -> list[bytes]:

@@ -32,8 +32,8 @@ def encode_tables(
 ) -> memoryview | None:
     """The records as `wire_records` has them, without headers; None where their numbers vary too much for tables."""
     count = len(values)
-    stamps, offsets = _zigzag(timestamp_deltas), _zigzag(offset_deltas)
-    stamp_sizes, offset_sizes = _sizes(stamps), _sizes(offsets)
+    stamps, offsets = zigzag(timestamp_deltas), zigzag(offset_deltas)
+    stamp_sizes, offset_sizes = varint_sizes(stamps), varint_sizes(offsets)
     changes = np.flatnonzero((np.diff(stamp_sizes) != 0) | (np.diff(offset_sizes) != 0)) + 1
     bounds = [0, *changes.tolist(), count]
     if count < (len(bounds) - 1) * _ROWS_MIN:
@@ -51,41 +51,49 @@ def encode_tables(
     for (start, stop), head, width in zip(pairwise(bounds), heads, widths, strict=True):
         table = records[begin : begin + (stop - start) * width].reshape(stop - start, width)
         begin += table.size
-        at = _put(table, 0, head + _ATTRIBUTES)
-        at = _put_varints(table, at, stamps[start:stop], int(stamp_sizes[start]))
-        at = _put_varints(table, at, offsets[start:stop], int(offset_sizes[start]))
-        at = _put(table, at, key_mark)
+        at = put_same(table, 0, head + _ATTRIBUTES)
+        at = put_varints(table, at, stamps[start:stop], int(stamp_sizes[start]))
+        at = put_varints(table, at, offsets[start:stop], int(offset_sizes[start]))
+        at = put_same(table, at, key_mark)
         if keys is not None:
             table[:, at : at + key_width] = keys[start:stop, _MARK_BYTES:]
             at += key_width
-        at = _put(table, at, value_mark)
+        at = put_same(table, at, value_mark)
         table[:, at : at + value_width] = values[start:stop, _MARK_BYTES:]
-        _put(table, at + value_width, _NO_HEADERS)
+        put_same(table, at + value_width, _NO_HEADERS)
     return records.data
 
 
-def _put(table: Table, at: int, same: bytes) -> int:
+def put_same(table: Table, at: int, same: bytes) -> int:
     """The same bytes into each row; the column behind them."""
     for column, byte in enumerate(same, at):
         table[:, column] = byte
     return at + len(same)
 
 
-def _put_varints(table: Table, at: int, numbers: npt.NDArray[np.uint64], size: int) -> int:
+def put_varints(table: Table, at: int, numbers: npt.NDArray[np.uint64], size: int) -> int:
     """Numbers that all take ``size`` bytes as varints; the column behind them."""
+    if size == 2:  # most are: both bytes at once
+        pairs = np.ndarray((len(table),), "<u2", table, at, (table.strides[0],))
+        pairs[:] = (numbers << np.uint64(1) & np.uint64(0x7F00)) | (numbers & np.uint64(0x7F)) | np.uint64(0x80)
+        return at + size
     for shift in range(size - 1):
         table[:, at + shift] = (numbers >> np.uint64(7 * shift)).astype(np.uint8) | 0x80
-    table[:, at + size - 1] = (numbers >> np.uint64(7 * (size - 1))).astype(np.uint8)
+    table[:, at + size - 1] = numbers >> np.uint64(7 * (size - 1)) if size > 1 else numbers
     return at + size
 
 
-def _zigzag(numbers: Int64Array) -> npt.NDArray[np.uint64]:
-    return (numbers << np.int64(1) ^ numbers >> np.int64(63)).view(np.uint64)
+def zigzag(numbers: Int64Array) -> npt.NDArray[np.uint64]:
+    """Numbers as varints have them: those near 0 are small, whatever their sign."""
+    doubled = numbers << np.int64(1)
+    if int(numbers.min()) < 0:
+        doubled ^= numbers >> np.int64(63)
+    return doubled.view(np.uint64)
 
 
-def _sizes(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+def varint_sizes(numbers: npt.NDArray[np.uint64]) -> Int64Array:
     """Bytes that each takes as a varint."""
-    sizes = np.ones(len(numbers), np.uint8)
+    sizes = np.ones(len(numbers), np.int64)
     largest, shift = int(numbers.max()), 7
     while largest >> shift:
         sizes += numbers >= np.uint64(1 << shift)

@@ -186,8 +186,9 @@ class Partition:
         ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
         producer's numbers count: a batch that this producer has appended before is not appended again. The records
         are not looked at, but for a compacted topic, whose records need keys, or with ``check_records``: a batch
-        whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, and the
-        answer says whether the topic's policy wants that: see `sync_upto`.
+        whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, nobody
+        who follows is woken, and the answer says whether the topic's policy wants it synced: see `sync_upto` and
+        `wake_followers`.
 
         Raises `InvalidWireBatch` with a reason (a transactional batch only goes where its producer has a transaction
         open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a record without a key
@@ -197,6 +198,10 @@ class Partition:
         return append_wire(
             self._handle, self._appender, self._appends, data, ack, check_records=check_records, sync=sync
         )
+
+    def wake_followers(self) -> None:
+        """Tell who waits for records, in any process, that there may be some: what `append_wire` may leave to do."""
+        self._handle.wake_followers()
 
     def aborted_transactions(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
         """Aborted transactions with offsets in ``[from_offset, to_offset)``: (producer id, first offset), by offset.
@@ -318,12 +323,12 @@ class Partition:
             committed=isolation == "read_committed",
         )
 
-    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[memoryview], int]:
+    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int]:
         """(batches as Kafka's clients wrote them, from the one that holds ``offset`` on; the offset behind them).
 
-        For a server: views of the store's map, checked, that reach up to ``bound`` at the most and take at most
-        ``max_bytes``. None of them where the next batch is no such one, or is too large, or there is anything to be
-        told: `read` does that.
+        For a server: checked once since the segment was mapped; views of the store's map, or small ones copied
+        together. They reach up to ``bound`` at the most and take at most ``max_bytes``. None of them where the next
+        batch is no such one, or is too large, or there is anything to be told: `read` does that.
         """
         self._check_open()
         return self._reader.read_wire(offset, bound, max_bytes)

@@ -1,46 +1,70 @@
-"""Long polls: who waits for a partition to grow is woken by whoever appends to it, in whatever process.
+"""Long polls: who waits for a partition to grow is told when it has, by whoever appends to it, in whatever process.
 
-One thread watches the partitions that somebody waits for, as the library's followers do (`storage.watch`), and wakes
-those who wait for the ones that changed.
+Whoever waits is a `Waiter` that is asked to look again: by the thread of a request that appended here, right after that
+was answered; by one thread that watches the files of all partitions that somebody waits for, as the library's
+followers do (`storage.watch`), for what other processes append; and when its time is up.
 """
 
 from __future__ import annotations
 
+import heapq
+import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol
 
 from segmentlog.storage.watch import Watch
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
-_LOOK_S: Final = 1.0
-"""How long anybody sleeps before he looks for himself."""
+logger = logging.getLogger("segmentlog.server")
+
+LOOK_S: Final = 1.0
+"""How often everybody looks, whether he was told or not."""
 _POLL_S: Final = 0.005
 """The same where nobody can be asked to wake us."""
 _WATCHED_MAX: Final = 8192
 """Files; beyond that the watch is begun anew, with those that are waited for, once these are less than half of them."""
 
 
+class Waiter(Protocol):
+    """Who waits."""
+
+    paths: Sequence[str]
+    """The files that change when there may be something."""
+    ends_s: float
+    """When it has waited for long enough (monotonic)."""
+
+    def look(self) -> None:
+        """See whether there is enough, or it is over, and then `Arrivals.leave`. For any thread, several at once."""
+
+
 class Arrivals:
-    """Wakes who waits. Thread-safe."""
+    """Tells who waits. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._waiting: dict[str, set[threading.Event]] = {}
+        self._waiting: dict[str, set[Waiter]] = {}
+        self._waiters: set[Waiter] = set()
+        self._ends: list[tuple[float, int, Waiter]] = []
+        """A heap; some of them have left since."""
+        self._numbers = count()
+        self._sleeps_until_s = 0.0
+        self._polls = False
+        self._grown: dict[Partition, None] = {}
         self._watch: Watch | None = None
         self._watched: set[str] = set()
         """Since the watch was begun; most of them nobody waits for any more."""
-        self.waiting_count = 0
-        """Who waits now."""
         self.is_closed = False
         """Nobody is to wait any more."""
 
-    def begin(self, partitions: Sequence[Partition]) -> Waiting:
-        """Wait for any of these from now on: look whether there is something after this, and then `Waiting.wait`."""
-        return Waiting(self, partitions)
+    @property
+    def waiting_count(self) -> int:
+        """Who waits now."""
+        return len(self._waiters)
 
     def is_well(self, patience_s: float) -> bool:
         """Whether nobody keeps the others out for that long."""
@@ -50,45 +74,67 @@ class Arrivals:
         return True
 
     def close(self) -> None:
-        """Wake everybody, and let nobody wait any more."""
+        """Have everybody look, who finds that nobody is to wait any more."""
         with self._mutex:
             self.is_closed = True
-            events = [event for events in self._waiting.values() for event in events]
-            watch = self._watch
-        for event in events:
-            event.set()
+            waiters, watch = list(self._waiters), self._watch
         if watch is not None:
             watch.interrupt()
+        for waiter in waiters:
+            _have_look(waiter)
 
-    def enter(self, event: threading.Event, paths: Sequence[str]) -> bool:
-        """Have ``event`` set when one of the files changes; False where one has to poll."""
+    def enter(self, waiter: Waiter) -> None:
+        """Have it look when one of its files changes, or its time is up. It looks itself once after this."""
         with self._mutex:
             if self.is_closed:
-                event.set()
-                self.waiting_count += 1
-                return True
+                return
             if self._watch is None or len(self._watched) > max(_WATCHED_MAX, 2 * len(self._waiting)):
                 self._begin_watch()
             watch = self._watch
             assert watch is not None
-            can_wake = not watch.polls
-            for path in paths:
-                can_wake &= watch.add(path)
+            self._polls |= watch.polls
+            for path in waiter.paths:
+                if not watch.add(path):
+                    self._polls = True
                 self._watched.add(path)
-                self._waiting.setdefault(path, set()).add(event)
-            self.waiting_count += 1
-            return can_wake
+                self._waiting.setdefault(path, set()).add(waiter)
+            self._waiters.add(waiter)
+            heapq.heappush(self._ends, (waiter.ends_s, next(self._numbers), waiter))
+            if self._polls or waiter.ends_s < self._sleeps_until_s:
+                watch.interrupt()
 
-    def leave(self, event: threading.Event, paths: Sequence[str]) -> None:
-        """Nobody waits for ``event`` any more."""
+    def leave(self, waiter: Waiter) -> None:
+        """It does not wait any more."""
         with self._mutex:
-            self.waiting_count -= 1
-            for path in paths:
-                events = self._waiting.get(path)
-                if events is not None:
-                    events.discard(event)
-                    if not events:
+            self._waiters.discard(waiter)
+            if not self._waiters:
+                self._polls = False
+                self._ends.clear()
+            for path in waiter.paths:
+                waiters = self._waiting.get(path)
+                if waiters is not None:
+                    waiters.discard(waiter)
+                    if not waiters:
                         del self._waiting[path]
+
+    def note_grown(self, partition: Partition) -> None:
+        """Records were appended here, and nobody was woken: `tell` those who wait, once that is answered."""
+        self._grown[partition] = None
+
+    def tell(self) -> None:
+        """Have those look who wait for what has grown; first those of this process, without a change of threads."""
+        while self._grown:
+            try:
+                partition, _ = self._grown.popitem()
+            except KeyError:  # somebody else does it
+                return
+            waiters = self._waiting.get(partition.handle.lock_path)
+            if waiters:
+                with self._mutex:
+                    waiters = waiters.copy()
+                for waiter in waiters:
+                    _have_look(waiter)
+            partition.wake_followers()
 
     def _begin_watch(self) -> None:
         former, self._watch = self._watch, Watch()
@@ -100,47 +146,36 @@ class Arrivals:
         threading.Thread(target=self._run, args=(self._watch,), name="segmentlog-arrivals", daemon=True).start()
 
     def _run(self, watch: Watch) -> None:
+        all_s = 0.0
         while not self.is_closed and watch is self._watch:
-            changed = watch.wait_for_changes(_LOOK_S)
             with self._mutex:
-                for path in changed:
-                    for event in self._waiting.get(path, ()):
-                        event.set()
+                self._sleeps_until_s = self._next_end(time.monotonic() + (_POLL_S if self._polls else LOOK_S))
+                sleep_s = self._sleeps_until_s - time.monotonic()
+            changed = watch.wait_for_changes(max(sleep_s, 0.0))
+            now_s = time.monotonic()
+            with self._mutex:
+                self._sleeps_until_s = 0.0
+                if self._polls or now_s >= all_s:
+                    due, all_s = self._waiters.copy(), now_s + LOOK_S
+                else:
+                    due = {waiter for path in changed for waiter in self._waiting.get(path, ())}
+                while self._ends and self._ends[0][0] <= now_s:
+                    due.add(heapq.heappop(self._ends)[2])
+            for waiter in due:
+                _have_look(waiter)
+            self.tell()  # what a connection that ended at once left behind
         watch.close()
 
+    def _next_end(self, at_most_s: float) -> float:
+        """When somebody's time is up, or ``at_most_s``."""
+        ends = self._ends
+        while ends and ends[0][2] not in self._waiters:
+            heapq.heappop(ends)
+        return min(at_most_s, ends[0][0]) if ends else at_most_s
 
-class Waiting:
-    """One who waits for some partitions. Use it in a ``with``; for one thread."""
 
-    def __init__(self, arrivals: Arrivals, partitions: Sequence[Partition]) -> None:
-        self._arrivals = arrivals
-        self._partitions = partitions
-        self._paths = [partition.handle.lock_path for partition in partitions]
-        self._event = threading.Event()
-        self._is_woken = True
-
-    def __enter__(self) -> Waiting:
-        self._is_woken = self._arrivals.enter(self._event, self._paths)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._arrivals.leave(self._event, self._paths)
-
-    def announce(self) -> None:
-        """Ask appenders to wake us: before looking whether there is something."""
-        self._event.clear()
-        for partition in self._partitions:
-            partition.handle.announce_waiting(2 * _LOOK_S)
-
-    def wait(self, ends_s: float) -> bool:
-        """Sleep until something may have come, or it is ``ends_s`` (monotonic); False once it is."""
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0:
-            return False
-        self._event.wait(min(left_s, _LOOK_S if self._is_woken else _POLL_S))
-        return True
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nobody is to wait any more."""
-        return self._arrivals.is_closed
+def _have_look(waiter: Waiter) -> None:
+    try:
+        waiter.look()
+    except Exception:  # or nobody behind it would ever be told
+        logger.exception("who waits for records could not be told")

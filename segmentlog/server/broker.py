@@ -17,7 +17,7 @@ from segmentlog.server.durability import Durability
 from segmentlog.server.fetch_sessions import FetchSessions
 from segmentlog.server.meter import Meter
 from segmentlog.server.names import TopicIds
-from segmentlog.server.renderings import Renderings
+from segmentlog.server.renderings import DiskRenderings, Renderings
 from segmentlog.server.security.acls import Authorizer
 from segmentlog.server.settings import ServerSettings
 
@@ -42,9 +42,13 @@ class Broker:
         self.buffers = BufferPool(bound_bytes=settings.limits.buffered_bytes)
         self.durability = Durability()
         self.arrivals = Arrivals()
-        self.fetch_sessions = FetchSessions(settings.limits.fetch_sessions, self.clock.monotonic_ms)
+        limits = settings.limits
+        self.fetch_sessions = FetchSessions(
+            limits.fetch_sessions, self.clock.monotonic_ms, limits.fetch_session_partitions
+        )
         self.topic_ids = TopicIds(store)
-        self.renderings = Renderings()
+        share = settings.limits.rendered_bytes // max(len(cluster.nodes), 1)
+        self.renderings = Renderings(disk=DiskRenderings(store.path, share))
         self.meter = Meter()
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
@@ -104,3 +108,4 @@ class Broker:
         """End what runs in the background, once nobody asks any more. The store stays open."""
         self.stop_waiting()
         self.durability.close()
+        self.renderings.close()

@@ -51,6 +51,10 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
         """The same for the cluster."""
         return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
+    def is_left(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.connection is not None and self.connection.is_left()
+
     def encode(self, response: Any) -> Sequence[Buffer]:
         """The bytes of the answer, its length in front."""
         api = APIS[self.api_key]

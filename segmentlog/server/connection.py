@@ -1,12 +1,14 @@
 """One connection: requests in, answers out, in the order of the requests.
 
-Its thread reads a request, does it, and sends the answer. An answer that has to wait for the disk waits in a queue
-while the next request is read; whoever completes it sends it, with all behind it that are ready. A fetch or a join that
-waits for something keeps the connection to itself, as in Kafka: its client waits, too.
+Most of the time it has no thread: the loop (`loop`) tells it that something has come, and it does what is quickly done
+(`step`). For a request that is large, or that may take long, it gets a thread (`run`), until its requests are small
+again. Requests that came together are answered together. An answer that has to wait, for the disk or for records, waits
+in a queue while the next request is read; whoever completes it sends it, with all behind it that are ready.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.server.frames import BadFrame, FrameReader, IdleTooLong
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import FAILED_DELAY_S
-from segmentlog.server.transport import Buffer, Transport
+from segmentlog.server.served import QUICK
+from segmentlog.server.transport import Buffer, Idle, Transport
 
 if TYPE_CHECKING:
     from segmentlog.server.security.principals import Principal
@@ -31,6 +34,21 @@ _WAITING_MAX: Final = 128
 
 _LAST_ANSWERS_S: Final = 10.0
 """How long who sends nothing more is still answered."""
+_TOGETHER_BYTES: Final = 64 << 10
+"""Answers to requests that came together, up to which they wait for each other; more is sent by a thread."""
+_SMALL_REQUESTS: Final = 16
+"""So many in a row that are quickly done, and a connection needs no thread any more."""
+
+
+class Turn(enum.Enum):
+    """How a connection is after a step."""
+
+    STAYS = 0
+    """It waits for what comes."""
+    NEEDS_THREAD = 1
+    """What it has to do may take long."""
+    ENDED = 2
+    """It is over."""
 
 
 class Later:
@@ -53,7 +71,10 @@ Answer = Sequence[Buffer] | Later | None
 
 
 class Connection:
-    """Serves one client until it goes, or `close` is called. `run` is for its own thread, the rest for any."""
+    """Serves one client until it goes, or `close` is called.
+
+    `step`, `run` and `end` are for one thread at a time, the rest is for any.
+    """
 
     def __init__(
         self,
@@ -65,8 +86,11 @@ class Connection:
         principal: Principal,
         sasl: SaslSession | None = None,
         limit_bytes: int,
+        unknown_requests_max: int = 32,
+        on_known: Callable[[], None] | None = None,
         waiting_bytes_max: int = 4 << 20,
         meter: Meter | None = None,
+        afterwards: Callable[[], object] = int,
     ) -> None:
         self.client_host = client_host
         self.principal = principal
@@ -77,12 +101,24 @@ class Connection:
         self.client_id = ""
         """What the client called itself in its last request; for the log."""
         self.is_closed = False
+        self.is_polling = False
+        """A fetch waits for records; there is but one at a time."""
         self._meter = meter or Meter()
         self._transport = transport
         self._handle = handle
         self._limit_bytes = limit_bytes
         """Of a request, once it is known who sends it."""
+        self._unknown_requests_left = unknown_requests_max
+        self._is_known = sasl is None
+        self._on_known = on_known
         self._waiting_bytes_max = waiting_bytes_max
+        self._afterwards = afterwards
+        """Called when answers were sent."""
+        self._held: memoryview | None = None
+        """A request that is left to a thread."""
+        self._together: list[Buffer] = []
+        self._together_bytes = 0
+        """Answers that wait for others to requests that came with theirs."""
         self._is_finishing = False
         self._is_last = False
         self._sending = threading.Lock()
@@ -91,37 +127,135 @@ class Connection:
         self._is_stuck = False
         """A client that takes nothing has a thread that waits for it."""
 
-    def run(self) -> None:
-        """Serve. Whatever goes wrong ends this connection, and nothing else."""
+    # ------------------------------------------------------------ requests
+
+    def fileno(self) -> int:
+        """Of its socket."""
+        return self._transport.fileno()
+
+    def step(self) -> Turn:
+        """Do what has come, as far as it is quickly done; waits for nothing."""
         try:
-            while not self.is_closed:
-                frame = self.frames.next()
+            return self._step()
+        except Exception as error:
+            self._say(error)
+            return Turn.ENDED
+
+    def _step(self) -> Turn:
+        frames = self.frames
+        while not self.is_closed:
+            try:
+                if not frames.receive_now():
+                    return Turn.NEEDS_THREAD if self._waiting else Turn.ENDED
+            except Idle:
+                return Turn.STAYS
+            while (frame := frames.ready()) is not None:
+                if not self._is_quick(frame):
+                    self._held = frame
+                    return Turn.NEEDS_THREAD
+                self._take(self._handle(self, frame))
+                if self._together_bytes > _TOGETHER_BYTES or len(self._waiting) >= _WAITING_MAX:
+                    return Turn.NEEDS_THREAD
+            if self._together:
+                self._waiting.append(self._taken())
+            if self._waiting:
+                self.send_ready()
+            self._afterwards()
+            if frames.is_large or self._is_stuck:
+                return Turn.NEEDS_THREAD
+            if self._is_finishing and not frames.has_more:
+                return Turn.NEEDS_THREAD if self._waiting else Turn.ENDED
+            if not self._transport.has_more:
+                return Turn.STAYS
+        return Turn.ENDED
+
+    def run(self) -> Turn:
+        """Serve, in a thread of its own, until it is over, or needs none any more."""
+        try:
+            return self._run()
+        except Exception as error:
+            self._say(error)
+            return Turn.ENDED
+
+    def _run(self) -> Turn:
+        in_row = 0
+        self._flush()
+        while not self.is_closed:
+            frame, self._held = self._held, None
+            if frame is None:
+                try:
+                    frame = self.frames.next(leaves=self._may_leave)
+                except Idle:
+                    return Turn.STAYS
                 if frame is None:
+                    self._flush()
                     self.wait_for_answers(_LAST_ANSWERS_S)
                     break
-                answer = self._handle(self, frame)
-                if answer is not None:
-                    self._put(answer)
-                if self._is_last:
-                    break
-                if self._is_finishing and not self.frames.has_more:
-                    self.wait_for_answers(_LAST_ANSWERS_S)
-                    break
-        except IdleTooLong as error:
+            if not self._is_known:
+                self._count_unknown()
+            is_quick = self._is_quick(frame)
+            in_row = in_row + 1 if is_quick and not self.frames.has_large else 0
+            if not is_quick:
+                self._flush()  # nobody waits for what takes long
+            self._take(self._handle(self, frame))
+            if self._together_bytes > _TOGETHER_BYTES:
+                in_row = 0
+            if self._is_last:
+                self._flush()
+                break
+            frames_left = self.frames.has_more
+            if not frames_left or self._together_bytes > _TOGETHER_BYTES or len(self._waiting) >= _WAITING_MAX:
+                self._flush()
+            if self._is_finishing and not frames_left:
+                self.wait_for_answers(_LAST_ANSWERS_S)
+                break
+            if in_row >= _SMALL_REQUESTS and not frames_left and self._may_leave:
+                return Turn.STAYS
+        return Turn.ENDED
+
+    def _is_quick(self, frame: memoryview) -> bool:
+        """Whether a request takes next to no time. Who has yet to say who he is may make us compute."""
+        return self._is_known and len(frame) > 1 and not frame[0] and frame[1] in QUICK
+
+    @property
+    def _may_leave(self) -> bool:
+        """Whether it may go on without a thread: who it is is known, and its answers go."""
+        return self._is_known and not self._is_stuck
+
+    def end(self) -> None:
+        """Give everything back, once nobody steps or runs it any more."""
+        self.close()
+        self.frames.release()
+        with self._sending:  # nobody is in the middle of sending
+            self._transport.close()
+
+    def _say(self, error: Exception) -> None:
+        """Whatever goes wrong ends this connection, and nothing else."""
+        if isinstance(error, IdleTooLong):
             logger.debug("%s: closed: %s", self.client_host, error)
-        except BadFrame as error:
+        elif isinstance(error, BadFrame):
             self._meter.event(Event.CUT)
             logger.info("%s: closed: %s", self.client_host, error, extra=self._who())
-        except OSError as error:
+        elif isinstance(error, OSError):
             logger.debug("%s: closed: %s", self.client_host, error)
-        except Exception:
+        else:
             self._meter.event(Event.CUT)
-            logger.exception("%s: closed", self.client_host, extra=self._who())
-        finally:
-            self.close()
-            self.frames.release()
-            with self._sending:  # nobody is in the middle of sending
-                self._transport.close()
+            logger.error("%s: closed", self.client_host, exc_info=error, extra=self._who())
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether nothing has come for too long, while it had no thread."""
+        frames = self.frames
+        return frames.is_late or (frames.is_overdue() and not self._waiting)
+
+    def say_overdue(self) -> None:
+        """Why it is ended."""
+        if self.frames.is_late:
+            self._say(BadFrame("it did not say who it is in time"))
+        elif self.frames.has_more:
+            self._say(BadFrame("nothing came for too long, or next to nothing"))
+        else:
+            self._say(IdleTooLong("no request came for too long"))
 
     def authenticated(self) -> None:
         """The SASL session may have come further: who has failed is kept waiting, and then closed."""
@@ -138,6 +272,16 @@ class Connection:
         elif sasl.is_complete and sasl.principal is not None:
             self.principal = sasl.principal
             self.frames.limit_bytes = self._limit_bytes
+            self.frames.deadline_s = float("inf")
+            if not self._is_known and self._on_known is not None:
+                self._on_known()
+            self._is_known = True
+
+    def _count_unknown(self) -> None:
+        """One more request of who has not said who he is."""
+        self._unknown_requests_left -= 1
+        if self._unknown_requests_left < 0:
+            raise BadFrame("it asks on, and does not say who it is")
 
     def _who(self) -> dict[str, str]:
         return {"client_host": self.client_host, "client_id": self.client_id, "principal": str(self.principal)}
@@ -175,25 +319,47 @@ class Connection:
 
     # ------------------------------------------------------------ answers
 
-    def _put(self, answer: Later | Sequence[Buffer]) -> None:
-        if not self._waiting and not isinstance(answer, Later):
-            with self._sending:  # behind what was taken out of the queue a moment ago
-                self._transport.send(answer)
+    def _take(self, answer: Answer) -> None:
+        """Keep the answer to a request until all that came with it are done."""
+        if answer is None:
             return
-        self._waiting.append(answer)
-        self.send_ready()
-        if self._is_full(answer):
-            with self._has_room:
-                self._has_room.wait_for(lambda: not self._is_full(answer) or self.is_closed)
+        if isinstance(answer, Later):
+            if self._together:
+                self._waiting.append(self._taken())
+            self._waiting.append(answer)
+        else:
+            self._together += answer
+            self._together_bytes += sum(map(len, answer))
 
-    def _is_full(self, last: Later | Sequence[Buffer]) -> bool:
+    def _taken(self) -> Sequence[Buffer]:
+        """The answers that were kept, for once."""
+        together, self._together, self._together_bytes = self._together, [], 0
+        return together if len(together) < 2 or sum(map(len, together)) > _TOGETHER_BYTES else (b"".join(together),)
+
+    def _flush(self) -> None:
+        """Send what was kept; waits for who takes it, and until fewer answers wait for the disk than may."""
+        if self._together:
+            together = self._taken()
+            if self._waiting:
+                self._waiting.append(together)
+            else:
+                with self._sending:  # behind what was taken out of the queue a moment ago
+                    self._transport.send(together)
+        if self._waiting:
+            self.send_ready()
+            if self._is_full():
+                with self._has_room:
+                    self._has_room.wait_for(lambda: not self._is_full() or self.is_closed)
+        self._afterwards()
+
+    def _is_full(self) -> bool:
         """Whether as many answers wait as may, or as many bytes: a client may ask for much and take nothing."""
-        waiting = len(self._waiting)
-        if waiting >= _WAITING_MAX:
+        waiting = self._waiting.copy()
+        if len(waiting) >= _WAITING_MAX:
             return True
-        if waiting < 2 or isinstance(last, Later):  # what comes later, of a produce request, is small
+        if len(waiting) < 2 or isinstance(waiting[-1], Later):  # what comes later is small, or the only long poll
             return False
-        made = [_buffers_of(answer) or () for answer in self._waiting.copy()]
+        made = [_buffers_of(answer) or () for answer in waiting]
         return sum(len(buffer) for buffers in made for buffer in buffers) > self._waiting_bytes_max
 
     def send_ready(self) -> None:

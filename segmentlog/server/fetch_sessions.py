@@ -20,8 +20,6 @@ FINAL_EPOCH: Final = -1
 _EVICTABLE_AFTER_MS: Final = 120_000
 """Kafka's: one that was used a moment ago makes no room."""
 _EPOCH_END: Final = 2**31 - 1
-_PARTITIONS_MAX: Final = 500_000
-"""Of all sessions together, some 100 MB: a client may begin sessions of as many partitions as a request can name."""
 
 Key = tuple[str, bytes, int]
 """A topic by name or by id (the other is empty), and a partition."""
@@ -41,6 +39,11 @@ class Wanted(msgspec.Struct, gc=False):
     said_log_start: int = -2
     said_error: bool = False
 
+    @property
+    def key(self) -> Key:
+        """What it is called in a session."""
+        return self.topic, self.topic_id, self.partition
+
 
 class FetchSession:
     """One client's table. Used by one request at a time: its client waits for the answer."""
@@ -51,6 +54,8 @@ class FetchSession:
         """That the next request has to have."""
         self.used_ms = used_ms
         self.partitions: OrderedDict[Key, Wanted] = OrderedDict()
+        self.room = 0
+        """Partitions that it may have: what `FetchSessions` has set aside for it."""
         self.lock = threading.Lock()
 
     def advance(self) -> None:
@@ -58,9 +63,9 @@ class FetchSession:
         self.epoch = 1 if self.epoch >= _EPOCH_END else self.epoch + 1
 
     def update(self, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> None:
-        """What a request adds, changes and drops."""
+        """What a request adds, changes and drops. For `FetchSessions`, which knows how much may be added."""
         for one in wanted:
-            key = (one.topic, one.topic_id, one.partition)
+            key = one.key
             known = self.partitions.get(key)
             if known is None:
                 self.partitions[key] = one
@@ -79,7 +84,7 @@ class FetchSession:
 class FetchSessions:
     """The sessions of a worker. Thread-safe."""
 
-    def __init__(self, slots: int, monotonic_ms: Callable[[], int], partitions_max: int = _PARTITIONS_MAX) -> None:
+    def __init__(self, slots: int, monotonic_ms: Callable[[], int], partitions_max: int = 500_000) -> None:
         self._slots = slots
         self._partitions_max = partitions_max
         self._monotonic_ms = monotonic_ms
@@ -90,8 +95,7 @@ class FetchSessions:
         """A session, or None when there is no room for one more: then each request says everything."""
         now_ms = self._monotonic_ms()
         with self._mutex:
-            held = sum(len(session.partitions) for session in self._sessions.values())
-            if held + partition_count > self._partitions_max:
+            if self._held_locked() + partition_count > self._partitions_max:
                 return None
             if len(self._sessions) >= self._slots:
                 oldest = next(iter(self._sessions.values()), None)
@@ -103,7 +107,33 @@ class FetchSessions:
                 if session_id not in self._sessions:
                     break
             session = self._sessions[session_id] = FetchSession(session_id, now_ms)
+            session.room = partition_count
             return session
+
+    def update(self, session: FetchSession, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> bool:
+        """What a request adds to a session, changes in it and drops; for who has its lock.
+
+        False where there is no room for what it adds: then the session is gone, and its client begins anew, without
+        one if need be.
+        """
+        wanted = list(wanted)
+        new = {key for one in wanted if (key := one.key) not in session.partitions}
+        if not self._set_aside(session, len(session.partitions) + len(new)):
+            return False
+        session.update(wanted, forgotten)
+        return self._set_aside(session, len(session.partitions))
+
+    def _set_aside(self, session: FetchSession, count: int) -> bool:
+        with self._mutex:
+            more = count - session.room
+            if more > 0 and self._held_locked() + more > self._partitions_max:
+                self._sessions.pop(session.id, None)
+                return False
+            session.room = count
+            return True
+
+    def _held_locked(self) -> int:
+        return sum(session.room for session in self._sessions.values())
 
     def find(self, session_id: int) -> FetchSession | None:
         """The session, which counts as used now."""

@@ -6,9 +6,12 @@ import time
 from typing import Final
 
 from segmentlog.server.buffers import SMALLEST, BufferPool, Lease, NoRoom
+from segmentlog.server.served import PRODUCE
 from segmentlog.server.transport import Idle, Transport
 
 LENGTH_BYTES: Final = 4
+_KEY_BYTES: Final = 2
+"""Of its API, with which a request begins."""
 _SMALL_BYTES: Final = 16 << 10
 """One system call brings several small requests; as much memory is kept for each connection."""
 
@@ -30,11 +33,17 @@ class FrameReader:
     """Cuts what comes into requests. For one thread.
 
     A request begun must be there within ``patience_s`` for each 64 KiB of it; between two there may be ``idle_s``.
+    One that is larger than ``control_limit_bytes`` must be a Produce request.
     """
 
-    def __init__(self, transport: Transport, pool: BufferPool, *, limit_bytes: int, patience_s: float,
-                 idle_s: float) -> None:  # fmt: skip
+    def __init__(
+        self, transport: Transport, pool: BufferPool, *, limit_bytes: int, control_limit_bytes: int | None = None,
+        patience_s: float, idle_s: float,
+    ) -> None:  # fmt: skip
         self.limit_bytes = limit_bytes
+        self.deadline_s = float("inf")
+        """By `time.monotonic`, when nothing is waited for any more, whatever has come."""
+        self._control_limit_bytes = limit_bytes if control_limit_bytes is None else control_limit_bytes
         self._transport = transport
         self._pool = pool
         self._patience_s = patience_s
@@ -42,6 +51,8 @@ class FrameReader:
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
+        self._since_s = time.monotonic()
+        """When the client was last seen to be between two requests."""
         self._large: Lease | None = None
         self._frame: memoryview | None = None
 
@@ -50,21 +61,90 @@ class FrameReader:
         """Whether the next request has begun to come."""
         return self._end > self._begin
 
-    def next(self) -> memoryview | None:
+    @property
+    def has_large(self) -> bool:
+        """Whether the last request had a buffer of its own."""
+        return self._large is not None
+
+    # ------------------------------------------------------------ what is there already
+
+    def receive_now(self) -> bool:
+        """Take what has come, as far as it goes; False at the end. Raises `Idle` where nothing has.
+
+        Take all that is `ready` before.
+        """
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._begin:
+            self._move_to_front()
+        received = self._transport.receive_now(self._view[self._end :])
+        if not received and self._end:
+            raise BadFrame("it ended in the middle of a request")
+        if not self._end:
+            self._since_s = time.monotonic()
+        self._end += received
+        return received > 0
+
+    def ready(self) -> memoryview | None:
+        """The next request, if all of it is here; its bytes are its receiver's until more is received.
+
+        Raises `BadFrame` for one that is larger than it may be.
+        """
+        at = self._begin + LENGTH_BYTES
+        if at > self._end:
+            return None
+        size = self._size_at(self._begin)
+        if at + size > self._end:
+            return None
+        if size > self._control_limit_bytes:
+            self._check_key(size, at)
+        self._begin = at + size
+        self._since_s = time.monotonic()
+        return self._view[at : at + size]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the next request wants a buffer of its own: only `next` brings it."""
+        at = self._begin
+        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > _SMALL_BYTES
+
+    @property
+    def is_late(self) -> bool:
+        """Whether `deadline_s` has come."""
+        return time.monotonic() >= self.deadline_s
+
+    def is_overdue(self) -> bool:
+        """Whether nothing has come for too long, of who is asked for what is there."""
+        return time.monotonic() - self._since_s > (self._patience_s if self.has_more else self._idle_s)
+
+    def _size_at(self, at: int) -> int:
+        size = int.from_bytes(self._buffer[at : at + LENGTH_BYTES], "big", signed=True)
+        if not 0 <= size <= self.limit_bytes:
+            raise BadFrame(f"a request of {size} bytes, where at most {self.limit_bytes} are taken")
+        return size
+
+    # ------------------------------------------------------------ what comes
+
+    def next(self, *, leaves: bool = False) -> memoryview | None:
         """The next request, without its length; None at the end. Its bytes are its receiver's until the next call.
 
-        Raises `BadFrame`, and OSError of the connection.
+        Raises `BadFrame`, and OSError of the connection; with ``leaves`` also `Idle`, when none has begun for a while.
         """
         self.release()
+        self._since_s = time.monotonic()
         begun_s = 0.0
         while self._end - self._begin < LENGTH_BYTES:
             has_begun = self._end > self._begin
             if has_begun:
                 begun_s = begun_s or time.monotonic()
             try:
-                is_there = self._fill(begun_s + self._patience_s if begun_s else time.monotonic() + self._idle_s)
+                is_there = (
+                    self._fill(begun_s + self._patience_s)
+                    if begun_s
+                    else self._fill(time.monotonic() + self._idle_s, leaves=leaves)
+                )
             except BadFrame:
-                if has_begun:
+                if has_begun or time.monotonic() >= self.deadline_s:
                     raise
                 raise IdleTooLong("no request came for too long") from None
             if not is_there:
@@ -72,10 +152,10 @@ class FrameReader:
                     raise BadFrame("it ended in the middle of a request")
                 return None
         at = self._begin
-        size = int.from_bytes(self._buffer[at : at + LENGTH_BYTES], "big", signed=True)
-        if not 0 <= size <= self.limit_bytes:
-            raise BadFrame(f"a request of {size} bytes, where at most {self.limit_bytes} are taken")
+        size = self._size_at(at)
         self._begin += LENGTH_BYTES
+        if size > self._control_limit_bytes:
+            self._check_that_it_brings_records(size)
         if size > _SMALL_BYTES:
             return self._receive_large(size)
         if self._begin + size > _SMALL_BYTES:
@@ -88,6 +168,21 @@ class FrameReader:
         self._begin += size
         return frame
 
+    def _check_that_it_brings_records(self, size: int) -> None:
+        """Before there is a buffer for it."""
+        ends_s = time.monotonic() + self._patience_s
+        while self._end - self._begin < _KEY_BYTES:
+            if not self._fill(ends_s):
+                raise BadFrame("it ended in the middle of a request")
+        self._check_key(size, self._begin)
+
+    def _check_key(self, size: int, at: int) -> None:
+        key = int.from_bytes(self._buffer[at : at + _KEY_BYTES], "big", signed=True)
+        if key != PRODUCE:
+            raise BadFrame(
+                f"a request of {size} bytes and API key {key}, where at most {self._control_limit_bytes} are taken"
+            )
+
     def release(self) -> None:
         """Nobody uses the last request's bytes any more."""
         if self._frame is not None:
@@ -97,13 +192,13 @@ class FrameReader:
             self._large.give_back()
             self._large = None
 
-    def _fill(self, ends_s: float) -> bool:
+    def _fill(self, ends_s: float, *, leaves: bool = False) -> bool:
         """Receive something; False at the end."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == _SMALL_BYTES:
             self._move_to_front()
-        received = self._receive(self._view[self._end :], ends_s)
+        received = self._receive(self._view[self._end :], ends_s, leaves=leaves)
         self._end += received
         return received > 0
 
@@ -132,14 +227,18 @@ class FrameReader:
         self._frame = memoryview(lease.buffer)[:size]
         return self._frame
 
-    def _receive(self, view: memoryview, ends_s: float) -> int:
+    def _receive(self, view: memoryview, ends_s: float, *, leaves: bool = False) -> int:
         while True:
-            if time.monotonic() >= ends_s:  # also for who sends a byte now and then
+            now_s = time.monotonic()
+            if now_s >= self.deadline_s:
+                raise BadFrame("it did not say who it is in time")
+            if now_s >= ends_s:  # also for who sends a byte now and then
                 raise BadFrame("nothing came for too long, or next to nothing")
             try:
                 return self._transport.receive_into(view)
             except Idle:
-                continue
+                if leaves:
+                    raise
 
     def _move_to_front(self) -> None:
         left = self._end - self._begin

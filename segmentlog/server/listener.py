@@ -1,4 +1,4 @@
-"""Accepting connections: a thread that accepts, and one for each connection."""
+"""Accepting connections, and handing them on: to the loop, and to a thread whenever one needs it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,58 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
-from segmentlog.server.connection import Answer, Connection
+from segmentlog.server.connection import Answer, Connection, Turn
 from segmentlog.server.frames import FrameReader
 from segmentlog.server.logs import Seldom
+from segmentlog.server.loop import Loop
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits
-from segmentlog.server.transport import PlainTransport, TlsTransport, Transport
+from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
 from segmentlog.storage import forks
+
+if TYPE_CHECKING:
+    from segmentlog.server.security.principals import Principal
 
 logger = logging.getLogger("segmentlog.server")
 
-_HANDSHAKE_S: Final = 10.0
 _LOOK_UP_S: Final = 10.0
 """How often a thread that waits for a request looks whether it has waited too long."""
 _NO_ROOM_S: Final = 0.1
 _ENDED_S: Final = 1.0
 """For threads of connections that were closed to find that out."""
+
+
+class _Guest:
+    """Who has not come in yet: in the TLS handshake, or it has yet to say who it is."""
+
+    __slots__ = ("_is_cut", "_mutex", "_shut_down")
+
+    def __init__(self, shut_down: Callable[[], None]) -> None:
+        self._mutex = threading.Lock()
+        self._shut_down = shut_down
+        self._is_cut = False
+
+    def goes_by(self, shut_down: Callable[[], None]) -> None:
+        """How it is sent away from now on."""
+        with self._mutex:
+            self._shut_down = shut_down
+            if self._is_cut:
+                shut_down()
+
+    def cut(self) -> None:
+        """Send it away; whoever waits for it finds that it has gone. From any thread."""
+        with self._mutex:
+            self._is_cut = True
+            self._shut_down()
 
 
 class Door:
@@ -42,6 +70,11 @@ class Door:
     def __init__(self, tls: ServerTls | None = None, make_sasl: Callable[[], SaslSession] | None = None) -> None:
         self.tls = tls
         self.make_sasl = make_sasl
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether who connects is not in yet."""
+        return self.tls is not None or self.make_sasl is not None
 
 
 class Listener:
@@ -55,19 +88,24 @@ class Listener:
         pool: BufferPool,
         handle: Callable[[Connection, memoryview], Answer],
         meter: Meter | None = None,
+        afterwards: Callable[[], object] = int,
     ) -> None:
         self._sockets = list(sockets)
         self._door = door
         self._limits = limits
         self._pool = pool
         self._handle = handle
+        self._afterwards = afterwards
         self._meter = meter or Meter()
         self._refusals = Seldom()
         self._received_bytes = self._sent_bytes = 0
         """Over connections that are closed."""
         self._mutex = threading.Lock()
-        self._open: set[Connection] = set()
-        self._threads: set[threading.Thread] = set()
+        self._ended = threading.Condition(self._mutex)
+        self._open: dict[Connection, _Guest | None] = {}
+        self._guests: OrderedDict[_Guest, None] = OrderedDict()
+        """In the order in which they came."""
+        self._loop = Loop(self._left)
         self._by_host: Counter[str] = Counter()
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -81,6 +119,7 @@ class Listener:
             sock.close()
         for connection in list(self._open):
             connection.abandon()
+        self._loop.abandon()
         self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -94,6 +133,7 @@ class Listener:
         """Accept from now on."""
         for sock in self._sockets:
             sock.setblocking(False)
+        self._loop.start()
         self._thread.start()
 
     @property
@@ -120,7 +160,7 @@ class Listener:
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self._loop.is_well()
 
     def close(self, timeout_s: float) -> None:
         """Accept nobody any more; let each connection answer what came, and close those that take too long.
@@ -138,16 +178,19 @@ class Listener:
             sock.close()
         ends_s = time.monotonic() + timeout_s
         with self._mutex:
-            connections, threads = list(self._open), list(self._threads)
+            connections, guests = list(self._open), list(self._guests)
+        for guest in guests:  # nothing of theirs is in flight
+            guest.cut()
         for connection in connections:
             connection.finish()
-        for thread in threads:
-            thread.join(max(0.0, ends_s - time.monotonic()))
+        with self._ended:
+            self._ended.wait_for(lambda: not self._open, max(0.0, ends_s - time.monotonic()))
+            connections = list(self._open)
         for connection in connections:
             connection.close()
-        ends_s = time.monotonic() + _ENDED_S
-        for thread in threads:
-            thread.join(max(0.0, ends_s - time.monotonic()))
+        with self._ended:
+            self._ended.wait_for(lambda: not self._open, _ENDED_S)
+        self._loop.close()
         self._close_pipe()
 
     # ------------------------------------------------------------ accepting
@@ -185,15 +228,35 @@ class Listener:
             self._refuse(host, f"{host}: refused: there are as many connections as there may be")
             return
         self._meter.event(Event.ACCEPTED)
-        thread = threading.Thread(target=self._serve, args=(sock, host), name=f"segmentlog-{host}", daemon=True)
-        with self._mutex:
-            self._threads.add(thread)
+        guest = self._receive_guest(sock) if self._door.is_guarded else None
         try:
-            thread.start()
-        except RuntimeError as error:
+            if self._door.tls is None:
+                self._enter(self._connection(sock, host, ANONYMOUS, guest), guest)
+            else:
+                work = partial(self._agree_on_tls, sock, host, self._door.tls, guest)
+                threading.Thread(target=work, name=f"segmentlog-{host}", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # it has gone already; or there are no threads to spare
             sock.close()
-            self._forget(host, thread)
+            self._forget(host, guest)
             self._refuse(host, f"{host}: refused: {error}")
+
+    def _receive_guest(self, sock: socket.socket) -> _Guest:
+        """Who has said nothing for the longest goes when there are too many: others may come in meanwhile."""
+        guest = _Guest(partial(_shut_down, sock))
+        with self._mutex:
+            self._guests[guest] = None
+            if len(self._guests) <= self._limits.unauthenticated_connections:
+                return guest
+            oldest, _ = self._guests.popitem(last=False)
+        self._meter.event(Event.CUT)
+        oldest.cut()
+        return guest
+
+    def _come_in(self, guest: _Guest | None) -> None:
+        """It is none any more: it has said who it is, or has gone."""
+        if guest is not None:
+            with self._mutex:
+                self._guests.pop(guest, None)
 
     def _refuse(self, host: str, why: str) -> None:
         self._meter.event(Event.REFUSED)
@@ -202,66 +265,116 @@ class Listener:
             more = f" ({count} times since it was said last)" if count > 1 else ""
             logger.warning("%s%s", why, more, extra={"client_host": host, "count": count})
 
-    def _forget(self, host: str, thread: threading.Thread) -> None:
+    def _forget(self, host: str, guest: _Guest | None) -> None:
+        self._come_in(guest)
         with self._mutex:
-            self._threads.discard(thread)
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
 
-    # ------------------------------------------------------------ one connection
-
-    def _serve(self, sock: socket.socket, host: str) -> None:
-        """A connection's thread."""
-        connection: Connection | None = None
+    def _agree_on_tls(self, sock: socket.socket, host: str, tls: ServerTls, guest: _Guest | None) -> None:
+        """In a thread: a client may take its time."""
         try:
-            connection = self._connect(sock, host)
-            if connection is not None:
-                with self._mutex:
-                    self._open.add(connection)
-                if self._is_closed:
-                    connection.finish()
-                connection.run()
-        except Exception:
-            logger.exception("%s: closed", host)
-        finally:
-            if connection is None:
-                sock.close()
-            with self._mutex:
-                if connection is not None:
-                    self._open.discard(connection)
-                    received, sent = connection.traffic
-                    self._received_bytes += received
-                    self._sent_bytes += sent
-            self._forget(host, threading.current_thread())
+            wrapped = self._shake_hands(tls, sock, guest)
+            self._enter(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            self._meter.event(Event.TLS_FAILED)
+            logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
+            sock.close()
+            self._forget(host, guest)
 
-    def _connect(self, sock: socket.socket, host: str) -> Connection | None:
-        """The connection once TLS is agreed on; None if it is not."""
+    def _shake_hands(self, tls: ServerTls, sock: socket.socket, guest: _Guest | None) -> ssl.SSLSocket:
+        """TLS on a connection, in the time that there is for all of it. Raises what the handshake does."""
+        wrapped = tls.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            if guest is not None:
+                guest.goes_by(partial(_shut_down, wrapped))
+            # Not of each read: who sends a byte now and then has as long as everybody else.
+            ends_s = time.monotonic() + self._limits.authentication_s
+            wrapped.setblocking(False)
+            while True:
+                try:
+                    wrapped.do_handshake()
+                    return wrapped
+                except ssl.SSLWantReadError:
+                    events = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    events = select.POLLOUT
+                if not wait_for(wrapped, events, ends_s - time.monotonic()):
+                    raise TimeoutError("it took too long")
+        except BaseException:
+            wrapped.close()
+            raise
+
+    # ------------------------------------------------------------ connections
+
+    def _connection(self, sock: socket.socket, host: str, principal: Principal, guest: _Guest | None) -> Connection:
         limits, door = self._limits, self._door
-        principal = ANONYMOUS
-        transport: Transport
-        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s)
+        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s, limits.authentication_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if door.tls is None:
-            transport = PlainTransport(sock, look_up_s, limits.patience_s)
+        transport: Transport
+        if isinstance(sock, ssl.SSLSocket):
+            transport = TlsTransport(sock, look_up_s, limits.patience_s)
         else:
-            sock.settimeout(_HANDSHAKE_S)
-            try:
-                wrapped = door.tls.context().wrap_socket(sock, server_side=True)
-                principal = principal_of(wrapped) or ANONYMOUS
-            except (OSError, ssl.SSLError, ValueError) as error:
-                self._meter.event(Event.TLS_FAILED)
-                logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
-                return None
-            transport = TlsTransport(wrapped, look_up_s, limits.patience_s)
+            transport = PlainTransport(sock, look_up_s, limits.patience_s)
+        if guest is not None:
+            guest.goes_by(transport.shut_down)
         sasl = door.make_sasl() if door.make_sasl is not None else None
-        limit_bytes = limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes
+        if sasl is None:
+            self._come_in(guest)
         frames = FrameReader(
-            transport, self._pool, limit_bytes=limit_bytes, patience_s=limits.patience_s, idle_s=limits.idle_s
-        )
+            transport, self._pool,
+            limit_bytes=limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes,
+            control_limit_bytes=limits.control_request_bytes, patience_s=limits.patience_s, idle_s=limits.idle_s,
+        )  # fmt: skip
+        if sasl is not None:
+            frames.deadline_s = time.monotonic() + limits.authentication_s
         return Connection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
-            limit_bytes=limits.request_bytes, meter=self._meter,
-            waiting_bytes_max=limits.answered_bytes,
+            limit_bytes=limits.request_bytes, unknown_requests_max=limits.unauthenticated_requests,
+            on_known=partial(self._come_in, guest), waiting_bytes_max=limits.answered_bytes, meter=self._meter,
+            afterwards=self._afterwards,
         )  # fmt: skip
+
+    def _enter(self, connection: Connection, guest: _Guest | None) -> None:
+        """Serve it from now on."""
+        with self._mutex:
+            self._open[connection] = guest
+        if self._is_closed:
+            connection.finish()
+        self._loop.add(connection)
+
+    def _left(self, connection: Connection, turn: Turn) -> None:
+        """The loop serves it no more."""
+        if turn is Turn.NEEDS_THREAD:
+            try:
+                threading.Thread(
+                    target=self._run_one, args=(connection,), name=f"segmentlog-{connection.client_host}", daemon=True
+                ).start()
+                return
+            except RuntimeError as error:
+                self._refuse(connection.client_host, f"{connection.client_host}: closed: {error}")
+        self._end(connection)
+
+    def _run_one(self, connection: Connection) -> None:
+        """A connection's thread, as long as it needs one."""
+        if connection.run() is Turn.STAYS:
+            self._loop.add(connection)
+        else:
+            self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        connection.end()
+        received, sent = connection.traffic
+        with self._ended:
+            guest = self._open.pop(connection, None)
+            self._received_bytes += received
+            self._sent_bytes += sent
+            self._ended.notify_all()
+        self._forget(connection.client_host, guest)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -120,7 +120,7 @@ class _Gathered:
         self.room = max(max_bytes, 1)
         self.at_least_one = at_least_one
 
-    def take_run(self, run: list[memoryview], reached: int) -> None:
+    def take_run(self, run: list[Buffer], reached: int) -> None:
         self.batches += run
         self.room -= sum(map(len, run))
         self.reached = reached

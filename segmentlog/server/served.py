@@ -45,3 +45,7 @@ PLACES: Final = {
 SERVED: Final = tuple(sorted(PLACES))
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
+
+QUICK: Final = frozenset((PRODUCE, 1, 3, 8, 10, 12, API_VERSIONS))
+"""What waits for nothing but a file's lock: produce, fetch, metadata, commits, heartbeats. What waits in their name,
+for the disk or for records, keeps no thread. The others may take long, or are seldom."""

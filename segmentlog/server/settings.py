@@ -18,8 +18,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     request_bytes: int = 100 << 20
     """`socket.request.max.bytes`."""
-    unauthenticated_request_bytes: int = 512 << 10
-    """`sasl.server.max.receive.size`: of a request by who has not said who he is yet."""
+    control_request_bytes: int = 8 << 20
+    """Of a request that brings no records, which is every one but Produce. Kafka has one limit for all; but lists of
+    names take many times the memory as objects that they took as bytes."""
+    unauthenticated_request_bytes: int = 16 << 10
+    """`sasl.server.max.receive.size`: of a request by who has not said who he is yet. Less than Kafka's 512 KiB, which
+    is for mechanisms that are not there: so much each connection has room for anyway."""
+    unauthenticated_requests: int = 32
+    """Until a client has said who it is. Clients need four or five."""
+    unauthenticated_connections: int = 1024
+    """That have not said who they are, or are in the TLS handshake; of a worker. Who has been one for the longest makes
+    room for another."""
+    authentication_s: float = 30.0
+    """From the connection to the end of the TLS handshake, and from there until it has said who it is."""
     connections: int = 4096
     """`max.connections`, of a worker."""
     connections_per_address: int = 4096
@@ -37,10 +48,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`fetch.max.bytes`."""
     fetch_wait_ms_max: int = 60_000
     """Longest a fetch waits for something to come."""
+    rendered_bytes: int = 1 << 30
+    """Of what the library wrote, as Kafka's clients read it, on disk: of all workers together, and no more than a
+    quarter of what is free there."""
     partitions_made: int = 10_000
     """By one request to create topics or partitions; Kafka's controller has the same limit, and no setting for it."""
     fetch_sessions: int = 1000
     """`max.incremental.fetch.session.cache.slots`."""
+    fetch_session_partitions: int = 500_000
+    """Of all sessions together, some 100 MB."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):

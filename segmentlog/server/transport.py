@@ -39,8 +39,18 @@ class Transport(Protocol):
     sent_bytes: int
     """So far, without what encryption adds."""
 
+    def fileno(self) -> int:
+        """Of its socket; -1 once it is closed."""
+
     def receive_into(self, view: memoryview) -> int:
         """How many bytes came, 0 at the end. Raises `Idle`."""
+
+    def receive_now(self, view: memoryview) -> int:
+        """The same of what is there already. Raises `Idle` where nothing is."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes are there that the socket does not tell of: they were decrypted with those before them."""
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """All of them."""
@@ -79,6 +89,21 @@ class PlainTransport:
             raise Idle from None
         self.received_bytes += received
         return received
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive_now(self, view: memoryview) -> int:
+        try:
+            received = self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise Idle from None
+        self.received_bytes += received
+        return received
+
+    @property
+    def has_more(self) -> bool:
+        return False
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         pace = _Pace(self._send_timeout_s)
@@ -128,21 +153,41 @@ class TlsTransport:
         self._mutex = threading.Lock()
         sock.setblocking(False)
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def receive_into(self, view: memoryview) -> int:
         while True:
-            with self._mutex:
-                try:
-                    received = self._socket.recv_into(view)
-                    self.received_bytes += received
-                    return received
-                except ssl.SSLWantReadError:
-                    events = select.POLLIN
-                except ssl.SSLWantWriteError:  # a handshake within
-                    events = select.POLLOUT
-                except ssl.SSLEOFError:  # without a goodbye: frames have lengths, so none is taken for whole
-                    return 0
-            if not _wait(self._socket, events, self._receive_timeout_s):
+            received, events = self._receive(view)
+            if not events:
+                return received
+            if not wait_for(self._socket, events, self._receive_timeout_s):
                 raise Idle
+
+    def receive_now(self, view: memoryview) -> int:
+        received, events = self._receive(view)
+        if events:
+            raise Idle
+        return received
+
+    def _receive(self, view: memoryview) -> tuple[int, int]:
+        """(the bytes that came, what has to be waited for; 0 where nothing has to be)."""
+        with self._mutex:
+            try:
+                received = self._socket.recv_into(view)
+            except ssl.SSLWantReadError:
+                return 0, select.POLLIN
+            except ssl.SSLWantWriteError:  # a handshake within
+                return 0, select.POLLOUT
+            except ssl.SSLEOFError:  # without a goodbye: frames have lengths, so none is taken for whole
+                return 0, 0
+        self.received_bytes += received
+        return received, 0
+
+    @property
+    def has_more(self) -> bool:
+        with self._mutex:
+            return bool(self._socket.pending())
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         pace = _Pace(self._send_timeout_s)
@@ -151,7 +196,7 @@ class TlsTransport:
             before = _size(left)
             left = self.send_now(left)
             if left:
-                if not _wait(self._socket, select.POLLOUT, self._send_timeout_s):
+                if not wait_for(self._socket, select.POLLOUT, self._send_timeout_s):
                     raise TimeoutError("the peer takes nothing")
                 pace.sent(before - _size(left))
 
@@ -225,11 +270,11 @@ def _size(buffers: Sequence[Buffer]) -> int:
     return sum(map(len, buffers))
 
 
-def _wait(sock: socket.socket, events: int, timeout_s: float) -> bool:
+def wait_for(sock: socket.socket, events: int, timeout_s: float) -> bool:
     """Whether the socket got ready. Not `select`: that knows no descriptor above 1,023."""
     poll = select.poll()
     poll.register(sock, events)
-    return bool(poll.poll(timeout_s * 1000))
+    return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
 def _is_left(sock: socket.socket) -> bool:

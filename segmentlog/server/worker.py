@@ -43,6 +43,7 @@ class Worker:
             self.broker.buffers,
             Dispatcher(self.broker).handle,
             self.broker.meter,
+            self.broker.arrivals.tell,
         )
 
     def start(self) -> None:

@@ -14,8 +14,10 @@ import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
 from server.wire_client import WireClient
+from wire import Sent, foreign
 
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import Security, ServerSettings
 from segmentlog.store import LogStore
@@ -104,3 +106,20 @@ def test_a_server_that_stops_answers_who_waits(server: Server) -> None:
         assert data.error_code == 0
         thread.join()
         assert client.is_closed_by_peer()
+
+
+def test_what_a_client_sends_wakes_the_librarys_followers(server: Server) -> None:
+    """In another process, or another store as here; not only when they look for themselves."""
+    topic = TopicProduceData("t", partition_data=[PartitionProduceData(0, foreign([Sent(None, b"x")]))])
+    other = opened(LogStore(server.store.path, background=False, fs=NoSyncFileSystem()))
+    with WireClient(server.bootstrap_servers) as client, other.consumer("t", follow=True) as consumer:
+        records = iter(consumer)
+        for _ in range(5):
+            found: list[float] = []
+            thread = threading.Thread(target=lambda: found.append(next(records) and time.monotonic()))  # noqa: B023
+            thread.start()
+            time.sleep(0.1)
+            began = time.monotonic()
+            client.ask(0, 9, ProduceRequest(None, 1, 1000, [topic]))
+            thread.join()
+            assert found[0] - began < SOON_S

@@ -2,6 +2,9 @@
 
 That is for what a server reads, requests. What only its tests and other tools read, responses, is written in fewer
 lines: a string costs a call there.
+
+An element of an array takes one byte of a request, and a hundred of memory. So a request has room for so many of them,
+all its arrays together (`ELEMENTS_MAX`).
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class _Decoder(Lines):
         with self.block("if at > limit:"):
             self.emit("raise truncated()")
         self.emit(f"return {made}")
+        if any("room -= " in line for line in self.lines):
+            self.lines.insert(0, "    room = ELEMENTS_MAX")
         if any("limit" in line for line in self.lines):
             self.lines.insert(0, "    limit = len(data)")
         return self.lines
@@ -177,13 +182,14 @@ class _Decoder(Lines):
             least = least_size(scalar, self._version, self._flexible)
         made = self.name(field.name)
         needed = count if least == 1 else f"{count} * {least}"
+        excess = f"{needed} > limit - at" + f" or {count} > room" * (not self._brief)
         annotation = field.python_type.removesuffix(" | None")
         if not nullable:
-            with self.block(f"if {count} < 0 or {needed} > limit - at:"):
+            with self.block(f"if {count} < 0 or {excess}:"):
                 self.emit(f'raise wrong_count("{field.name}", {count})')
             self._elements(field, made, annotation, count, least)
             return made
-        with self.block(f"if {needed} > limit - at:"):
+        with self.block(f"if {excess}:"):
             self.emit(f'raise wrong_count("{field.name}", {count})')
         self.emit(f"{made}: {annotation} | None = None")
         with self.block(f"if {count} >= 0:"):
@@ -192,6 +198,8 @@ class _Decoder(Lines):
 
     def _elements(self, field: Field, made: str, annotation: str | None, count: str, least: int) -> None:
         declared = made if annotation is None else f"{made}: {annotation}"
+        if not self._brief:  # of a null array nothing is taken, nor given back
+            self.emit(f"room -= {count}")
         if field.struct is None and field.kind in FORMATS:
             one = FORMATS[field.kind]
             self.emit(f'{declared} = list(unpack_from(f">{{{count}}}{one}", data, at))')

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 _RESERVED: Final = frozenset(
-    ("data", "at", "limit", "message", "version", "parts", "add", "out", "pack", "unpack_from", "end", "tag")
+    ("data", "at", "limit", "message", "version", "parts", "add", "out", "pack", "unpack_from", "end", "tag", "room")
 )
 _LETTERS: Final = {"16s": "u", "?": "t"}
 

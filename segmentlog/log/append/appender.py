@@ -66,6 +66,8 @@ class Appender:
         self._begun: list[int] = []
         """Segments that the last append began, where a snapshot of the states belongs."""
         self._states = ProducerStates(handle)
+        self._wakes = True
+        """Whether the append in hand tells those who follow; under the append lock."""
         self.appended = False
         """Whether this process appended since it opened the partition: it then owes a clean close."""
         handle.closers.append(self._end.close_file)
@@ -77,13 +79,16 @@ class Appender:
         now_ms: int,
         stamp: ProducerStamp | None = None,
         numbered: Sequence[Numbered] = (),
+        *,
+        wakes: bool = True,
     ) -> tuple[int, int]:
         """Append the batches, all or none: (offset of the first record, offset after the last).
 
         Their offsets are consecutive, across batches and segments. With a ``stamp``, the one
         that they were encoded with, batches that were appended before are not appended again:
         the offsets are those that they have. Behind the ``batches`` go those that are ``numbered``, each by a
-        producer of its own; whichever may not be appended is told so and left out. Raises `DiskFull`,
+        producer of its own; whichever may not be appended is told so and left out. Unless it ``wakes``, its caller
+        does, with `Handle.wake_followers`. Raises `DiskFull`,
         `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, and `LocalError` for what is this
         process's own affair: the log is as before then, here and for everybody else.
         """
@@ -92,6 +97,7 @@ class Appender:
             if handle.lock_fd < 0:
                 handle.ensure_open()
             handle.used = True
+            self._wakes = wakes
             flock, fd = handle.fs.flock, handle.lock_fd
             try:
                 flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
@@ -108,6 +114,7 @@ class Appender:
                 handle.raise_local(error, "nothing was appended")
                 raise
             finally:
+                self._wakes = True
                 flock(fd, UNLOCK)
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool, now_ms: int) -> int | None:
@@ -359,7 +366,7 @@ class Appender:
         if stable_offset is not None:
             after = replace(after, last_stable_offset=next_offset if stable_offset < 0 else stable_offset)
         ledger.publish(after)
-        if handle.page.words[WAITING_WORD]:
+        if handle.page.words[WAITING_WORD] and self._wakes:
             handle.wake_followers()
         # Only now: an index must not know of batches that were never published.
         for index, position, first, following, max_timestamp, size_bytes in observed:

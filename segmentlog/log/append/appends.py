@@ -61,7 +61,9 @@ class Appends:
         self._sync_as_asked(ack, base_offset, next_offset)
         return base_offset
 
-    def place(self, batches: Sequence[EncodedBatch], stamp: ProducerStamp | None) -> tuple[int, int]:
+    def place(
+        self, batches: Sequence[EncodedBatch], stamp: ProducerStamp | None, *, wakes: bool = True
+    ) -> tuple[int, int]:
         """The same, and nothing is synced: (offset of the first record, offset after the last)."""
         if stamp is not None:
             following = stamp
@@ -70,7 +72,7 @@ class Appends:
                     following.producer_id, following.epoch, following.sequence, transactional=stamp.transactional
                 )
                 following = following.after(batch.last_offset_delta + 1)
-        return self._appender.place(batches, self._handle.clock.now_ms(), stamp)
+        return self._appender.place(batches, self._handle.clock.now_ms(), stamp, wakes=wakes)
 
     # ------------------------------------------------------------ when it is synced
 

@@ -57,7 +57,7 @@ def append_wire(
     if sync:
         base_offset, owes_sync = appends.batches([batch], ack, stamp), False
     else:
-        base_offset, owes_sync = appends.place([batch], stamp)[0], appends.owes_sync()
+        base_offset, owes_sync = appends.place([batch], stamp, wakes=False)[0], appends.owes_sync()
     log = handle.page.log.read()
     append_time_ms = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
     next_offset = base_offset + wire.record_count

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import CONTROL, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
+from segmentlog.format.codecs import Buffer
 from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
-from segmentlog.format.wire_run import wire_run
+from segmentlog.format.wire_run import WireRun, walk
 from segmentlog.log.aborted import AbortedTransactions, is_aborted
 from segmentlog.log.handle import Handle
+from segmentlog.log.read.checked import CheckedRuns
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import is_lost
@@ -34,6 +36,8 @@ _KEPT_SEGMENTS = 64
 _KEPT_IN_PROCESS = 1024
 """Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
 _REWRITE_WAIT_S = 0.05
+_CHECKED_IN_PROCESS = 512 << 10
+"""Batches of which is known where they lie, 16 bytes each."""
 
 
 class _Segment:
@@ -43,12 +47,13 @@ class _Segment:
     the preallocated end of the file back, and touching a mapped page that is gone kills the process.
     """
 
-    __slots__ = ("index", "mapped", "sealed")
+    __slots__ = ("checked", "index", "mapped", "sealed")
 
-    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool) -> None:
+    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool, checked: CheckedRuns) -> None:
         self.mapped = mapped
         self.index = index
         self.sealed = sealed
+        self.checked = checked
 
 
 def _no_batches(position: int) -> Iterator[tuple[int, int]]:
@@ -236,10 +241,11 @@ class Reader:
             raise damage from None
         on_skip(base_offset, end_offset, damage)
 
-    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[memoryview], int]:
+    def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int]:
         """(batches of Kafka's as they lie, from the one that holds ``offset`` on; the offset behind them).
 
-        As far as one segment, ``bound`` and ``max_bytes`` go. None where something else comes first: `read` tells what.
+        As far as one segment, ``bound`` and ``max_bytes`` go, or what was checked together before. None where something
+        else comes first: `read` tells what.
         """
         log = self._handle.page.log.read()
         bases = self._handle.segments(log, offset)
@@ -252,8 +258,35 @@ class Reader:
             view = segment.mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
             return [], offset
-        position, expected = segment.index.position_for_offset(offset)
-        return wire_run(view, position, end, expected, offset, bound, max_bytes)
+        with self._mutex:
+            run, next_base = segment.checked.find(log.epoch, offset)
+        if run is not None and offset < run.end_offset and run.end_position <= end:
+            first, stop = run.find(offset, bound, max_bytes)
+        else:
+            if run is not None and offset == run.end_offset and run.end_position <= end:
+                position, expected = run.end_position, offset
+            else:
+                position, expected = segment.index.position_for_offset(offset)
+            upto = bound if next_base is None else min(bound, next_base)
+            run = walk(view, position, end, expected, offset, upto, max_bytes)
+            if run is None:
+                return [], offset
+            first, stop = 0, run.batch_count
+            self._keep_checked(segment, log.epoch, run)
+        return run.take(view, first, stop), int(run.offsets[stop]) if stop > first else offset
+
+    def _keep_checked(self, segment: _Segment, epoch: int, run: WireRun) -> None:
+        """Of all segments no more than this reader's part of what the process keeps; those used last."""
+        most = _CHECKED_IN_PROCESS // len(_readers)
+        with self._mutex:
+            segment.checked.keep(epoch, run, most)
+            count = sum(one.checked.count for one in self._open.values())
+            for one in self._open.values():
+                if count <= most:
+                    break
+                if one is not segment:
+                    count -= one.checked.count
+                    one.checked.clear()
 
     # ------------------------------------------------------------ positions
 
@@ -332,7 +365,7 @@ class Reader:
             if log.generation != self._generation:
                 self._open.clear()  # files may have been replaced
                 self._generation = log.generation
-            segment = self._open.get(base)
+            segment = before = self._open.get(base)
             if segment is not None and segment.sealed != sealed:
                 segment = None
             if segment is not None:
@@ -346,7 +379,9 @@ class Reader:
                     index.log_inode = mapped.inode
                 index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
             handle.check_usable()  # else these may be the files of a topic that has the name since
-            segment = _Segment(mapped, index, sealed)
+            # Both are mapped now: no other file has the number.
+            is_same = before is not None and before.mapped.inode == mapped.inode
+            segment = _Segment(mapped, index, sealed, before.checked if before and is_same else CheckedRuns())
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:
                     self._open[base] = segment

@@ -52,6 +52,9 @@ class NotInVersion(ValueError):
 TRUNCATED: Final = (struct_error, IndexError, UnicodeDecodeError)
 """What reading behind the end of the bytes raises, or a string of bytes that are no UTF-8."""
 
+ELEMENTS_MAX: Final = 500_000
+"""Elements of all arrays of a request together: what a byte each could make would take a hundred times its memory."""
+
 SHORT: Final = 128
 """Below it a size is one byte as an uvarint, and there is a precompiled reader for it."""
 
@@ -84,7 +87,7 @@ def unknown_version(name: str, version: int) -> UnknownVersion:
 
 
 def wrong_count(field: str, count: int) -> MalformedMessage:
-    """What to raise for an array that is null and must not be, or has more elements than bytes are left."""
+    """What to raise for an array that is null and must not be, or has more elements than there is room for."""
     return MalformedMessage(f"{field} of {count} elements")
 
 

@@ -39,9 +39,15 @@ BEAT_MS: Final = 1_000
 _TELL_EVERY_MS: Final = 10_000
 """How often the log hears that a group refuses clients, who try again and again."""
 _TOLD_MAX: Final = 1_000
+_LOOK_S: Final = 0.2
+"""How often who waits looks whether its client is still there."""
 
 Appended = tuple["Partition", int, int]
 """Where positions are: the log, the first offset and that behind the last one."""
+
+
+def _never() -> bool:
+    return False
 
 
 class GroupCoordinator:
@@ -81,8 +87,8 @@ class GroupCoordinator:
 
     # ------------------------------------------------------------ what clients ask
 
-    def join(self, group: str, request: JoinRequest) -> JoinAnswer:
-        """Join, and wait for the others. Takes as long as a rebalance."""
+    def join(self, group: str, request: JoinRequest, is_left: Callable[[], bool] = _never) -> JoinAnswer:
+        """Join, and wait for the others. Takes as long as a rebalance, or until ``is_left`` says that nobody waits."""
         if not group:
             return JoinAnswer(error=ErrorCode.INVALID_GROUP_ID, member_id=request.member_id)
         waiter = Waiter()
@@ -95,7 +101,7 @@ class GroupCoordinator:
                     return JoinAnswer(error=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=request.member_id)
             entry.machine.join(waiter, request, self._now_ms())
             self._settle(entry)
-        waiter.event.wait()
+        self._wait(group, waiter, is_left)
         assert isinstance(waiter.answer, JoinAnswer)
         return waiter.answer
 
@@ -113,8 +119,9 @@ class GroupCoordinator:
         instance_id: str | None = None,
         protocol_type: str | None = None,
         protocol: str | None = None,
+        is_left: Callable[[], bool] = _never,
     ) -> SyncAnswer:
-        """Ask for the assignment, and wait for the leader to bring it."""
+        """Ask for the assignment, and wait for the leader to bring it, or until ``is_left`` as for `join`."""
         waiter = Waiter()
         with self._locked(group) as entry:
             entry.machine.sync(
@@ -122,9 +129,27 @@ class GroupCoordinator:
                 instance_id=instance_id, protocol_type=protocol_type, protocol=protocol,
             )  # fmt: skip
             self._settle(entry)
-        waiter.event.wait()
+        self._wait(group, waiter, is_left)
         assert isinstance(waiter.answer, SyncAnswer)
         return waiter.answer
+
+    def _wait(self, group: str, waiter: Waiter, is_left: Callable[[], bool]) -> None:
+        """For the answer; a client that has gone meanwhile leaves the group."""
+        while not waiter.event.wait(_LOOK_S):
+            if is_left():
+                entry = self._entries.get(group)
+                if entry is not None:
+                    self._withdraw(entry, waiter)
+
+    def _withdraw(self, entry: Entry, waiter: Waiter) -> None:
+        with entry.lock:
+            if entry.is_gone:  # and everybody has been told
+                return
+            logger.info("group %s: a member has gone while it waited for the others", entry.name)
+            with contextlib.suppress(Unavailable):
+                entry.machine.withdraw(waiter, self._now_ms())
+                self._settle(entry)
+            self._drop_if_idle(entry)
 
     def heartbeat(self, group: str, member_id: str, generation: int, *, instance_id: str | None = None) -> ErrorCode:
         """A member lives."""

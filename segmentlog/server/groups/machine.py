@@ -318,6 +318,22 @@ class Group(Membership):
         self._go_on_without(now_ms)
         return results
 
+    def withdraw(self, token: object, now_ms: int) -> None:
+        """Who waits with this token has gone: it is no member any more, and the others need not wait for it.
+
+        A static member is one still: to go and to come again is what it is for.
+        """
+        for member in list(self.members.values()):
+            if token not in (member.join_token, member.sync_token):
+                continue
+            if member.instance_id is None or member.is_new:
+                self.is_changed |= not member.is_new
+                self._remove(member)
+            else:
+                self._dismiss(member, ErrorCode.REBALANCE_IN_PROGRESS)
+                member.deadline_ms = now_ms + member.session_timeout_ms
+        self._go_on_without(now_ms)
+
     def _go_on_without(self, now_ms: int) -> None:
         """After some may have been removed, or will not come after all."""
         is_diminished, self._is_diminished = self._is_diminished, False

@@ -41,8 +41,14 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
 def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    """The keys of topics, and of this worker."""
-    return DescribeConfigsResponse(results=[_describe(call, request, resource) for resource in request.resources])
+    """The keys of topics, and of this worker.
+
+    What is asked for twice is answered once: four bytes of a request are kilobytes of an answer.
+    """
+    once = {
+        (one.resource_type, one.resource_name, tuple(one.configuration_keys or ())): one for one in request.resources
+    }
+    return DescribeConfigsResponse(results=[_describe(call, request, resource) for resource in once.values()])
 
 
 def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource) -> DescribeConfigsResult:

@@ -1,17 +1,19 @@
 """Fetch (1): batches as they lie, and a wait for more where there are none.
 
 A consumer that says nothing new has a session (`fetch_sessions`); one that has nothing to read waits (`arrivals`) until
-there are as many bytes as it wants at once, or its time is up.
+there are as many bytes as it wants at once, or its time is up. It keeps no thread meanwhile.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
-from segmentlog.server.call import Call
+from segmentlog.server.arrivals import LOOK_S
+from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.fetch import (
     FetchableTopicResponse,
@@ -35,22 +37,22 @@ _IDS_FROM: Final = 13
 _ENDPOINTS_FROM: Final = 16
 _COMMITTED: Final = 1
 
+Answers = list[tuple[Wanted, PartitionData]]
+"""What is said of each partition."""
 
-def fetch(call: Call, request: FetchRequest) -> FetchResponse:
+
+def fetch(call: Call, request: FetchRequest) -> FetchResponse | PendingAnswer:
     """What there is now, or what comes while the client waits."""
-    broker = call.broker
     session, code = _session_of(call, request)
     if code is not None:
         return FetchResponse(error_code=code)
     if session is None:
         return _Fetch(call, request, list(_wanted(request)), None).respond()
     with session.lock:
-        session.update(_wanted(request), _forgotten(request))
-        response = _Fetch(call, request, list(session.partitions.values()), session).respond()
-        response.session_id = session.id
-    if request.session_epoch == FINAL_EPOCH:
-        broker.fetch_sessions.drop(session.id)
-    return response
+        if not call.broker.fetch_sessions.update(session, _wanted(request), _forgotten(request)):
+            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        wanted = list(session.partitions.values())
+    return _Fetch(call, request, wanted, session).respond()
 
 
 def _session_of(call: Call, request: FetchRequest) -> tuple[FetchSession | None, ErrorCode | None]:
@@ -152,30 +154,30 @@ class _Fetch:
 
     # ------------------------------------------------------------ waiting
 
-    def respond(self) -> FetchResponse:
-        """What there is, once it is enough or the time is up."""
-        request = self._request
+    def respond(self) -> FetchResponse | PendingAnswer:
+        """What there is, if it is enough or nobody waits for more; else what there will be."""
+        call, request = self._call, self._request
         answers, is_enough = self._collect()
-        wait_ms = min(request.max_wait_ms, self._call.broker.settings.limits.fetch_wait_ms_max)
-        if is_enough or wait_ms <= 0 or not self._open:
-            return self._response(answers)
-        ends_s = time.monotonic() + wait_ms / 1000
-        with self._call.broker.arrivals.begin([partition for _, partition in self._open]) as waiting:
-            while True:
-                waiting.announce()
-                if self._has_more(answers):
-                    answers, is_enough = self._collect()
-                    if is_enough:
-                        break
-                if waiting.is_closed or self._is_gone() or not waiting.wait(ends_s):
-                    break
-        return self._response(answers)
+        wait_ms = min(request.max_wait_ms, call.broker.settings.limits.fetch_wait_ms_max)
+        connection = call.connection
+        if is_enough or wait_ms <= 0 or not self._open or connection is None or connection.is_polling:
+            return self.response(answers)
+        connection.is_polling = True
+        poll = _LongPoll(self, call, answers, wait_ms / 1000)
+        call.broker.arrivals.enter(poll)
+        poll.look()  # what came meanwhile
+        return poll.pending
 
-    def _is_gone(self) -> bool:
-        connection = self._call.connection
-        return connection is not None and connection.is_left()
+    @property
+    def partitions(self) -> list[Partition]:
+        """Those that something may come to."""
+        return [partition for _, partition in self._open]
 
-    def _has_more(self, answers: list[tuple[Wanted, PartitionData]]) -> bool:
+    def look(self, answers: Answers) -> tuple[Answers, bool]:
+        """(what there is by now, whether it is enough), where there was so much before."""
+        return self._collect() if self._has_more(answers) else (answers, False)
+
+    def _has_more(self, answers: Answers) -> bool:
         """Whether a partition has grown since its answer was made, or is another one by now."""
         said = {id(wanted): data for wanted, data in answers}
         for wanted, partition in self._open:
@@ -190,7 +192,7 @@ class _Fetch:
 
     # ------------------------------------------------------------ collecting
 
-    def _collect(self) -> tuple[list[tuple[Wanted, PartitionData]], bool]:
+    def _collect(self) -> tuple[Answers, bool]:
         """(what there is now, whether that is worth an answer at once)."""
         request = self._request
         left = min(request.max_bytes, self._call.broker.settings.limits.fetch_bytes)
@@ -231,14 +233,23 @@ class _Fetch:
 
     # ------------------------------------------------------------ the answer
 
-    def _response(self, answers: list[tuple[Wanted, PartitionData]]) -> FetchResponse:
+    def response(self, answers: Answers) -> FetchResponse:
+        """That, as it is told."""
+        if self._session is None:
+            return self._response(answers)
+        with self._session.lock:
+            response = self._response(answers)
+        response.session_id = self._session.id
+        return response
+
+    def _response(self, answers: Answers) -> FetchResponse:
         response = FetchResponse(node_endpoints=list(self._endpoints.values()))
         by_topic: dict[tuple[str, bytes], FetchableTopicResponse] = {}
         for wanted, data in answers:
             if self._session is not None:
                 has_news = _note(wanted, data)
                 if _size_of(data):
-                    self._session.move_to_end((wanted.topic, wanted.topic_id, wanted.partition))
+                    self._session.move_to_end(wanted.key)
                 if self._is_incremental and not has_news:
                     continue
             key = (wanted.topic, wanted.topic_id)
@@ -248,6 +259,66 @@ class _Fetch:
                 response.responses.append(topic)
             topic.partitions.append(data)
         return response
+
+
+class _LongPoll:
+    """A fetch that waits: see `arrivals.Waiter`."""
+
+    def __init__(self, fetch: _Fetch, call: Call, answers: Answers, wait_s: float) -> None:
+        self.pending = call.answer_later()
+        self.ends_s = time.monotonic() + wait_s
+        self.paths: Sequence[str] = [partition.handle.lock_path for partition in fetch.partitions]
+        self._fetch = fetch
+        self._call = call
+        self._answers = answers
+        self._mutex = threading.Lock()
+        self._is_done = self._is_to_look = False
+
+    def look(self) -> None:
+        """Answer, once there is enough or it is over."""
+        self._is_to_look = True
+        while self._is_to_look and not self._is_done:
+            if not self._mutex.acquire(blocking=False):
+                return  # whoever looks now looks again
+            try:
+                self._is_to_look = False
+                is_over = self._look()
+            except BaseException:
+                self._give_up()
+                raise
+            finally:
+                self._mutex.release()
+            if is_over:
+                self._answer()
+
+    def _look(self) -> bool:
+        """For one thread at a time; True once and for all."""
+        if self._is_done:
+            return False
+        for partition in self._fetch.partitions:  # before looking: who appends after that wakes us
+            partition.handle.announce_waiting(2 * LOOK_S)
+        self._answers, is_enough = self._fetch.look(self._answers)
+        call = self._call
+        is_over = is_enough or call.is_left() or call.broker.arrivals.is_closed or time.monotonic() >= self.ends_s
+        self._is_done = is_over
+        return is_over
+
+    def _answer(self) -> None:
+        self._call.broker.arrivals.leave(self)
+        try:
+            if self._call.connection is not None:
+                self._call.connection.is_polling = False
+            self.pending.complete(self._fetch.response(self._answers))
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Nobody is left to wait for ever."""
+        self._is_done = True
+        self._call.broker.arrivals.leave(self)
+        if self._call.connection is not None:
+            self._call.connection.close()
 
 
 def _note(wanted: Wanted, data: PartitionData) -> bool:

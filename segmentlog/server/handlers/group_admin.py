@@ -58,8 +58,9 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
 
 
 def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    """Members of groups, and what they said and were told."""
-    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in request.groups])
+    """Members of groups, and what they said and were told. What is asked for twice is answered once."""
+    once = dict.fromkeys(request.groups)
+    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in once])
 
 
 def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> DescribedGroup:

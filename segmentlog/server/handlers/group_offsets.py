@@ -161,9 +161,9 @@ def _find_topic(
 
 
 def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """Positions of a group, or from version 8 on of several."""
+    """Positions of a group, or from version 8 on of several. What is asked for twice is answered once."""
     if call.version >= _FETCH_MANY:
-        groups = [_fetch(call, group, is_stable=request.require_stable) for group in request.groups]
+        groups = [_fetch(call, group, is_stable=request.require_stable) for group in _groups_once(request.groups)]
         return OffsetFetchResponse(groups=groups)
     wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=None)
     if request.topics is not None:
@@ -195,6 +195,26 @@ def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse
     return response
 
 
+def _groups_once(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetchRequestGroup]:
+    """Each once, with what is asked about it anywhere."""
+    once: dict[str, OffsetFetchRequestGroup] = {}
+    for one in groups:
+        known = once.setdefault(one.group_id, one)
+        if one.topics is None:
+            known.topics = None
+        elif known is not one and known.topics is not None:
+            known.topics += one.topics
+    return once.values()
+
+
+def _topics_once(topics: Iterable[OffsetFetchRequestTopics]) -> Iterable[OffsetFetchRequestTopics]:
+    """Each once, and each partition of it: four bytes of a request may be kilobytes of metadata in an answer."""
+    once: dict[tuple[str, bytes], dict[int, None]] = {}
+    for one in topics:
+        once.setdefault((one.name, one.topic_id), {}).update(dict.fromkeys(one.partition_indexes))
+    return [OffsetFetchRequestTopics(name, topic_id, list(numbers)) for (name, topic_id), numbers in once.items()]
+
+
 def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> OffsetFetchResponseGroup:
     group = wanted.group_id
     response = OffsetFetchResponseGroup(group_id=group)
@@ -221,7 +241,7 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
             told.partitions = _tell(topic_id, partitions, known, pending)
             response.topics.append(told)
         return response
-    for asked in wanted.topics:
+    for asked in _topics_once(wanted.topics):
         topic, error = _find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
         told = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
         if topic is not None:

@@ -1,6 +1,7 @@
 """FindCoordinator, and what members of a group ask: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Who joins or syncs waits here for the other members; its connection brings nothing else meanwhile.
+Who joins or syncs waits here for the other members; its connection brings nothing else meanwhile. If that ends, the
+member has left.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def join_group(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
         may_skip_assignment=call.version >= _JOIN_SKIPS_ASSIGNMENT,
     )
     try:
-        return _joined(call, groups.join(request.group_id, wanted))
+        return _joined(call, groups.join(request.group_id, wanted, call.is_left))
     except Unavailable as unavailable:
         return _joined(call, JoinAnswer(error=unavailable.code, member_id=request.member_id))
 
@@ -123,6 +124,7 @@ def sync_group(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
             request.group_id, request.member_id, request.generation_id,
             [(one.member_id, bytes(one.assignment)) for one in request.assignments],
             instance_id=request.group_instance_id, protocol_type=request.protocol_type, protocol=request.protocol_name,
+            is_left=call.is_left,
         )  # fmt: skip
     except Unavailable as unavailable:
         return SyncGroupResponse(error_code=unavailable.code)

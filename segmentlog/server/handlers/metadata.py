@@ -74,22 +74,9 @@ def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> M
         return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=wanted.name)
     found = view.describe(wanted.name)
     if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create:
-        code = _create(call, wanted.name)
+        code = view.create(wanted.name)
         return view.describe(wanted.name) if code is None else MetadataResponseTopic(error_code=code, name=wanted.name)
     return found
-
-
-def _create(call: Call, name: str) -> ErrorCode | None:
-    """Make a topic because somebody asked for it; why not, if it was not made."""
-    if not (call.allows_cluster(Operation.CREATE) or call.allows_topic(Operation.CREATE, name)):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    try:
-        call.broker.store.create_topic(name, call.broker.settings.default_partitions)
-    except TopicExists:  # somebody else asked at the same time
-        return None
-    except (SegmentlogError, OSError) as error:
-        return code_of(error)
-    return None
 
 
 class _View:
@@ -99,6 +86,23 @@ class _View:
         self.call = call
         self._with_operations = with_operations
         self._may_open = _OPENED_MAX
+        self._may_make = call.broker.settings.limits.partitions_made
+
+    def create(self, name: str) -> ErrorCode | None:
+        """Make a topic because somebody asked for it; why not, if it was not made."""
+        call, count = self.call, self.call.broker.settings.default_partitions
+        if not (call.allows_cluster(Operation.CREATE) or call.allows_topic(Operation.CREATE, name)):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if count > self._may_make:  # as of a request that is there to make topics
+            return ErrorCode.POLICY_VIOLATION
+        try:
+            call.broker.store.create_topic(name, count)
+        except TopicExists:  # somebody else asked at the same time
+            return None
+        except (SegmentlogError, OSError) as error:
+            return code_of(error)
+        self._may_make -= count
+        return None
 
     def describe(self, name: str) -> MetadataResponseTopic:
         """A topic, or why there is none to be described."""

@@ -116,6 +116,7 @@ def _append(
         placed = partition.append_wire(data.records, sync=False)
     except (SegmentlogError, OSError) as error:
         return _error(data.index, code_of(error), str(error))
+    broker.arrivals.note_grown(partition)
     answer = PartitionProduceResponse(
         data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
     )

@@ -152,3 +152,30 @@ def test_none_is_refused_where_the_version_has_no_null():
     assert metadata.encode_request(metadata.MetadataRequest(topics=None), 1)
     with pytest.raises(NotInVersion):
         metadata.encode_request(metadata.MetadataRequest(topics=None), 0)
+
+
+@pytest.mark.parametrize("seed", seeds("codec elements"))
+def test_elements_are_counted(seed, monkeypatch):
+    """A message of a request may have so many elements in all its arrays together, and not one more."""
+    random = Random(seed)
+    for name, version in every_version():
+        if name.endswith("Response"):
+            continue
+        codec = codec_of(name, version)
+        made = sample(name, version, random)
+        encoded = memoryview(codec.encode(made))
+        count = elements_of(codec.decode(encoded))
+        if count:
+            monkeypatch.setattr(codec.module, "ELEMENTS_MAX", count)
+            codec.decode(encoded)
+            monkeypatch.setattr(codec.module, "ELEMENTS_MAX", count - 1)
+            with pytest.raises(MalformedMessage, match="elements"):
+                codec.decode(encoded)
+            monkeypatch.undo()
+
+
+def elements_of(value: object) -> int:
+    """Of all arrays within."""
+    if isinstance(value, list):
+        return len(value) + sum(map(elements_of, value))
+    return sum(elements_of(getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))

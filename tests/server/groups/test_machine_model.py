@@ -102,8 +102,12 @@ class _World:
         self.group.leave([("" if by_instance else client.id, client.instance_id)], self.now_ms)
 
     def die(self, client: _Client) -> None:
-        """Nobody reads its answer."""
+        """Nobody reads its answer; its connection tells that, or not."""
+        token = client.waits_for
         client.waits_for, client.id, client.generation, client.next = None, "", -1, "join"
+        if token is not None and self.choose(2):
+            self.group.withdraw(token, self.now_ms)
+            assert token in [answered for answered, _ in self.group.answers], "its thread ends"
 
     # ------------------------------------------------------------ what the coordinator does
 

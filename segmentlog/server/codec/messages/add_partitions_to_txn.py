@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -118,6 +119,7 @@ class AddPartitionsToTxnResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
     """Versions 0 to 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (v3_and_below_transactional_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= v3_and_below_transactional_id_size < SHORT:
@@ -127,8 +129,9 @@ def _decode_request_0(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
         v3_and_below_transactional_id, at = long_string(data, at, v3_and_below_transactional_id_size)
     v3_and_below_producer_id, v3_and_below_producer_epoch, v3_and_below_topics_count = _unpack_qhi(data, at)
     at += 14
-    if v3_and_below_topics_count < 0 or v3_and_below_topics_count * 6 > limit - at:
+    if v3_and_below_topics_count < 0 or v3_and_below_topics_count * 6 > limit - at or v3_and_below_topics_count > room:
         raise wrong_count("v3_and_below_topics", v3_and_below_topics_count)
+    room -= v3_and_below_topics_count
     v3_and_below_topics: list[AddPartitionsToTxnTopic] = []
     for _ in range(v3_and_below_topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -140,8 +143,9 @@ def _decode_request_0(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
         at += partitions_count * 4
         v3_and_below_topics.append(AddPartitionsToTxnTopic(name=name, partitions=partitions))
@@ -159,6 +163,7 @@ def _decode_request_0(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
 def _decode_request_3(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
     """Version 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     v3_and_below_transactional_id_size = data[at]
     at += 1
     if 0 < v3_and_below_transactional_id_size < SHORT:
@@ -171,8 +176,9 @@ def _decode_request_3(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
     if v3_and_below_topics_count >= SHORT:
         v3_and_below_topics_count, at = long_uvarint(data, at, v3_and_below_topics_count)
     v3_and_below_topics_count -= 1
-    if v3_and_below_topics_count < 0 or v3_and_below_topics_count * 3 > limit - at:
+    if v3_and_below_topics_count < 0 or v3_and_below_topics_count * 3 > limit - at or v3_and_below_topics_count > room:
         raise wrong_count("v3_and_below_topics", v3_and_below_topics_count)
+    room -= v3_and_below_topics_count
     v3_and_below_topics: list[AddPartitionsToTxnTopic] = []
     for _ in range(v3_and_below_topics_count):
         name_size = data[at]
@@ -187,8 +193,9 @@ def _decode_request_3(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
         at += partitions_count * 4
         tag_count = data[at]
@@ -214,13 +221,15 @@ def _decode_request_3(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
 def _decode_request_4(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
     """Versions 4 to 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     transactions_count = data[at]
     at += 1
     if transactions_count >= SHORT:
         transactions_count, at = long_uvarint(data, at, transactions_count)
     transactions_count -= 1
-    if transactions_count < 0 or transactions_count * 14 > limit - at:
+    if transactions_count < 0 or transactions_count * 14 > limit - at or transactions_count > room:
         raise wrong_count("transactions", transactions_count)
+    room -= transactions_count
     transactions: list[AddPartitionsToTxnTransaction] = []
     for _ in range(transactions_count):
         transactional_id_size = data[at]
@@ -235,8 +244,9 @@ def _decode_request_4(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
         if topics_count >= SHORT:
             topics_count, at = long_uvarint(data, at, topics_count)
         topics_count -= 1
-        if topics_count < 0 or topics_count * 3 > limit - at:
+        if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
             raise wrong_count("topics", topics_count)
+        room -= topics_count
         topics: list[AddPartitionsToTxnTopic] = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -251,8 +261,9 @@ def _decode_request_4(data: memoryview, at: int) -> AddPartitionsToTxnRequest:
             if partitions_count >= SHORT:
                 partitions_count, at = long_uvarint(data, at, partitions_count)
             partitions_count -= 1
-            if partitions_count < 0 or partitions_count * 4 > limit - at:
+            if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
                 raise wrong_count("partitions", partitions_count)
+            room -= partitions_count
             partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
             at += partitions_count * 4
             tag_count = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -99,10 +100,12 @@ class AlterConfigsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> AlterConfigsRequest:
     """Versions 0 to 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (resources_count,) = _unpack_i(data, at)
     at += 4
-    if resources_count < 0 or resources_count * 7 > limit - at:
+    if resources_count < 0 or resources_count * 7 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[AlterConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bh(data, at)
@@ -114,8 +117,9 @@ def _decode_request_0(data: memoryview, at: int) -> AlterConfigsRequest:
             resource_name, at = long_string(data, at, resource_name_size)
         (configs_count,) = _unpack_i(data, at)
         at += 4
-        if configs_count < 0 or configs_count * 4 > limit - at:
+        if configs_count < 0 or configs_count * 4 > limit - at or configs_count > room:
             raise wrong_count("configs", configs_count)
+        room -= configs_count
         configs: list[AlterableConfig] = []
         for _ in range(configs_count):
             (name_size,) = _unpack_h(data, at)
@@ -147,13 +151,15 @@ def _decode_request_0(data: memoryview, at: int) -> AlterConfigsRequest:
 def _decode_request_2(data: memoryview, at: int) -> AlterConfigsRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     resources_count = data[at]
     at += 1
     if resources_count >= SHORT:
         resources_count, at = long_uvarint(data, at, resources_count)
     resources_count -= 1
-    if resources_count < 0 or resources_count * 4 > limit - at:
+    if resources_count < 0 or resources_count * 4 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[AlterConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bB(data, at)
@@ -168,8 +174,9 @@ def _decode_request_2(data: memoryview, at: int) -> AlterConfigsRequest:
         if configs_count >= SHORT:
             configs_count, at = long_uvarint(data, at, configs_count)
         configs_count -= 1
-        if configs_count < 0 or configs_count * 3 > limit - at:
+        if configs_count < 0 or configs_count * 3 > limit - at or configs_count > room:
             raise wrong_count("configs", configs_count)
+        room -= configs_count
         configs: list[AlterableConfig] = []
         for _ in range(configs_count):
             name_size = data[at]

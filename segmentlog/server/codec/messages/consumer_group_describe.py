@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -114,13 +115,15 @@ class ConsumerGroupDescribeResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupDescribeRequest:
     """Versions 0 to 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_ids_count = data[at]
     at += 1
     if group_ids_count >= SHORT:
         group_ids_count, at = long_uvarint(data, at, group_ids_count)
     group_ids_count -= 1
-    if group_ids_count < 0 or group_ids_count > limit - at:
+    if group_ids_count < 0 or group_ids_count > limit - at or group_ids_count > room:
         raise wrong_count("group_ids", group_ids_count)
+    room -= group_ids_count
     group_ids: list[str] = []
     for _ in range(group_ids_count):
         group_id_size = data[at]

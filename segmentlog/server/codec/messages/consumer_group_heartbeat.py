@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -91,6 +92,7 @@ class ConsumerGroupHeartbeatResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -124,10 +126,11 @@ def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
     if subscribed_topic_names_count >= SHORT:
         subscribed_topic_names_count, at = long_uvarint(data, at, subscribed_topic_names_count)
     subscribed_topic_names_count -= 1
-    if subscribed_topic_names_count > limit - at:
+    if subscribed_topic_names_count > limit - at or subscribed_topic_names_count > room:
         raise wrong_count("subscribed_topic_names", subscribed_topic_names_count)
     subscribed_topic_names: list[str] | None = None
     if subscribed_topic_names_count >= 0:
+        room -= subscribed_topic_names_count
         subscribed_topic_names = []
         for _ in range(subscribed_topic_names_count):
             subscribed_topic_name_size = data[at]
@@ -150,10 +153,11 @@ def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
     if topic_partitions_count >= SHORT:
         topic_partitions_count, at = long_uvarint(data, at, topic_partitions_count)
     topic_partitions_count -= 1
-    if topic_partitions_count * 18 > limit - at:
+    if topic_partitions_count * 18 > limit - at or topic_partitions_count > room:
         raise wrong_count("topic_partitions", topic_partitions_count)
     topic_partitions: list[TopicPartitions] | None = None
     if topic_partitions_count >= 0:
+        room -= topic_partitions_count
         topic_partitions = []
         for _ in range(topic_partitions_count):
             topic_id, partitions_count = _unpack_uB(data, at)
@@ -161,8 +165,9 @@ def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
             if partitions_count >= SHORT:
                 partitions_count, at = long_uvarint(data, at, partitions_count)
             partitions_count -= 1
-            if partitions_count < 0 or partitions_count * 4 > limit - at:
+            if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
                 raise wrong_count("partitions", partitions_count)
+            room -= partitions_count
             partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
             at += partitions_count * 4
             tag_count = data[at]
@@ -193,6 +198,7 @@ def _decode_request_0(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
 def _decode_request_1(data: memoryview, at: int) -> ConsumerGroupHeartbeatRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -226,10 +232,11 @@ def _decode_request_1(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
     if subscribed_topic_names_count >= SHORT:
         subscribed_topic_names_count, at = long_uvarint(data, at, subscribed_topic_names_count)
     subscribed_topic_names_count -= 1
-    if subscribed_topic_names_count > limit - at:
+    if subscribed_topic_names_count > limit - at or subscribed_topic_names_count > room:
         raise wrong_count("subscribed_topic_names", subscribed_topic_names_count)
     subscribed_topic_names: list[str] | None = None
     if subscribed_topic_names_count >= 0:
+        room -= subscribed_topic_names_count
         subscribed_topic_names = []
         for _ in range(subscribed_topic_names_count):
             subscribed_topic_name_size = data[at]
@@ -259,10 +266,11 @@ def _decode_request_1(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
     if topic_partitions_count >= SHORT:
         topic_partitions_count, at = long_uvarint(data, at, topic_partitions_count)
     topic_partitions_count -= 1
-    if topic_partitions_count * 18 > limit - at:
+    if topic_partitions_count * 18 > limit - at or topic_partitions_count > room:
         raise wrong_count("topic_partitions", topic_partitions_count)
     topic_partitions: list[TopicPartitions] | None = None
     if topic_partitions_count >= 0:
+        room -= topic_partitions_count
         topic_partitions = []
         for _ in range(topic_partitions_count):
             topic_id, partitions_count = _unpack_uB(data, at)
@@ -270,8 +278,9 @@ def _decode_request_1(data: memoryview, at: int) -> ConsumerGroupHeartbeatReques
             if partitions_count >= SHORT:
                 partitions_count, at = long_uvarint(data, at, partitions_count)
             partitions_count -= 1
-            if partitions_count < 0 or partitions_count * 4 > limit - at:
+            if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
                 raise wrong_count("partitions", partitions_count)
+            room -= partitions_count
             partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
             at += partitions_count * 4
             tag_count = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TRUNCATED,
@@ -61,10 +62,12 @@ class ConsumerProtocolSubscription(msgspec.Struct, gc=False):
 def _decode_assignment_0(data: memoryview, at: int) -> ConsumerProtocolAssignment:
     """Versions 0 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (assigned_partitions_count,) = _unpack_i(data, at)
     at += 4
-    if assigned_partitions_count < 0 or assigned_partitions_count * 6 > limit - at:
+    if assigned_partitions_count < 0 or assigned_partitions_count * 6 > limit - at or assigned_partitions_count > room:
         raise wrong_count("assigned_partitions", assigned_partitions_count)
+    room -= assigned_partitions_count
     assigned_partitions: list[TopicPartition] = []
     for _ in range(assigned_partitions_count):
         (topic_size,) = _unpack_h(data, at)
@@ -76,8 +79,9 @@ def _decode_assignment_0(data: memoryview, at: int) -> ConsumerProtocolAssignmen
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
         at += partitions_count * 4
         assigned_partitions.append(TopicPartition(topic=topic, partitions=partitions))
@@ -149,10 +153,12 @@ def encode_assignment(message: ConsumerProtocolAssignment, version: int) -> byte
 def _decode_subscription_0(data: memoryview, at: int) -> ConsumerProtocolSubscription:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 2 > limit - at:
+    if topics_count < 0 or topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[str] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -179,10 +185,12 @@ def _decode_subscription_0(data: memoryview, at: int) -> ConsumerProtocolSubscri
 def _decode_subscription_1(data: memoryview, at: int) -> ConsumerProtocolSubscription:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 2 > limit - at:
+    if topics_count < 0 or topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[str] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -202,8 +210,9 @@ def _decode_subscription_1(data: memoryview, at: int) -> ConsumerProtocolSubscri
         user_data, at = long_nullable_bytes(data, at, user_data_size)
     (owned_partitions_count,) = _unpack_i(data, at)
     at += 4
-    if owned_partitions_count < 0 or owned_partitions_count * 6 > limit - at:
+    if owned_partitions_count < 0 or owned_partitions_count * 6 > limit - at or owned_partitions_count > room:
         raise wrong_count("owned_partitions", owned_partitions_count)
+    room -= owned_partitions_count
     owned_partitions: list[TopicPartition] = []
     for _ in range(owned_partitions_count):
         (topic_size_2,) = _unpack_h(data, at)
@@ -215,8 +224,9 @@ def _decode_subscription_1(data: memoryview, at: int) -> ConsumerProtocolSubscri
             topic_2, at = long_string(data, at, topic_size_2)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
         at += partitions_count * 4
         owned_partitions.append(TopicPartition(topic=topic_2, partitions=partitions))
@@ -229,10 +239,12 @@ def _decode_subscription_1(data: memoryview, at: int) -> ConsumerProtocolSubscri
 def _decode_subscription_2(data: memoryview, at: int) -> ConsumerProtocolSubscription:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 2 > limit - at:
+    if topics_count < 0 or topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[str] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -252,8 +264,9 @@ def _decode_subscription_2(data: memoryview, at: int) -> ConsumerProtocolSubscri
         user_data, at = long_nullable_bytes(data, at, user_data_size)
     (owned_partitions_count,) = _unpack_i(data, at)
     at += 4
-    if owned_partitions_count < 0 or owned_partitions_count * 6 > limit - at:
+    if owned_partitions_count < 0 or owned_partitions_count * 6 > limit - at or owned_partitions_count > room:
         raise wrong_count("owned_partitions", owned_partitions_count)
+    room -= owned_partitions_count
     owned_partitions: list[TopicPartition] = []
     for _ in range(owned_partitions_count):
         (topic_size_2,) = _unpack_h(data, at)
@@ -265,8 +278,9 @@ def _decode_subscription_2(data: memoryview, at: int) -> ConsumerProtocolSubscri
             topic_2, at = long_string(data, at, topic_size_2)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
         at += partitions_count * 4
         owned_partitions.append(TopicPartition(topic=topic_2, partitions=partitions))
@@ -283,10 +297,12 @@ def _decode_subscription_2(data: memoryview, at: int) -> ConsumerProtocolSubscri
 def _decode_subscription_3(data: memoryview, at: int) -> ConsumerProtocolSubscription:
     """Version 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 2 > limit - at:
+    if topics_count < 0 or topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[str] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -306,8 +322,9 @@ def _decode_subscription_3(data: memoryview, at: int) -> ConsumerProtocolSubscri
         user_data, at = long_nullable_bytes(data, at, user_data_size)
     (owned_partitions_count,) = _unpack_i(data, at)
     at += 4
-    if owned_partitions_count < 0 or owned_partitions_count * 6 > limit - at:
+    if owned_partitions_count < 0 or owned_partitions_count * 6 > limit - at or owned_partitions_count > room:
         raise wrong_count("owned_partitions", owned_partitions_count)
+    room -= owned_partitions_count
     owned_partitions: list[TopicPartition] = []
     for _ in range(owned_partitions_count):
         (topic_size_2,) = _unpack_h(data, at)
@@ -319,8 +336,9 @@ def _decode_subscription_3(data: memoryview, at: int) -> ConsumerProtocolSubscri
             topic_2, at = long_string(data, at, topic_size_2)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
         at += partitions_count * 4
         owned_partitions.append(TopicPartition(topic=topic_2, partitions=partitions))

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -86,10 +87,12 @@ class CreateAclsResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> CreateAclsRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (creations_count,) = _unpack_i(data, at)
     at += 4
-    if creations_count < 0 or creations_count * 10 > limit - at:
+    if creations_count < 0 or creations_count * 10 > limit - at or creations_count > room:
         raise wrong_count("creations", creations_count)
+    room -= creations_count
     creations: list[AclCreation] = []
     for _ in range(creations_count):
         resource_type, resource_name_size = _unpack_bh(data, at)
@@ -135,13 +138,15 @@ def _decode_request_1(data: memoryview, at: int) -> CreateAclsRequest:
 def _decode_request_2(data: memoryview, at: int) -> CreateAclsRequest:
     """Versions 2 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     creations_count = data[at]
     at += 1
     if creations_count >= SHORT:
         creations_count, at = long_uvarint(data, at, creations_count)
     creations_count -= 1
-    if creations_count < 0 or creations_count * 8 > limit - at:
+    if creations_count < 0 or creations_count * 8 > limit - at or creations_count > room:
         raise wrong_count("creations", creations_count)
+    room -= creations_count
     creations: list[AclCreation] = []
     for _ in range(creations_count):
         resource_type, resource_name_size = _unpack_bB(data, at)

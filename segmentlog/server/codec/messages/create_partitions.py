@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -92,10 +93,12 @@ class CreatePartitionsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> CreatePartitionsRequest:
     """Versions 0 to 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 10 > limit - at:
+    if topics_count < 0 or topics_count * 10 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[CreatePartitionsTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -107,16 +110,18 @@ def _decode_request_0(data: memoryview, at: int) -> CreatePartitionsRequest:
             name, at = long_string(data, at, name_size)
         count, assignments_count = _unpack_ii(data, at)
         at += 8
-        if assignments_count * 4 > limit - at:
+        if assignments_count * 4 > limit - at or assignments_count > room:
             raise wrong_count("assignments", assignments_count)
         assignments: list[CreatePartitionsAssignment] | None = None
         if assignments_count >= 0:
+            room -= assignments_count
             assignments = []
             for _ in range(assignments_count):
                 (broker_ids_count,) = _unpack_i(data, at)
                 at += 4
-                if broker_ids_count < 0 or broker_ids_count * 4 > limit - at:
+                if broker_ids_count < 0 or broker_ids_count * 4 > limit - at or broker_ids_count > room:
                     raise wrong_count("broker_ids", broker_ids_count)
+                room -= broker_ids_count
                 broker_ids: list[int] = list(unpack_from(f">{broker_ids_count}i", data, at))
                 at += broker_ids_count * 4
                 assignments.append(CreatePartitionsAssignment(broker_ids=broker_ids))
@@ -132,13 +137,15 @@ def _decode_request_0(data: memoryview, at: int) -> CreatePartitionsRequest:
 def _decode_request_2(data: memoryview, at: int) -> CreatePartitionsRequest:
     """Versions 2 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 7 > limit - at:
+    if topics_count < 0 or topics_count * 7 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[CreatePartitionsTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -153,10 +160,11 @@ def _decode_request_2(data: memoryview, at: int) -> CreatePartitionsRequest:
         if assignments_count >= SHORT:
             assignments_count, at = long_uvarint(data, at, assignments_count)
         assignments_count -= 1
-        if assignments_count * 2 > limit - at:
+        if assignments_count * 2 > limit - at or assignments_count > room:
             raise wrong_count("assignments", assignments_count)
         assignments: list[CreatePartitionsAssignment] | None = None
         if assignments_count >= 0:
+            room -= assignments_count
             assignments = []
             for _ in range(assignments_count):
                 broker_ids_count = data[at]
@@ -164,8 +172,9 @@ def _decode_request_2(data: memoryview, at: int) -> CreatePartitionsRequest:
                 if broker_ids_count >= SHORT:
                     broker_ids_count, at = long_uvarint(data, at, broker_ids_count)
                 broker_ids_count -= 1
-                if broker_ids_count < 0 or broker_ids_count * 4 > limit - at:
+                if broker_ids_count < 0 or broker_ids_count * 4 > limit - at or broker_ids_count > room:
                     raise wrong_count("broker_ids", broker_ids_count)
+                room -= broker_ids_count
                 broker_ids: list[int] = list(unpack_from(f">{broker_ids_count}i", data, at))
                 at += broker_ids_count * 4
                 tag_count = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -134,10 +135,12 @@ class CreateTopicsResponse(msgspec.Struct, gc=False):
 def _decode_request_2(data: memoryview, at: int) -> CreateTopicsRequest:
     """Versions 2 to 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 16 > limit - at:
+    if topics_count < 0 or topics_count * 16 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[CreatableTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -149,21 +152,24 @@ def _decode_request_2(data: memoryview, at: int) -> CreateTopicsRequest:
             name, at = long_string(data, at, name_size)
         num_partitions, replication_factor, assignments_count = _unpack_ihi(data, at)
         at += 10
-        if assignments_count < 0 or assignments_count * 8 > limit - at:
+        if assignments_count < 0 or assignments_count * 8 > limit - at or assignments_count > room:
             raise wrong_count("assignments", assignments_count)
+        room -= assignments_count
         assignments: list[CreatableReplicaAssignment] = []
         for _ in range(assignments_count):
             partition_index, broker_ids_count = _unpack_ii(data, at)
             at += 8
-            if broker_ids_count < 0 or broker_ids_count * 4 > limit - at:
+            if broker_ids_count < 0 or broker_ids_count * 4 > limit - at or broker_ids_count > room:
                 raise wrong_count("broker_ids", broker_ids_count)
+            room -= broker_ids_count
             broker_ids: list[int] = list(unpack_from(f">{broker_ids_count}i", data, at))
             at += broker_ids_count * 4
             assignments.append(CreatableReplicaAssignment(partition_index=partition_index, broker_ids=broker_ids))
         (configs_count,) = _unpack_i(data, at)
         at += 4
-        if configs_count < 0 or configs_count * 4 > limit - at:
+        if configs_count < 0 or configs_count * 4 > limit - at or configs_count > room:
             raise wrong_count("configs", configs_count)
+        room -= configs_count
         configs: list[CreatableTopicConfig] = []
         for _ in range(configs_count):
             (name_size_2,) = _unpack_h(data, at)
@@ -201,13 +207,15 @@ def _decode_request_2(data: memoryview, at: int) -> CreateTopicsRequest:
 def _decode_request_5(data: memoryview, at: int) -> CreateTopicsRequest:
     """Versions 5 to 7."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 10 > limit - at:
+    if topics_count < 0 or topics_count * 10 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[CreatableTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -222,8 +230,9 @@ def _decode_request_5(data: memoryview, at: int) -> CreateTopicsRequest:
         if assignments_count >= SHORT:
             assignments_count, at = long_uvarint(data, at, assignments_count)
         assignments_count -= 1
-        if assignments_count < 0 or assignments_count * 6 > limit - at:
+        if assignments_count < 0 or assignments_count * 6 > limit - at or assignments_count > room:
             raise wrong_count("assignments", assignments_count)
+        room -= assignments_count
         assignments: list[CreatableReplicaAssignment] = []
         for _ in range(assignments_count):
             partition_index, broker_ids_count = _unpack_iB(data, at)
@@ -231,8 +240,9 @@ def _decode_request_5(data: memoryview, at: int) -> CreateTopicsRequest:
             if broker_ids_count >= SHORT:
                 broker_ids_count, at = long_uvarint(data, at, broker_ids_count)
             broker_ids_count -= 1
-            if broker_ids_count < 0 or broker_ids_count * 4 > limit - at:
+            if broker_ids_count < 0 or broker_ids_count * 4 > limit - at or broker_ids_count > room:
                 raise wrong_count("broker_ids", broker_ids_count)
+            room -= broker_ids_count
             broker_ids: list[int] = list(unpack_from(f">{broker_ids_count}i", data, at))
             at += broker_ids_count * 4
             tag_count = data[at]
@@ -245,8 +255,9 @@ def _decode_request_5(data: memoryview, at: int) -> CreateTopicsRequest:
         if configs_count >= SHORT:
             configs_count, at = long_uvarint(data, at, configs_count)
         configs_count -= 1
-        if configs_count < 0 or configs_count * 3 > limit - at:
+        if configs_count < 0 or configs_count * 3 > limit - at or configs_count > room:
             raise wrong_count("configs", configs_count)
+        room -= configs_count
         configs: list[CreatableTopicConfig] = []
         for _ in range(configs_count):
             name_size_2 = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -107,10 +108,12 @@ class DeleteAclsResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> DeleteAclsRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (filters_count,) = _unpack_i(data, at)
     at += 4
-    if filters_count < 0 or filters_count * 10 > limit - at:
+    if filters_count < 0 or filters_count * 10 > limit - at or filters_count > room:
         raise wrong_count("filters", filters_count)
+    room -= filters_count
     filters: list[DeleteAclsFilter] = []
     for _ in range(filters_count):
         resource_type_filter, resource_name_filter_size = _unpack_bh(data, at)
@@ -156,13 +159,15 @@ def _decode_request_1(data: memoryview, at: int) -> DeleteAclsRequest:
 def _decode_request_2(data: memoryview, at: int) -> DeleteAclsRequest:
     """Versions 2 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     filters_count = data[at]
     at += 1
     if filters_count >= SHORT:
         filters_count, at = long_uvarint(data, at, filters_count)
     filters_count -= 1
-    if filters_count < 0 or filters_count * 8 > limit - at:
+    if filters_count < 0 or filters_count * 8 > limit - at or filters_count > room:
         raise wrong_count("filters", filters_count)
+    room -= filters_count
     filters: list[DeleteAclsFilter] = []
     for _ in range(filters_count):
         resource_type_filter, resource_name_filter_size = _unpack_bB(data, at)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -68,10 +69,12 @@ class DeleteGroupsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> DeleteGroupsRequest:
     """Versions 0 to 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (groups_names_count,) = _unpack_i(data, at)
     at += 4
-    if groups_names_count < 0 or groups_names_count * 2 > limit - at:
+    if groups_names_count < 0 or groups_names_count * 2 > limit - at or groups_names_count > room:
         raise wrong_count("groups_names", groups_names_count)
+    room -= groups_names_count
     groups_names: list[str] = []
     for _ in range(groups_names_count):
         (groups_name_size,) = _unpack_h(data, at)
@@ -91,13 +94,15 @@ def _decode_request_0(data: memoryview, at: int) -> DeleteGroupsRequest:
 def _decode_request_2(data: memoryview, at: int) -> DeleteGroupsRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     groups_names_count = data[at]
     at += 1
     if groups_names_count >= SHORT:
         groups_names_count, at = long_uvarint(data, at, groups_names_count)
     groups_names_count -= 1
-    if groups_names_count < 0 or groups_names_count > limit - at:
+    if groups_names_count < 0 or groups_names_count > limit - at or groups_names_count > room:
         raise wrong_count("groups_names", groups_names_count)
+    room -= groups_names_count
     groups_names: list[str] = []
     for _ in range(groups_names_count):
         groups_name_size = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -99,10 +100,12 @@ class DeleteRecordsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> DeleteRecordsRequest:
     """Versions 0 to 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[DeleteRecordsTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -114,8 +117,9 @@ def _decode_request_0(data: memoryview, at: int) -> DeleteRecordsRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 12 > limit - at:
+        if partitions_count < 0 or partitions_count * 12 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 12
         partitions: list[DeleteRecordsPartition] = [
             DeleteRecordsPartition(partition_index=partition_index, offset=offset)
@@ -134,13 +138,15 @@ def _decode_request_0(data: memoryview, at: int) -> DeleteRecordsRequest:
 def _decode_request_2(data: memoryview, at: int) -> DeleteRecordsRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[DeleteRecordsTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -155,8 +161,9 @@ def _decode_request_2(data: memoryview, at: int) -> DeleteRecordsRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 13 > limit - at:
+        if partitions_count < 0 or partitions_count * 13 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[DeleteRecordsPartition] = []
         for _ in range(partitions_count):
             partition_index, offset, tag_count = _unpack_iqB(data, at)

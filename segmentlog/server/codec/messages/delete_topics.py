@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -92,10 +93,12 @@ class DeleteTopicsResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> DeleteTopicsRequest:
     """Versions 1 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topic_names_count,) = _unpack_i(data, at)
     at += 4
-    if topic_names_count < 0 or topic_names_count * 2 > limit - at:
+    if topic_names_count < 0 or topic_names_count * 2 > limit - at or topic_names_count > room:
         raise wrong_count("topic_names", topic_names_count)
+    room -= topic_names_count
     topic_names: list[str] = []
     for _ in range(topic_names_count):
         (topic_name_size,) = _unpack_h(data, at)
@@ -117,13 +120,15 @@ def _decode_request_1(data: memoryview, at: int) -> DeleteTopicsRequest:
 def _decode_request_4(data: memoryview, at: int) -> DeleteTopicsRequest:
     """Versions 4 to 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topic_names_count = data[at]
     at += 1
     if topic_names_count >= SHORT:
         topic_names_count, at = long_uvarint(data, at, topic_names_count)
     topic_names_count -= 1
-    if topic_names_count < 0 or topic_names_count > limit - at:
+    if topic_names_count < 0 or topic_names_count > limit - at or topic_names_count > room:
         raise wrong_count("topic_names", topic_names_count)
+    room -= topic_names_count
     topic_names: list[str] = []
     for _ in range(topic_names_count):
         topic_name_size = data[at]
@@ -147,13 +152,15 @@ def _decode_request_4(data: memoryview, at: int) -> DeleteTopicsRequest:
 def _decode_request_6(data: memoryview, at: int) -> DeleteTopicsRequest:
     """Version 6."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 18 > limit - at:
+    if topics_count < 0 or topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[DeleteTopicState] = []
     for _ in range(topics_count):
         name_size = data[at]

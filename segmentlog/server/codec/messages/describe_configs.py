@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -125,10 +126,12 @@ class DescribeConfigsResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> DescribeConfigsRequest:
     """Versions 1 to 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (resources_count,) = _unpack_i(data, at)
     at += 4
-    if resources_count < 0 or resources_count * 7 > limit - at:
+    if resources_count < 0 or resources_count * 7 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[DescribeConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bh(data, at)
@@ -140,10 +143,11 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeConfigsRequest:
             resource_name, at = long_string(data, at, resource_name_size)
         (configuration_keys_count,) = _unpack_i(data, at)
         at += 4
-        if configuration_keys_count * 2 > limit - at:
+        if configuration_keys_count * 2 > limit - at or configuration_keys_count > room:
             raise wrong_count("configuration_keys", configuration_keys_count)
         configuration_keys: list[str] | None = None
         if configuration_keys_count >= 0:
+            room -= configuration_keys_count
             configuration_keys = []
             for _ in range(configuration_keys_count):
                 (configuration_key_size,) = _unpack_h(data, at)
@@ -170,10 +174,12 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeConfigsRequest:
 def _decode_request_3(data: memoryview, at: int) -> DescribeConfigsRequest:
     """Version 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (resources_count,) = _unpack_i(data, at)
     at += 4
-    if resources_count < 0 or resources_count * 7 > limit - at:
+    if resources_count < 0 or resources_count * 7 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[DescribeConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bh(data, at)
@@ -185,10 +191,11 @@ def _decode_request_3(data: memoryview, at: int) -> DescribeConfigsRequest:
             resource_name, at = long_string(data, at, resource_name_size)
         (configuration_keys_count,) = _unpack_i(data, at)
         at += 4
-        if configuration_keys_count * 2 > limit - at:
+        if configuration_keys_count * 2 > limit - at or configuration_keys_count > room:
             raise wrong_count("configuration_keys", configuration_keys_count)
         configuration_keys: list[str] | None = None
         if configuration_keys_count >= 0:
+            room -= configuration_keys_count
             configuration_keys = []
             for _ in range(configuration_keys_count):
                 (configuration_key_size,) = _unpack_h(data, at)
@@ -217,13 +224,15 @@ def _decode_request_3(data: memoryview, at: int) -> DescribeConfigsRequest:
 def _decode_request_4(data: memoryview, at: int) -> DescribeConfigsRequest:
     """Version 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     resources_count = data[at]
     at += 1
     if resources_count >= SHORT:
         resources_count, at = long_uvarint(data, at, resources_count)
     resources_count -= 1
-    if resources_count < 0 or resources_count * 4 > limit - at:
+    if resources_count < 0 or resources_count * 4 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[DescribeConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bB(data, at)
@@ -238,10 +247,11 @@ def _decode_request_4(data: memoryview, at: int) -> DescribeConfigsRequest:
         if configuration_keys_count >= SHORT:
             configuration_keys_count, at = long_uvarint(data, at, configuration_keys_count)
         configuration_keys_count -= 1
-        if configuration_keys_count > limit - at:
+        if configuration_keys_count > limit - at or configuration_keys_count > room:
             raise wrong_count("configuration_keys", configuration_keys_count)
         configuration_keys: list[str] | None = None
         if configuration_keys_count >= 0:
+            room -= configuration_keys_count
             configuration_keys = []
             for _ in range(configuration_keys_count):
                 configuration_key_size = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -97,10 +98,12 @@ class DescribeGroupsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> DescribeGroupsRequest:
     """Versions 0 to 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (groups_count,) = _unpack_i(data, at)
     at += 4
-    if groups_count < 0 or groups_count * 2 > limit - at:
+    if groups_count < 0 or groups_count * 2 > limit - at or groups_count > room:
         raise wrong_count("groups", groups_count)
+    room -= groups_count
     groups: list[str] = []
     for _ in range(groups_count):
         (group_size,) = _unpack_h(data, at)
@@ -120,10 +123,12 @@ def _decode_request_0(data: memoryview, at: int) -> DescribeGroupsRequest:
 def _decode_request_3(data: memoryview, at: int) -> DescribeGroupsRequest:
     """Versions 3 to 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (groups_count,) = _unpack_i(data, at)
     at += 4
-    if groups_count < 0 or groups_count * 2 > limit - at:
+    if groups_count < 0 or groups_count * 2 > limit - at or groups_count > room:
         raise wrong_count("groups", groups_count)
+    room -= groups_count
     groups: list[str] = []
     for _ in range(groups_count):
         (group_size,) = _unpack_h(data, at)
@@ -145,13 +150,15 @@ def _decode_request_3(data: memoryview, at: int) -> DescribeGroupsRequest:
 def _decode_request_5(data: memoryview, at: int) -> DescribeGroupsRequest:
     """Versions 5 to 6."""
     limit = len(data)
+    room = ELEMENTS_MAX
     groups_count = data[at]
     at += 1
     if groups_count >= SHORT:
         groups_count, at = long_uvarint(data, at, groups_count)
     groups_count -= 1
-    if groups_count < 0 or groups_count > limit - at:
+    if groups_count < 0 or groups_count > limit - at or groups_count > room:
         raise wrong_count("groups", groups_count)
+    room -= groups_count
     groups: list[str] = []
     for _ in range(groups_count):
         group_size = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -107,12 +108,14 @@ class DescribeLogDirsResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> DescribeLogDirsRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count * 6 > limit - at:
+    if topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[DescribableLogDirTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             (topic_size,) = _unpack_h(data, at)
@@ -124,8 +127,9 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeLogDirsRequest:
                 topic, at = long_string(data, at, topic_size)
             (partitions_count,) = _unpack_i(data, at)
             at += 4
-            if partitions_count < 0 or partitions_count * 4 > limit - at:
+            if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
                 raise wrong_count("partitions", partitions_count)
+            room -= partitions_count
             partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
             at += partitions_count * 4
             topics.append(DescribableLogDirTopic(topic=topic, partitions=partitions))
@@ -138,15 +142,17 @@ def _decode_request_1(data: memoryview, at: int) -> DescribeLogDirsRequest:
 def _decode_request_2(data: memoryview, at: int) -> DescribeLogDirsRequest:
     """Versions 2 to 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 3 > limit - at:
+    if topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[DescribableLogDirTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             topic_size = data[at]
@@ -161,8 +167,9 @@ def _decode_request_2(data: memoryview, at: int) -> DescribeLogDirsRequest:
             if partitions_count >= SHORT:
                 partitions_count, at = long_uvarint(data, at, partitions_count)
             partitions_count -= 1
-            if partitions_count < 0 or partitions_count * 4 > limit - at:
+            if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
                 raise wrong_count("partitions", partitions_count)
+            room -= partitions_count
             partitions: list[int] = list(unpack_from(f">{partitions_count}i", data, at))
             at += partitions_count * 4
             tag_count = data[at]

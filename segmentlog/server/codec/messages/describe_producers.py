@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -91,13 +92,15 @@ class DescribeProducersResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> DescribeProducersRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[TopicRequest] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -112,8 +115,9 @@ def _decode_request_0(data: memoryview, at: int) -> DescribeProducersRequest:
         if partition_indexes_count >= SHORT:
             partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
         partition_indexes_count -= 1
-        if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+        if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at or partition_indexes_count > room:
             raise wrong_count("partition_indexes", partition_indexes_count)
+        room -= partition_indexes_count
         partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
         at += partition_indexes_count * 4
         tag_count = data[at]

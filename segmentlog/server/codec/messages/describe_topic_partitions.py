@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -109,13 +110,15 @@ class DescribeTopicPartitionsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> DescribeTopicPartitionsRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 2 > limit - at:
+    if topics_count < 0 or topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[TopicRequest] = []
     for _ in range(topics_count):
         name_size = data[at]

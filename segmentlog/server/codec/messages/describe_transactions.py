@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -77,13 +78,15 @@ class DescribeTransactionsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> DescribeTransactionsRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     transactional_ids_count = data[at]
     at += 1
     if transactional_ids_count >= SHORT:
         transactional_ids_count, at = long_uvarint(data, at, transactional_ids_count)
     transactional_ids_count -= 1
-    if transactional_ids_count < 0 or transactional_ids_count > limit - at:
+    if transactional_ids_count < 0 or transactional_ids_count > limit - at or transactional_ids_count > room:
         raise wrong_count("transactional_ids", transactional_ids_count)
+    room -= transactional_ids_count
     transactional_ids: list[str] = []
     for _ in range(transactional_ids_count):
         transactional_id_size = data[at]

@@ -13,6 +13,7 @@ import msgspec
 
 from segmentlog.server.codec.primitives import (
     BUFFER_TYPES,
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -224,10 +225,12 @@ class FetchResponse(msgspec.Struct, gc=False):
 def _decode_request_4(data: memoryview, at: int) -> FetchRequest:
     """Version 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, topics_count = _unpack_iiiibi(data, at)
     at += 21
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -239,8 +242,9 @@ def _decode_request_4(data: memoryview, at: int) -> FetchRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 16 > limit - at:
+        if partitions_count < 0 or partitions_count * 16 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 16
         partitions: list[FetchPartition] = [
             FetchPartition(partition=partition, fetch_offset=fetch_offset, partition_max_bytes=partition_max_bytes)
@@ -264,10 +268,12 @@ def _decode_request_4(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_5(data: memoryview, at: int) -> FetchRequest:
     """Versions 5 to 6."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, topics_count = _unpack_iiiibi(data, at)
     at += 21
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -279,8 +285,9 @@ def _decode_request_5(data: memoryview, at: int) -> FetchRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 24 > limit - at:
+        if partitions_count < 0 or partitions_count * 24 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 24
         partitions: list[FetchPartition] = [
             FetchPartition(
@@ -309,12 +316,14 @@ def _decode_request_5(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
     """Versions 7 to 8."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiii(data, at)
     )
     at += 29
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -326,8 +335,9 @@ def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 24 > limit - at:
+        if partitions_count < 0 or partitions_count * 24 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 24
         partitions: list[FetchPartition] = [
             FetchPartition(
@@ -342,8 +352,13 @@ def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
         topics.append(FetchTopic(topic=topic, partitions=partitions))
     (forgotten_topics_data_count,) = _unpack_i(data, at)
     at += 4
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 6 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 6 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         (topic_size_2,) = _unpack_h(data, at)
@@ -355,8 +370,9 @@ def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
             topic_2, at = long_string(data, at, topic_size_2)
         (partitions_count_2,) = _unpack_i(data, at)
         at += 4
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         forgotten_topics_data.append(ForgottenTopic(topic=topic_2, partitions=partitions_2))
@@ -379,12 +395,14 @@ def _decode_request_7(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
     """Versions 9 to 10."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiii(data, at)
     )
     at += 29
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -396,8 +414,9 @@ def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 28 > limit - at:
+        if partitions_count < 0 or partitions_count * 28 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 28
         partitions: list[FetchPartition] = [
             FetchPartition(
@@ -415,8 +434,13 @@ def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
         topics.append(FetchTopic(topic=topic, partitions=partitions))
     (forgotten_topics_data_count,) = _unpack_i(data, at)
     at += 4
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 6 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 6 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         (topic_size_2,) = _unpack_h(data, at)
@@ -428,8 +452,9 @@ def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
             topic_2, at = long_string(data, at, topic_size_2)
         (partitions_count_2,) = _unpack_i(data, at)
         at += 4
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         forgotten_topics_data.append(ForgottenTopic(topic=topic_2, partitions=partitions_2))
@@ -452,12 +477,14 @@ def _decode_request_9(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
     """Version 11."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiii(data, at)
     )
     at += 29
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -469,8 +496,9 @@ def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 28 > limit - at:
+        if partitions_count < 0 or partitions_count * 28 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 28
         partitions: list[FetchPartition] = [
             FetchPartition(
@@ -488,8 +516,13 @@ def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
         topics.append(FetchTopic(topic=topic, partitions=partitions))
     (forgotten_topics_data_count,) = _unpack_i(data, at)
     at += 4
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 6 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 6 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         (topic_size_2,) = _unpack_h(data, at)
@@ -501,8 +534,9 @@ def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
             topic_2, at = long_string(data, at, topic_size_2)
         (partitions_count_2,) = _unpack_i(data, at)
         at += 4
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         forgotten_topics_data.append(ForgottenTopic(topic=topic_2, partitions=partitions_2))
@@ -533,6 +567,7 @@ def _decode_request_11(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
     """Version 12."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiiB(data, at)
     )
@@ -540,8 +575,9 @@ def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         topic_size = data[at]
@@ -556,8 +592,9 @@ def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 33 > limit - at:
+        if partitions_count < 0 or partitions_count * 33 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[FetchPartition] = []
         for _ in range(partitions_count):
             (
@@ -592,8 +629,13 @@ def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
     if forgotten_topics_data_count >= SHORT:
         forgotten_topics_data_count, at = long_uvarint(data, at, forgotten_topics_data_count)
     forgotten_topics_data_count -= 1
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 3 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 3 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         topic_size_2 = data[at]
@@ -608,8 +650,9 @@ def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
         if partitions_count_2 >= SHORT:
             partitions_count_2, at = long_uvarint(data, at, partitions_count_2)
         partitions_count_2 -= 1
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         tag_count_3 = data[at]
@@ -665,6 +708,7 @@ def _decode_request_12(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
     """Versions 13 to 14."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = (
         _unpack_iiiibiiB(data, at)
     )
@@ -672,8 +716,9 @@ def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 18 > limit - at:
+    if topics_count < 0 or topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         topic_id, partitions_count = _unpack_uB(data, at)
@@ -681,8 +726,9 @@ def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 33 > limit - at:
+        if partitions_count < 0 or partitions_count * 33 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[FetchPartition] = []
         for _ in range(partitions_count):
             (
@@ -717,8 +763,13 @@ def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
     if forgotten_topics_data_count >= SHORT:
         forgotten_topics_data_count, at = long_uvarint(data, at, forgotten_topics_data_count)
     forgotten_topics_data_count -= 1
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 18 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 18 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         topic_id_2, partitions_count_2 = _unpack_uB(data, at)
@@ -726,8 +777,9 @@ def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
         if partitions_count_2 >= SHORT:
             partitions_count_2, at = long_uvarint(data, at, partitions_count_2)
         partitions_count_2 -= 1
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         tag_count_3 = data[at]
@@ -783,6 +835,7 @@ def _decode_request_13(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
     """Versions 15 to 16."""
     limit = len(data)
+    room = ELEMENTS_MAX
     max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = _unpack_iiibiiB(
         data, at
     )
@@ -790,8 +843,9 @@ def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 18 > limit - at:
+    if topics_count < 0 or topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         topic_id, partitions_count = _unpack_uB(data, at)
@@ -799,8 +853,9 @@ def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 33 > limit - at:
+        if partitions_count < 0 or partitions_count * 33 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[FetchPartition] = []
         for _ in range(partitions_count):
             (
@@ -835,8 +890,13 @@ def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
     if forgotten_topics_data_count >= SHORT:
         forgotten_topics_data_count, at = long_uvarint(data, at, forgotten_topics_data_count)
     forgotten_topics_data_count -= 1
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 18 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 18 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         topic_id_2, partitions_count_2 = _unpack_uB(data, at)
@@ -844,8 +904,9 @@ def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
         if partitions_count_2 >= SHORT:
             partitions_count_2, at = long_uvarint(data, at, partitions_count_2)
         partitions_count_2 -= 1
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         tag_count_3 = data[at]
@@ -910,6 +971,7 @@ def _decode_request_15(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
     """Version 17."""
     limit = len(data)
+    room = ELEMENTS_MAX
     max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = _unpack_iiibiiB(
         data, at
     )
@@ -917,8 +979,9 @@ def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 18 > limit - at:
+    if topics_count < 0 or topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         topic_id, partitions_count = _unpack_uB(data, at)
@@ -926,8 +989,9 @@ def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 33 > limit - at:
+        if partitions_count < 0 or partitions_count * 33 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[FetchPartition] = []
         for _ in range(partitions_count):
             (
@@ -974,8 +1038,13 @@ def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
     if forgotten_topics_data_count >= SHORT:
         forgotten_topics_data_count, at = long_uvarint(data, at, forgotten_topics_data_count)
     forgotten_topics_data_count -= 1
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 18 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 18 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         topic_id_2, partitions_count_2 = _unpack_uB(data, at)
@@ -983,8 +1052,9 @@ def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
         if partitions_count_2 >= SHORT:
             partitions_count_2, at = long_uvarint(data, at, partitions_count_2)
         partitions_count_2 -= 1
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         tag_count_3 = data[at]
@@ -1049,6 +1119,7 @@ def _decode_request_17(data: memoryview, at: int) -> FetchRequest:
 def _decode_request_18(data: memoryview, at: int) -> FetchRequest:
     """Version 18."""
     limit = len(data)
+    room = ELEMENTS_MAX
     max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics_count = _unpack_iiibiiB(
         data, at
     )
@@ -1056,8 +1127,9 @@ def _decode_request_18(data: memoryview, at: int) -> FetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 18 > limit - at:
+    if topics_count < 0 or topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[FetchTopic] = []
     for _ in range(topics_count):
         topic_id, partitions_count = _unpack_uB(data, at)
@@ -1065,8 +1137,9 @@ def _decode_request_18(data: memoryview, at: int) -> FetchRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 33 > limit - at:
+        if partitions_count < 0 or partitions_count * 33 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[FetchPartition] = []
         for _ in range(partitions_count):
             (
@@ -1121,8 +1194,13 @@ def _decode_request_18(data: memoryview, at: int) -> FetchRequest:
     if forgotten_topics_data_count >= SHORT:
         forgotten_topics_data_count, at = long_uvarint(data, at, forgotten_topics_data_count)
     forgotten_topics_data_count -= 1
-    if forgotten_topics_data_count < 0 or forgotten_topics_data_count * 18 > limit - at:
+    if (
+        forgotten_topics_data_count < 0
+        or forgotten_topics_data_count * 18 > limit - at
+        or forgotten_topics_data_count > room
+    ):
         raise wrong_count("forgotten_topics_data", forgotten_topics_data_count)
+    room -= forgotten_topics_data_count
     forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(forgotten_topics_data_count):
         topic_id_2, partitions_count_2 = _unpack_uB(data, at)
@@ -1130,8 +1208,9 @@ def _decode_request_18(data: memoryview, at: int) -> FetchRequest:
         if partitions_count_2 >= SHORT:
             partitions_count_2, at = long_uvarint(data, at, partitions_count_2)
         partitions_count_2 -= 1
-        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at:
+        if partitions_count_2 < 0 or partitions_count_2 * 4 > limit - at or partitions_count_2 > room:
             raise wrong_count("partitions", partitions_count_2)
+        room -= partitions_count_2
         partitions_2: list[int] = list(unpack_from(f">{partitions_count_2}i", data, at))
         at += partitions_count_2 * 4
         tag_count_3 = data[at]

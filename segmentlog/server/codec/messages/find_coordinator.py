@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -143,13 +144,15 @@ def _decode_request_3(data: memoryview, at: int) -> FindCoordinatorRequest:
 def _decode_request_4(data: memoryview, at: int) -> FindCoordinatorRequest:
     """Versions 4 to 6."""
     limit = len(data)
+    room = ELEMENTS_MAX
     key_type, coordinator_keys_count = _unpack_bB(data, at)
     at += 2
     if coordinator_keys_count >= SHORT:
         coordinator_keys_count, at = long_uvarint(data, at, coordinator_keys_count)
     coordinator_keys_count -= 1
-    if coordinator_keys_count < 0 or coordinator_keys_count > limit - at:
+    if coordinator_keys_count < 0 or coordinator_keys_count > limit - at or coordinator_keys_count > room:
         raise wrong_count("coordinator_keys", coordinator_keys_count)
+    room -= coordinator_keys_count
     coordinator_keys: list[str] = []
     for _ in range(coordinator_keys_count):
         coordinator_key_size = data[at]

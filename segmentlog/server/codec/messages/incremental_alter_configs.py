@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -100,10 +101,12 @@ class IncrementalAlterConfigsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> IncrementalAlterConfigsRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (resources_count,) = _unpack_i(data, at)
     at += 4
-    if resources_count < 0 or resources_count * 7 > limit - at:
+    if resources_count < 0 or resources_count * 7 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[AlterConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bh(data, at)
@@ -115,8 +118,9 @@ def _decode_request_0(data: memoryview, at: int) -> IncrementalAlterConfigsReque
             resource_name, at = long_string(data, at, resource_name_size)
         (configs_count,) = _unpack_i(data, at)
         at += 4
-        if configs_count < 0 or configs_count * 5 > limit - at:
+        if configs_count < 0 or configs_count * 5 > limit - at or configs_count > room:
             raise wrong_count("configs", configs_count)
+        room -= configs_count
         configs: list[AlterableConfig] = []
         for _ in range(configs_count):
             (name_size,) = _unpack_h(data, at)
@@ -148,13 +152,15 @@ def _decode_request_0(data: memoryview, at: int) -> IncrementalAlterConfigsReque
 def _decode_request_1(data: memoryview, at: int) -> IncrementalAlterConfigsRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     resources_count = data[at]
     at += 1
     if resources_count >= SHORT:
         resources_count, at = long_uvarint(data, at, resources_count)
     resources_count -= 1
-    if resources_count < 0 or resources_count * 4 > limit - at:
+    if resources_count < 0 or resources_count * 4 > limit - at or resources_count > room:
         raise wrong_count("resources", resources_count)
+    room -= resources_count
     resources: list[AlterConfigsResource] = []
     for _ in range(resources_count):
         resource_type, resource_name_size = _unpack_bB(data, at)
@@ -169,8 +175,9 @@ def _decode_request_1(data: memoryview, at: int) -> IncrementalAlterConfigsReque
         if configs_count >= SHORT:
             configs_count, at = long_uvarint(data, at, configs_count)
         configs_count -= 1
-        if configs_count < 0 or configs_count * 4 > limit - at:
+        if configs_count < 0 or configs_count * 4 > limit - at or configs_count > room:
             raise wrong_count("configs", configs_count)
+        room -= configs_count
         configs: list[AlterableConfig] = []
         for _ in range(configs_count):
             name_size = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -110,6 +111,7 @@ class JoinGroupResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> JoinGroupRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -133,8 +135,9 @@ def _decode_request_0(data: memoryview, at: int) -> JoinGroupRequest:
         protocol_type, at = long_string(data, at, protocol_type_size)
     (protocols_count,) = _unpack_i(data, at)
     at += 4
-    if protocols_count < 0 or protocols_count * 6 > limit - at:
+    if protocols_count < 0 or protocols_count * 6 > limit - at or protocols_count > room:
         raise wrong_count("protocols", protocols_count)
+    room -= protocols_count
     protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(protocols_count):
         (name_size,) = _unpack_h(data, at)
@@ -167,6 +170,7 @@ def _decode_request_0(data: memoryview, at: int) -> JoinGroupRequest:
 def _decode_request_1(data: memoryview, at: int) -> JoinGroupRequest:
     """Versions 1 to 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -190,8 +194,9 @@ def _decode_request_1(data: memoryview, at: int) -> JoinGroupRequest:
         protocol_type, at = long_string(data, at, protocol_type_size)
     (protocols_count,) = _unpack_i(data, at)
     at += 4
-    if protocols_count < 0 or protocols_count * 6 > limit - at:
+    if protocols_count < 0 or protocols_count * 6 > limit - at or protocols_count > room:
         raise wrong_count("protocols", protocols_count)
+    room -= protocols_count
     protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(protocols_count):
         (name_size,) = _unpack_h(data, at)
@@ -225,6 +230,7 @@ def _decode_request_1(data: memoryview, at: int) -> JoinGroupRequest:
 def _decode_request_5(data: memoryview, at: int) -> JoinGroupRequest:
     """Version 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -255,8 +261,9 @@ def _decode_request_5(data: memoryview, at: int) -> JoinGroupRequest:
         protocol_type, at = long_string(data, at, protocol_type_size)
     (protocols_count,) = _unpack_i(data, at)
     at += 4
-    if protocols_count < 0 or protocols_count * 6 > limit - at:
+    if protocols_count < 0 or protocols_count * 6 > limit - at or protocols_count > room:
         raise wrong_count("protocols", protocols_count)
+    room -= protocols_count
     protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(protocols_count):
         (name_size,) = _unpack_h(data, at)
@@ -291,6 +298,7 @@ def _decode_request_5(data: memoryview, at: int) -> JoinGroupRequest:
 def _decode_request_6(data: memoryview, at: int) -> JoinGroupRequest:
     """Versions 6 to 7."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -324,8 +332,9 @@ def _decode_request_6(data: memoryview, at: int) -> JoinGroupRequest:
     if protocols_count >= SHORT:
         protocols_count, at = long_uvarint(data, at, protocols_count)
     protocols_count -= 1
-    if protocols_count < 0 or protocols_count * 3 > limit - at:
+    if protocols_count < 0 or protocols_count * 3 > limit - at or protocols_count > room:
         raise wrong_count("protocols", protocols_count)
+    room -= protocols_count
     protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(protocols_count):
         name_size = data[at]
@@ -368,6 +377,7 @@ def _decode_request_6(data: memoryview, at: int) -> JoinGroupRequest:
 def _decode_request_8(data: memoryview, at: int) -> JoinGroupRequest:
     """Versions 8 to 9."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -401,8 +411,9 @@ def _decode_request_8(data: memoryview, at: int) -> JoinGroupRequest:
     if protocols_count >= SHORT:
         protocols_count, at = long_uvarint(data, at, protocols_count)
     protocols_count -= 1
-    if protocols_count < 0 or protocols_count * 3 > limit - at:
+    if protocols_count < 0 or protocols_count * 3 > limit - at or protocols_count > room:
         raise wrong_count("protocols", protocols_count)
+    room -= protocols_count
     protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(protocols_count):
         name_size = data[at]

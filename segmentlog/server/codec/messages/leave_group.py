@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -110,6 +111,7 @@ def _decode_request_0(data: memoryview, at: int) -> LeaveGroupRequest:
 def _decode_request_3(data: memoryview, at: int) -> LeaveGroupRequest:
     """Version 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -119,8 +121,9 @@ def _decode_request_3(data: memoryview, at: int) -> LeaveGroupRequest:
         group_id, at = long_string(data, at, group_id_size)
     (members_count,) = _unpack_i(data, at)
     at += 4
-    if members_count < 0 or members_count * 4 > limit - at:
+    if members_count < 0 or members_count * 4 > limit - at or members_count > room:
         raise wrong_count("members", members_count)
+    room -= members_count
     members: list[MemberIdentity] = []
     for _ in range(members_count):
         (member_id_size,) = _unpack_h(data, at)
@@ -147,6 +150,7 @@ def _decode_request_3(data: memoryview, at: int) -> LeaveGroupRequest:
 def _decode_request_4(data: memoryview, at: int) -> LeaveGroupRequest:
     """Version 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -159,8 +163,9 @@ def _decode_request_4(data: memoryview, at: int) -> LeaveGroupRequest:
     if members_count >= SHORT:
         members_count, at = long_uvarint(data, at, members_count)
     members_count -= 1
-    if members_count < 0 or members_count * 3 > limit - at:
+    if members_count < 0 or members_count * 3 > limit - at or members_count > room:
         raise wrong_count("members", members_count)
+    room -= members_count
     members: list[MemberIdentity] = []
     for _ in range(members_count):
         member_id_size = data[at]
@@ -195,6 +200,7 @@ def _decode_request_4(data: memoryview, at: int) -> LeaveGroupRequest:
 def _decode_request_5(data: memoryview, at: int) -> LeaveGroupRequest:
     """Version 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -207,8 +213,9 @@ def _decode_request_5(data: memoryview, at: int) -> LeaveGroupRequest:
     if members_count >= SHORT:
         members_count, at = long_uvarint(data, at, members_count)
     members_count -= 1
-    if members_count < 0 or members_count * 4 > limit - at:
+    if members_count < 0 or members_count * 4 > limit - at or members_count > room:
         raise wrong_count("members", members_count)
+    room -= members_count
     members: list[MemberIdentity] = []
     for _ in range(members_count):
         member_id_size = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -91,13 +92,15 @@ def _decode_request_3(data: memoryview, at: int) -> ListGroupsRequest:
 def _decode_request_4(data: memoryview, at: int) -> ListGroupsRequest:
     """Version 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     states_filter_count = data[at]
     at += 1
     if states_filter_count >= SHORT:
         states_filter_count, at = long_uvarint(data, at, states_filter_count)
     states_filter_count -= 1
-    if states_filter_count < 0 or states_filter_count > limit - at:
+    if states_filter_count < 0 or states_filter_count > limit - at or states_filter_count > room:
         raise wrong_count("states_filter", states_filter_count)
+    room -= states_filter_count
     states_filter: list[str] = []
     for _ in range(states_filter_count):
         one_of_states_filter_size = data[at]
@@ -121,13 +124,15 @@ def _decode_request_4(data: memoryview, at: int) -> ListGroupsRequest:
 def _decode_request_5(data: memoryview, at: int) -> ListGroupsRequest:
     """Version 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     states_filter_count = data[at]
     at += 1
     if states_filter_count >= SHORT:
         states_filter_count, at = long_uvarint(data, at, states_filter_count)
     states_filter_count -= 1
-    if states_filter_count < 0 or states_filter_count > limit - at:
+    if states_filter_count < 0 or states_filter_count > limit - at or states_filter_count > room:
         raise wrong_count("states_filter", states_filter_count)
+    room -= states_filter_count
     states_filter: list[str] = []
     for _ in range(states_filter_count):
         one_of_states_filter_size = data[at]
@@ -143,8 +148,9 @@ def _decode_request_5(data: memoryview, at: int) -> ListGroupsRequest:
     if types_filter_count >= SHORT:
         types_filter_count, at = long_uvarint(data, at, types_filter_count)
     types_filter_count -= 1
-    if types_filter_count < 0 or types_filter_count > limit - at:
+    if types_filter_count < 0 or types_filter_count > limit - at or types_filter_count > room:
         raise wrong_count("types_filter", types_filter_count)
+    room -= types_filter_count
     types_filter: list[str] = []
     for _ in range(types_filter_count):
         one_of_types_filter_size = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -113,10 +114,12 @@ class ListOffsetsResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> ListOffsetsRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, topics_count = _unpack_ii(data, at)
     at += 8
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[ListOffsetsTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -128,8 +131,9 @@ def _decode_request_1(data: memoryview, at: int) -> ListOffsetsRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 12 > limit - at:
+        if partitions_count < 0 or partitions_count * 12 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 12
         partitions: list[ListOffsetsPartition] = [
             ListOffsetsPartition(partition_index=partition_index, timestamp=timestamp)
@@ -146,10 +150,12 @@ def _decode_request_1(data: memoryview, at: int) -> ListOffsetsRequest:
 def _decode_request_2(data: memoryview, at: int) -> ListOffsetsRequest:
     """Versions 2 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, isolation_level, topics_count = _unpack_ibi(data, at)
     at += 9
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[ListOffsetsTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -161,8 +167,9 @@ def _decode_request_2(data: memoryview, at: int) -> ListOffsetsRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 12 > limit - at:
+        if partitions_count < 0 or partitions_count * 12 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 12
         partitions: list[ListOffsetsPartition] = [
             ListOffsetsPartition(partition_index=partition_index, timestamp=timestamp)
@@ -179,10 +186,12 @@ def _decode_request_2(data: memoryview, at: int) -> ListOffsetsRequest:
 def _decode_request_4(data: memoryview, at: int) -> ListOffsetsRequest:
     """Versions 4 to 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, isolation_level, topics_count = _unpack_ibi(data, at)
     at += 9
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[ListOffsetsTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -194,8 +203,9 @@ def _decode_request_4(data: memoryview, at: int) -> ListOffsetsRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 16 > limit - at:
+        if partitions_count < 0 or partitions_count * 16 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 16
         partitions: list[ListOffsetsPartition] = [
             ListOffsetsPartition(
@@ -214,13 +224,15 @@ def _decode_request_4(data: memoryview, at: int) -> ListOffsetsRequest:
 def _decode_request_6(data: memoryview, at: int) -> ListOffsetsRequest:
     """Versions 6 to 9."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, isolation_level, topics_count = _unpack_ibB(data, at)
     at += 6
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[ListOffsetsTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -235,8 +247,9 @@ def _decode_request_6(data: memoryview, at: int) -> ListOffsetsRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 17 > limit - at:
+        if partitions_count < 0 or partitions_count * 17 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[ListOffsetsPartition] = []
         for _ in range(partitions_count):
             partition_index, current_leader_epoch, timestamp, tag_count = _unpack_iiqB(data, at)
@@ -266,13 +279,15 @@ def _decode_request_6(data: memoryview, at: int) -> ListOffsetsRequest:
 def _decode_request_10(data: memoryview, at: int) -> ListOffsetsRequest:
     """Versions 10 to 11."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, isolation_level, topics_count = _unpack_ibB(data, at)
     at += 6
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[ListOffsetsTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -287,8 +302,9 @@ def _decode_request_10(data: memoryview, at: int) -> ListOffsetsRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 17 > limit - at:
+        if partitions_count < 0 or partitions_count * 17 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[ListOffsetsPartition] = []
         for _ in range(partitions_count):
             partition_index, current_leader_epoch, timestamp, tag_count = _unpack_iiqB(data, at)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -82,15 +83,17 @@ class ListPartitionReassignmentsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> ListPartitionReassignmentsRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     timeout_ms, topics_count = _unpack_iB(data, at)
     at += 5
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 3 > limit - at:
+    if topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[ListPartitionReassignmentsTopics] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -105,8 +108,13 @@ def _decode_request_0(data: memoryview, at: int) -> ListPartitionReassignmentsRe
             if partition_indexes_count >= SHORT:
                 partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
             partition_indexes_count -= 1
-            if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+            if (
+                partition_indexes_count < 0
+                or partition_indexes_count * 4 > limit - at
+                or partition_indexes_count > room
+            ):
                 raise wrong_count("partition_indexes", partition_indexes_count)
+            room -= partition_indexes_count
             partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
             at += partition_indexes_count * 4
             tag_count = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -71,13 +72,15 @@ class ListTransactionsResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> ListTransactionsRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     state_filters_count = data[at]
     at += 1
     if state_filters_count >= SHORT:
         state_filters_count, at = long_uvarint(data, at, state_filters_count)
     state_filters_count -= 1
-    if state_filters_count < 0 or state_filters_count > limit - at:
+    if state_filters_count < 0 or state_filters_count > limit - at or state_filters_count > room:
         raise wrong_count("state_filters", state_filters_count)
+    room -= state_filters_count
     state_filters: list[str] = []
     for _ in range(state_filters_count):
         state_filter_size = data[at]
@@ -93,8 +96,9 @@ def _decode_request_0(data: memoryview, at: int) -> ListTransactionsRequest:
     if producer_id_filters_count >= SHORT:
         producer_id_filters_count, at = long_uvarint(data, at, producer_id_filters_count)
     producer_id_filters_count -= 1
-    if producer_id_filters_count < 0 or producer_id_filters_count * 8 > limit - at:
+    if producer_id_filters_count < 0 or producer_id_filters_count * 8 > limit - at or producer_id_filters_count > room:
         raise wrong_count("producer_id_filters", producer_id_filters_count)
+    room -= producer_id_filters_count
     producer_id_filters: list[int] = list(unpack_from(f">{producer_id_filters_count}q", data, at))
     at += producer_id_filters_count * 8
     tag_count = data[at]
@@ -110,13 +114,15 @@ def _decode_request_0(data: memoryview, at: int) -> ListTransactionsRequest:
 def _decode_request_1(data: memoryview, at: int) -> ListTransactionsRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     state_filters_count = data[at]
     at += 1
     if state_filters_count >= SHORT:
         state_filters_count, at = long_uvarint(data, at, state_filters_count)
     state_filters_count -= 1
-    if state_filters_count < 0 or state_filters_count > limit - at:
+    if state_filters_count < 0 or state_filters_count > limit - at or state_filters_count > room:
         raise wrong_count("state_filters", state_filters_count)
+    room -= state_filters_count
     state_filters: list[str] = []
     for _ in range(state_filters_count):
         state_filter_size = data[at]
@@ -132,8 +138,9 @@ def _decode_request_1(data: memoryview, at: int) -> ListTransactionsRequest:
     if producer_id_filters_count >= SHORT:
         producer_id_filters_count, at = long_uvarint(data, at, producer_id_filters_count)
     producer_id_filters_count -= 1
-    if producer_id_filters_count < 0 or producer_id_filters_count * 8 > limit - at:
+    if producer_id_filters_count < 0 or producer_id_filters_count * 8 > limit - at or producer_id_filters_count > room:
         raise wrong_count("producer_id_filters", producer_id_filters_count)
+    room -= producer_id_filters_count
     producer_id_filters: list[int] = list(unpack_from(f">{producer_id_filters_count}q", data, at))
     at += producer_id_filters_count * 8
     duration_filter, tag_count = _unpack_qB(data, at)
@@ -151,13 +158,15 @@ def _decode_request_1(data: memoryview, at: int) -> ListTransactionsRequest:
 def _decode_request_2(data: memoryview, at: int) -> ListTransactionsRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     state_filters_count = data[at]
     at += 1
     if state_filters_count >= SHORT:
         state_filters_count, at = long_uvarint(data, at, state_filters_count)
     state_filters_count -= 1
-    if state_filters_count < 0 or state_filters_count > limit - at:
+    if state_filters_count < 0 or state_filters_count > limit - at or state_filters_count > room:
         raise wrong_count("state_filters", state_filters_count)
+    room -= state_filters_count
     state_filters: list[str] = []
     for _ in range(state_filters_count):
         state_filter_size = data[at]
@@ -173,8 +182,9 @@ def _decode_request_2(data: memoryview, at: int) -> ListTransactionsRequest:
     if producer_id_filters_count >= SHORT:
         producer_id_filters_count, at = long_uvarint(data, at, producer_id_filters_count)
     producer_id_filters_count -= 1
-    if producer_id_filters_count < 0 or producer_id_filters_count * 8 > limit - at:
+    if producer_id_filters_count < 0 or producer_id_filters_count * 8 > limit - at or producer_id_filters_count > room:
         raise wrong_count("producer_id_filters", producer_id_filters_count)
+    room -= producer_id_filters_count
     producer_id_filters: list[int] = list(unpack_from(f">{producer_id_filters_count}q", data, at))
     at += producer_id_filters_count * 8
     duration_filter, transactional_id_pattern_size = _unpack_qB(data, at)

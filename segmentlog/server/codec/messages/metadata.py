@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -140,10 +141,12 @@ class MetadataResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> MetadataRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 2 > limit - at:
+    if topics_count < 0 or topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[MetadataRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -163,12 +166,14 @@ def _decode_request_0(data: memoryview, at: int) -> MetadataRequest:
 def _decode_request_1(data: memoryview, at: int) -> MetadataRequest:
     """Versions 1 to 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count * 2 > limit - at:
+    if topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[MetadataRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             (name_size,) = _unpack_h(data, at)
@@ -188,12 +193,14 @@ def _decode_request_1(data: memoryview, at: int) -> MetadataRequest:
 def _decode_request_4(data: memoryview, at: int) -> MetadataRequest:
     """Versions 4 to 7."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count * 2 > limit - at:
+    if topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[MetadataRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             (name_size,) = _unpack_h(data, at)
@@ -215,12 +222,14 @@ def _decode_request_4(data: memoryview, at: int) -> MetadataRequest:
 def _decode_request_8(data: memoryview, at: int) -> MetadataRequest:
     """Version 8."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count * 2 > limit - at:
+    if topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[MetadataRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             (name_size,) = _unpack_h(data, at)
@@ -249,15 +258,17 @@ def _decode_request_8(data: memoryview, at: int) -> MetadataRequest:
 def _decode_request_9(data: memoryview, at: int) -> MetadataRequest:
     """Version 9."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 2 > limit - at:
+    if topics_count * 2 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[MetadataRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -295,15 +306,17 @@ def _decode_request_9(data: memoryview, at: int) -> MetadataRequest:
 def _decode_request_10(data: memoryview, at: int) -> MetadataRequest:
     """Version 10."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 18 > limit - at:
+    if topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[MetadataRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             topic_id, name_size = _unpack_uB(data, at)
@@ -341,15 +354,17 @@ def _decode_request_10(data: memoryview, at: int) -> MetadataRequest:
 def _decode_request_11(data: memoryview, at: int) -> MetadataRequest:
     """Versions 11 to 13."""
     limit = len(data)
+    room = ELEMENTS_MAX
     topics_count = data[at]
     at += 1
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 18 > limit - at:
+    if topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[MetadataRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             topic_id, name_size = _unpack_uB(data, at)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -117,6 +118,7 @@ class OffsetCommitResponse(msgspec.Struct, gc=False):
 def _decode_request_2(data: memoryview, at: int) -> OffsetCommitRequest:
     """Versions 2 to 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -133,8 +135,9 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetCommitRequest:
         member_id, at = long_string(data, at, member_id_size)
     retention_time_ms, topics_count = _unpack_qi(data, at)
     at += 12
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -146,8 +149,9 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetCommitRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 14 > limit - at:
+        if partitions_count < 0 or partitions_count * 14 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_metadata_size = _unpack_iqh(data, at)
@@ -180,6 +184,7 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetCommitRequest:
 def _decode_request_5(data: memoryview, at: int) -> OffsetCommitRequest:
     """Version 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -196,8 +201,9 @@ def _decode_request_5(data: memoryview, at: int) -> OffsetCommitRequest:
         member_id, at = long_string(data, at, member_id_size)
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -209,8 +215,9 @@ def _decode_request_5(data: memoryview, at: int) -> OffsetCommitRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 14 > limit - at:
+        if partitions_count < 0 or partitions_count * 14 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_metadata_size = _unpack_iqh(data, at)
@@ -242,6 +249,7 @@ def _decode_request_5(data: memoryview, at: int) -> OffsetCommitRequest:
 def _decode_request_6(data: memoryview, at: int) -> OffsetCommitRequest:
     """Version 6."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -258,8 +266,9 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetCommitRequest:
         member_id, at = long_string(data, at, member_id_size)
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -271,8 +280,9 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetCommitRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 18 > limit - at:
+        if partitions_count < 0 or partitions_count * 18 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_leader_epoch, committed_metadata_size = _unpack_iqih(data, at)
@@ -305,6 +315,7 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetCommitRequest:
 def _decode_request_7(data: memoryview, at: int) -> OffsetCommitRequest:
     """Version 7."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -328,8 +339,9 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetCommitRequest:
         group_instance_id, at = long_nullable_string(data, at, group_instance_id_size)
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -341,8 +353,9 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetCommitRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 18 > limit - at:
+        if partitions_count < 0 or partitions_count * 18 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_leader_epoch, committed_metadata_size = _unpack_iqih(data, at)
@@ -376,6 +389,7 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetCommitRequest:
 def _decode_request_8(data: memoryview, at: int) -> OffsetCommitRequest:
     """Versions 8 to 9."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -402,8 +416,9 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetCommitRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -418,8 +433,9 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetCommitRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 18 > limit - at:
+        if partitions_count < 0 or partitions_count * 18 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_leader_epoch, committed_metadata_size = _unpack_iqiB(data, at)
@@ -465,6 +481,7 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetCommitRequest:
 def _decode_request_10(data: memoryview, at: int) -> OffsetCommitRequest:
     """Version 10."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -491,8 +508,9 @@ def _decode_request_10(data: memoryview, at: int) -> OffsetCommitRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 18 > limit - at:
+    if topics_count < 0 or topics_count * 18 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         topic_id, partitions_count = _unpack_uB(data, at)
@@ -500,8 +518,9 @@ def _decode_request_10(data: memoryview, at: int) -> OffsetCommitRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 18 > limit - at:
+        if partitions_count < 0 or partitions_count * 18 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_leader_epoch, committed_metadata_size = _unpack_iqiB(data, at)

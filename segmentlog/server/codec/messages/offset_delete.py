@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TRUNCATED,
@@ -81,6 +82,7 @@ class OffsetDeleteResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> OffsetDeleteRequest:
     """Version 0."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -90,8 +92,9 @@ def _decode_request_0(data: memoryview, at: int) -> OffsetDeleteRequest:
         group_id, at = long_string(data, at, group_id_size)
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetDeleteRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -103,8 +106,9 @@ def _decode_request_0(data: memoryview, at: int) -> OffsetDeleteRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 4 > limit - at:
+        if partitions_count < 0 or partitions_count * 4 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 4
         partitions: list[OffsetDeleteRequestPartition] = [
             OffsetDeleteRequestPartition(partition_index=partition_index)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -152,6 +153,7 @@ class OffsetFetchResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> OffsetFetchRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -161,8 +163,9 @@ def _decode_request_1(data: memoryview, at: int) -> OffsetFetchRequest:
         group_id, at = long_string(data, at, group_id_size)
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetFetchRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -174,8 +177,9 @@ def _decode_request_1(data: memoryview, at: int) -> OffsetFetchRequest:
             name, at = long_string(data, at, name_size)
         (partition_indexes_count,) = _unpack_i(data, at)
         at += 4
-        if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+        if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at or partition_indexes_count > room:
             raise wrong_count("partition_indexes", partition_indexes_count)
+        room -= partition_indexes_count
         partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
         at += partition_indexes_count * 4
         topics.append(OffsetFetchRequestTopic(name=name, partition_indexes=partition_indexes))
@@ -188,6 +192,7 @@ def _decode_request_1(data: memoryview, at: int) -> OffsetFetchRequest:
 def _decode_request_2(data: memoryview, at: int) -> OffsetFetchRequest:
     """Versions 2 to 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -197,10 +202,11 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetFetchRequest:
         group_id, at = long_string(data, at, group_id_size)
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count * 6 > limit - at:
+    if topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[OffsetFetchRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             (name_size,) = _unpack_h(data, at)
@@ -212,8 +218,13 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetFetchRequest:
                 name, at = long_string(data, at, name_size)
             (partition_indexes_count,) = _unpack_i(data, at)
             at += 4
-            if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+            if (
+                partition_indexes_count < 0
+                or partition_indexes_count * 4 > limit - at
+                or partition_indexes_count > room
+            ):
                 raise wrong_count("partition_indexes", partition_indexes_count)
+            room -= partition_indexes_count
             partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
             at += partition_indexes_count * 4
             topics.append(OffsetFetchRequestTopic(name=name, partition_indexes=partition_indexes))
@@ -226,6 +237,7 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetFetchRequest:
 def _decode_request_6(data: memoryview, at: int) -> OffsetFetchRequest:
     """Version 6."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -238,10 +250,11 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetFetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 3 > limit - at:
+    if topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[OffsetFetchRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -256,8 +269,13 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetFetchRequest:
             if partition_indexes_count >= SHORT:
                 partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
             partition_indexes_count -= 1
-            if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+            if (
+                partition_indexes_count < 0
+                or partition_indexes_count * 4 > limit - at
+                or partition_indexes_count > room
+            ):
                 raise wrong_count("partition_indexes", partition_indexes_count)
+            room -= partition_indexes_count
             partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
             at += partition_indexes_count * 4
             tag_count = data[at]
@@ -278,6 +296,7 @@ def _decode_request_6(data: memoryview, at: int) -> OffsetFetchRequest:
 def _decode_request_7(data: memoryview, at: int) -> OffsetFetchRequest:
     """Version 7."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -290,10 +309,11 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetFetchRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count * 3 > limit - at:
+    if topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
     topics: list[OffsetFetchRequestTopic] | None = None
     if topics_count >= 0:
+        room -= topics_count
         topics = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -308,8 +328,13 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetFetchRequest:
             if partition_indexes_count >= SHORT:
                 partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
             partition_indexes_count -= 1
-            if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+            if (
+                partition_indexes_count < 0
+                or partition_indexes_count * 4 > limit - at
+                or partition_indexes_count > room
+            ):
                 raise wrong_count("partition_indexes", partition_indexes_count)
+            room -= partition_indexes_count
             partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
             at += partition_indexes_count * 4
             tag_count = data[at]
@@ -330,13 +355,15 @@ def _decode_request_7(data: memoryview, at: int) -> OffsetFetchRequest:
 def _decode_request_8(data: memoryview, at: int) -> OffsetFetchRequest:
     """Version 8."""
     limit = len(data)
+    room = ELEMENTS_MAX
     groups_count = data[at]
     at += 1
     if groups_count >= SHORT:
         groups_count, at = long_uvarint(data, at, groups_count)
     groups_count -= 1
-    if groups_count < 0 or groups_count * 3 > limit - at:
+    if groups_count < 0 or groups_count * 3 > limit - at or groups_count > room:
         raise wrong_count("groups", groups_count)
+    room -= groups_count
     groups: list[OffsetFetchRequestGroup] = []
     for _ in range(groups_count):
         group_id_size = data[at]
@@ -351,10 +378,11 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetFetchRequest:
         if topics_count >= SHORT:
             topics_count, at = long_uvarint(data, at, topics_count)
         topics_count -= 1
-        if topics_count * 3 > limit - at:
+        if topics_count * 3 > limit - at or topics_count > room:
             raise wrong_count("topics", topics_count)
         topics: list[OffsetFetchRequestTopics] | None = None
         if topics_count >= 0:
+            room -= topics_count
             topics = []
             for _ in range(topics_count):
                 name_size = data[at]
@@ -369,8 +397,13 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetFetchRequest:
                 if partition_indexes_count >= SHORT:
                     partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
                 partition_indexes_count -= 1
-                if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+                if (
+                    partition_indexes_count < 0
+                    or partition_indexes_count * 4 > limit - at
+                    or partition_indexes_count > room
+                ):
                     raise wrong_count("partition_indexes", partition_indexes_count)
+                room -= partition_indexes_count
                 partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
                 at += partition_indexes_count * 4
                 tag_count = data[at]
@@ -396,13 +429,15 @@ def _decode_request_8(data: memoryview, at: int) -> OffsetFetchRequest:
 def _decode_request_9(data: memoryview, at: int) -> OffsetFetchRequest:
     """Version 9."""
     limit = len(data)
+    room = ELEMENTS_MAX
     groups_count = data[at]
     at += 1
     if groups_count >= SHORT:
         groups_count, at = long_uvarint(data, at, groups_count)
     groups_count -= 1
-    if groups_count < 0 or groups_count * 8 > limit - at:
+    if groups_count < 0 or groups_count * 8 > limit - at or groups_count > room:
         raise wrong_count("groups", groups_count)
+    room -= groups_count
     groups: list[OffsetFetchRequestGroup] = []
     for _ in range(groups_count):
         group_id_size = data[at]
@@ -424,10 +459,11 @@ def _decode_request_9(data: memoryview, at: int) -> OffsetFetchRequest:
         if topics_count >= SHORT:
             topics_count, at = long_uvarint(data, at, topics_count)
         topics_count -= 1
-        if topics_count * 3 > limit - at:
+        if topics_count * 3 > limit - at or topics_count > room:
             raise wrong_count("topics", topics_count)
         topics: list[OffsetFetchRequestTopics] | None = None
         if topics_count >= 0:
+            room -= topics_count
             topics = []
             for _ in range(topics_count):
                 name_size = data[at]
@@ -442,8 +478,13 @@ def _decode_request_9(data: memoryview, at: int) -> OffsetFetchRequest:
                 if partition_indexes_count >= SHORT:
                     partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
                 partition_indexes_count -= 1
-                if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+                if (
+                    partition_indexes_count < 0
+                    or partition_indexes_count * 4 > limit - at
+                    or partition_indexes_count > room
+                ):
                     raise wrong_count("partition_indexes", partition_indexes_count)
+                room -= partition_indexes_count
                 partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
                 at += partition_indexes_count * 4
                 tag_count = data[at]
@@ -471,13 +512,15 @@ def _decode_request_9(data: memoryview, at: int) -> OffsetFetchRequest:
 def _decode_request_10(data: memoryview, at: int) -> OffsetFetchRequest:
     """Version 10."""
     limit = len(data)
+    room = ELEMENTS_MAX
     groups_count = data[at]
     at += 1
     if groups_count >= SHORT:
         groups_count, at = long_uvarint(data, at, groups_count)
     groups_count -= 1
-    if groups_count < 0 or groups_count * 8 > limit - at:
+    if groups_count < 0 or groups_count * 8 > limit - at or groups_count > room:
         raise wrong_count("groups", groups_count)
+    room -= groups_count
     groups: list[OffsetFetchRequestGroup] = []
     for _ in range(groups_count):
         group_id_size = data[at]
@@ -499,10 +542,11 @@ def _decode_request_10(data: memoryview, at: int) -> OffsetFetchRequest:
         if topics_count >= SHORT:
             topics_count, at = long_uvarint(data, at, topics_count)
         topics_count -= 1
-        if topics_count * 18 > limit - at:
+        if topics_count * 18 > limit - at or topics_count > room:
             raise wrong_count("topics", topics_count)
         topics: list[OffsetFetchRequestTopics] | None = None
         if topics_count >= 0:
+            room -= topics_count
             topics = []
             for _ in range(topics_count):
                 topic_id, partition_indexes_count = _unpack_uB(data, at)
@@ -510,8 +554,13 @@ def _decode_request_10(data: memoryview, at: int) -> OffsetFetchRequest:
                 if partition_indexes_count >= SHORT:
                     partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
                 partition_indexes_count -= 1
-                if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+                if (
+                    partition_indexes_count < 0
+                    or partition_indexes_count * 4 > limit - at
+                    or partition_indexes_count > room
+                ):
                     raise wrong_count("partition_indexes", partition_indexes_count)
+                room -= partition_indexes_count
                 partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
                 at += partition_indexes_count * 4
                 tag_count = data[at]

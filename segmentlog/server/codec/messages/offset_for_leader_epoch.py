@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -100,10 +101,12 @@ class OffsetForLeaderEpochResponse(msgspec.Struct, gc=False):
 def _decode_request_2(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (topics_count,) = _unpack_i(data, at)
     at += 4
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetForLeaderTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -115,8 +118,9 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 12 > limit - at:
+        if partitions_count < 0 or partitions_count * 12 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 12
         partitions: list[OffsetForLeaderPartition] = [
             OffsetForLeaderPartition(
@@ -135,10 +139,12 @@ def _decode_request_2(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
 def _decode_request_3(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
     """Version 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, topics_count = _unpack_ii(data, at)
     at += 8
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetForLeaderTopic] = []
     for _ in range(topics_count):
         (topic_size,) = _unpack_h(data, at)
@@ -150,8 +156,9 @@ def _decode_request_3(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
             topic, at = long_string(data, at, topic_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 12 > limit - at:
+        if partitions_count < 0 or partitions_count * 12 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions_end = at + partitions_count * 12
         partitions: list[OffsetForLeaderPartition] = [
             OffsetForLeaderPartition(
@@ -170,13 +177,15 @@ def _decode_request_3(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
 def _decode_request_4(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
     """Version 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     replica_id, topics_count = _unpack_iB(data, at)
     at += 5
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[OffsetForLeaderTopic] = []
     for _ in range(topics_count):
         topic_size = data[at]
@@ -191,8 +200,9 @@ def _decode_request_4(data: memoryview, at: int) -> OffsetForLeaderEpochRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 13 > limit - at:
+        if partitions_count < 0 or partitions_count * 13 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[OffsetForLeaderPartition] = []
         for _ in range(partitions_count):
             partition, current_leader_epoch, leader_epoch, tag_count = _unpack_iiiB(data, at)

@@ -13,6 +13,7 @@ import msgspec
 
 from segmentlog.server.codec.primitives import (
     BUFFER_TYPES,
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -154,6 +155,7 @@ class ProduceResponse(msgspec.Struct, gc=False):
 def _decode_request_3(data: memoryview, at: int) -> ProduceRequest:
     """Versions 3 to 8."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= transactional_id_size < SHORT:
@@ -163,8 +165,9 @@ def _decode_request_3(data: memoryview, at: int) -> ProduceRequest:
         transactional_id, at = long_nullable_string(data, at, transactional_id_size)
     acks, timeout_ms, topic_data_count = _unpack_hii(data, at)
     at += 10
-    if topic_data_count < 0 or topic_data_count * 6 > limit - at:
+    if topic_data_count < 0 or topic_data_count * 6 > limit - at or topic_data_count > room:
         raise wrong_count("topic_data", topic_data_count)
+    room -= topic_data_count
     topic_data: list[TopicProduceData] = []
     for _ in range(topic_data_count):
         (name_size,) = _unpack_h(data, at)
@@ -176,8 +179,9 @@ def _decode_request_3(data: memoryview, at: int) -> ProduceRequest:
             name, at = long_string(data, at, name_size)
         (partition_data_count,) = _unpack_i(data, at)
         at += 4
-        if partition_data_count < 0 or partition_data_count * 8 > limit - at:
+        if partition_data_count < 0 or partition_data_count * 8 > limit - at or partition_data_count > room:
             raise wrong_count("partition_data", partition_data_count)
+        room -= partition_data_count
         partition_data: list[PartitionProduceData] = []
         for _ in range(partition_data_count):
             index, records_size = _unpack_ii(data, at)
@@ -197,6 +201,7 @@ def _decode_request_3(data: memoryview, at: int) -> ProduceRequest:
 def _decode_request_9(data: memoryview, at: int) -> ProduceRequest:
     """Versions 9 to 12."""
     limit = len(data)
+    room = ELEMENTS_MAX
     transactional_id_size = data[at]
     at += 1
     if 0 < transactional_id_size < SHORT:
@@ -209,8 +214,9 @@ def _decode_request_9(data: memoryview, at: int) -> ProduceRequest:
     if topic_data_count >= SHORT:
         topic_data_count, at = long_uvarint(data, at, topic_data_count)
     topic_data_count -= 1
-    if topic_data_count < 0 or topic_data_count * 3 > limit - at:
+    if topic_data_count < 0 or topic_data_count * 3 > limit - at or topic_data_count > room:
         raise wrong_count("topic_data", topic_data_count)
+    room -= topic_data_count
     topic_data: list[TopicProduceData] = []
     for _ in range(topic_data_count):
         name_size = data[at]
@@ -225,8 +231,9 @@ def _decode_request_9(data: memoryview, at: int) -> ProduceRequest:
         if partition_data_count >= SHORT:
             partition_data_count, at = long_uvarint(data, at, partition_data_count)
         partition_data_count -= 1
-        if partition_data_count < 0 or partition_data_count * 6 > limit - at:
+        if partition_data_count < 0 or partition_data_count * 6 > limit - at or partition_data_count > room:
             raise wrong_count("partition_data", partition_data_count)
+        room -= partition_data_count
         partition_data: list[PartitionProduceData] = []
         for _ in range(partition_data_count):
             index, records_size = _unpack_iB(data, at)
@@ -261,6 +268,7 @@ def _decode_request_9(data: memoryview, at: int) -> ProduceRequest:
 def _decode_request_13(data: memoryview, at: int) -> ProduceRequest:
     """Version 13."""
     limit = len(data)
+    room = ELEMENTS_MAX
     transactional_id_size = data[at]
     at += 1
     if 0 < transactional_id_size < SHORT:
@@ -273,8 +281,9 @@ def _decode_request_13(data: memoryview, at: int) -> ProduceRequest:
     if topic_data_count >= SHORT:
         topic_data_count, at = long_uvarint(data, at, topic_data_count)
     topic_data_count -= 1
-    if topic_data_count < 0 or topic_data_count * 18 > limit - at:
+    if topic_data_count < 0 or topic_data_count * 18 > limit - at or topic_data_count > room:
         raise wrong_count("topic_data", topic_data_count)
+    room -= topic_data_count
     topic_data: list[TopicProduceData] = []
     for _ in range(topic_data_count):
         topic_id, partition_data_count = _unpack_uB(data, at)
@@ -282,8 +291,9 @@ def _decode_request_13(data: memoryview, at: int) -> ProduceRequest:
         if partition_data_count >= SHORT:
             partition_data_count, at = long_uvarint(data, at, partition_data_count)
         partition_data_count -= 1
-        if partition_data_count < 0 or partition_data_count * 6 > limit - at:
+        if partition_data_count < 0 or partition_data_count * 6 > limit - at or partition_data_count > room:
             raise wrong_count("partition_data", partition_data_count)
+        room -= partition_data_count
         partition_data: list[PartitionProduceData] = []
         for _ in range(partition_data_count):
             index, records_size = _unpack_iB(data, at)

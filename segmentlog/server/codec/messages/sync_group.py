@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -84,6 +85,7 @@ class SyncGroupResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> SyncGroupRequest:
     """Versions 0 to 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -100,8 +102,9 @@ def _decode_request_0(data: memoryview, at: int) -> SyncGroupRequest:
         member_id, at = long_string(data, at, member_id_size)
     (assignments_count,) = _unpack_i(data, at)
     at += 4
-    if assignments_count < 0 or assignments_count * 6 > limit - at:
+    if assignments_count < 0 or assignments_count * 6 > limit - at or assignments_count > room:
         raise wrong_count("assignments", assignments_count)
+    room -= assignments_count
     assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(assignments_count):
         (member_id_size_2,) = _unpack_h(data, at)
@@ -130,6 +133,7 @@ def _decode_request_0(data: memoryview, at: int) -> SyncGroupRequest:
 def _decode_request_3(data: memoryview, at: int) -> SyncGroupRequest:
     """Version 3."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (group_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= group_id_size < SHORT:
@@ -153,8 +157,9 @@ def _decode_request_3(data: memoryview, at: int) -> SyncGroupRequest:
         group_instance_id, at = long_nullable_string(data, at, group_instance_id_size)
     (assignments_count,) = _unpack_i(data, at)
     at += 4
-    if assignments_count < 0 or assignments_count * 6 > limit - at:
+    if assignments_count < 0 or assignments_count * 6 > limit - at or assignments_count > room:
         raise wrong_count("assignments", assignments_count)
+    room -= assignments_count
     assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(assignments_count):
         (member_id_size_2,) = _unpack_h(data, at)
@@ -187,6 +192,7 @@ def _decode_request_3(data: memoryview, at: int) -> SyncGroupRequest:
 def _decode_request_4(data: memoryview, at: int) -> SyncGroupRequest:
     """Version 4."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -213,8 +219,9 @@ def _decode_request_4(data: memoryview, at: int) -> SyncGroupRequest:
     if assignments_count >= SHORT:
         assignments_count, at = long_uvarint(data, at, assignments_count)
     assignments_count -= 1
-    if assignments_count < 0 or assignments_count * 3 > limit - at:
+    if assignments_count < 0 or assignments_count * 3 > limit - at or assignments_count > room:
         raise wrong_count("assignments", assignments_count)
+    room -= assignments_count
     assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(assignments_count):
         member_id_size_2 = data[at]
@@ -255,6 +262,7 @@ def _decode_request_4(data: memoryview, at: int) -> SyncGroupRequest:
 def _decode_request_5(data: memoryview, at: int) -> SyncGroupRequest:
     """Version 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     group_id_size = data[at]
     at += 1
     if 0 < group_id_size < SHORT:
@@ -295,8 +303,9 @@ def _decode_request_5(data: memoryview, at: int) -> SyncGroupRequest:
     if assignments_count >= SHORT:
         assignments_count, at = long_uvarint(data, at, assignments_count)
     assignments_count -= 1
-    if assignments_count < 0 or assignments_count * 3 > limit - at:
+    if assignments_count < 0 or assignments_count * 3 > limit - at or assignments_count > room:
         raise wrong_count("assignments", assignments_count)
+    room -= assignments_count
     assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(assignments_count):
         member_id_size_2 = data[at]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE,
     TAKE_COMPACT,
@@ -111,6 +112,7 @@ class TxnOffsetCommitResponse(msgspec.Struct, gc=False):
 def _decode_request_0(data: memoryview, at: int) -> TxnOffsetCommitRequest:
     """Versions 0 to 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= transactional_id_size < SHORT:
@@ -127,8 +129,9 @@ def _decode_request_0(data: memoryview, at: int) -> TxnOffsetCommitRequest:
         group_id, at = long_string(data, at, group_id_size)
     producer_id, producer_epoch, topics_count = _unpack_qhi(data, at)
     at += 14
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -140,8 +143,9 @@ def _decode_request_0(data: memoryview, at: int) -> TxnOffsetCommitRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 14 > limit - at:
+        if partitions_count < 0 or partitions_count * 14 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[TxnOffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_metadata_size = _unpack_iqh(data, at)
@@ -174,6 +178,7 @@ def _decode_request_0(data: memoryview, at: int) -> TxnOffsetCommitRequest:
 def _decode_request_2(data: memoryview, at: int) -> TxnOffsetCommitRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     (transactional_id_size,) = _unpack_h(data, at)
     at += 2
     if 0 <= transactional_id_size < SHORT:
@@ -190,8 +195,9 @@ def _decode_request_2(data: memoryview, at: int) -> TxnOffsetCommitRequest:
         group_id, at = long_string(data, at, group_id_size)
     producer_id, producer_epoch, topics_count = _unpack_qhi(data, at)
     at += 14
-    if topics_count < 0 or topics_count * 6 > limit - at:
+    if topics_count < 0 or topics_count * 6 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         (name_size,) = _unpack_h(data, at)
@@ -203,8 +209,9 @@ def _decode_request_2(data: memoryview, at: int) -> TxnOffsetCommitRequest:
             name, at = long_string(data, at, name_size)
         (partitions_count,) = _unpack_i(data, at)
         at += 4
-        if partitions_count < 0 or partitions_count * 18 > limit - at:
+        if partitions_count < 0 or partitions_count * 18 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[TxnOffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_leader_epoch, committed_metadata_size = _unpack_iqih(data, at)
@@ -238,6 +245,7 @@ def _decode_request_2(data: memoryview, at: int) -> TxnOffsetCommitRequest:
 def _decode_request_3(data: memoryview, at: int) -> TxnOffsetCommitRequest:
     """Versions 3 to 5."""
     limit = len(data)
+    room = ELEMENTS_MAX
     transactional_id_size = data[at]
     at += 1
     if 0 < transactional_id_size < SHORT:
@@ -271,8 +279,9 @@ def _decode_request_3(data: memoryview, at: int) -> TxnOffsetCommitRequest:
     if topics_count >= SHORT:
         topics_count, at = long_uvarint(data, at, topics_count)
     topics_count -= 1
-    if topics_count < 0 or topics_count * 3 > limit - at:
+    if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
         raise wrong_count("topics", topics_count)
+    room -= topics_count
     topics: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(topics_count):
         name_size = data[at]
@@ -287,8 +296,9 @@ def _decode_request_3(data: memoryview, at: int) -> TxnOffsetCommitRequest:
         if partitions_count >= SHORT:
             partitions_count, at = long_uvarint(data, at, partitions_count)
         partitions_count -= 1
-        if partitions_count < 0 or partitions_count * 18 > limit - at:
+        if partitions_count < 0 or partitions_count * 18 > limit - at or partitions_count > room:
             raise wrong_count("partitions", partitions_count)
+        room -= partitions_count
         partitions: list[TxnOffsetCommitRequestPartition] = []
         for _ in range(partitions_count):
             partition_index, committed_offset, committed_leader_epoch, committed_metadata_size = _unpack_iqiB(data, at)

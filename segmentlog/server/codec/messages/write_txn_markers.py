@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.server.codec.primitives import (
+    ELEMENTS_MAX,
     SHORT,
     TAKE_COMPACT,
     TRUNCATED,
@@ -97,13 +98,15 @@ class WriteTxnMarkersResponse(msgspec.Struct, gc=False):
 def _decode_request_1(data: memoryview, at: int) -> WriteTxnMarkersRequest:
     """Version 1."""
     limit = len(data)
+    room = ELEMENTS_MAX
     markers_count = data[at]
     at += 1
     if markers_count >= SHORT:
         markers_count, at = long_uvarint(data, at, markers_count)
     markers_count -= 1
-    if markers_count < 0 or markers_count * 17 > limit - at:
+    if markers_count < 0 or markers_count * 17 > limit - at or markers_count > room:
         raise wrong_count("markers", markers_count)
+    room -= markers_count
     markers: list[WritableTxnMarker] = []
     for _ in range(markers_count):
         producer_id, producer_epoch, transaction_result, topics_count = _unpack_qhtB(data, at)
@@ -111,8 +114,9 @@ def _decode_request_1(data: memoryview, at: int) -> WriteTxnMarkersRequest:
         if topics_count >= SHORT:
             topics_count, at = long_uvarint(data, at, topics_count)
         topics_count -= 1
-        if topics_count < 0 or topics_count * 3 > limit - at:
+        if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
             raise wrong_count("topics", topics_count)
+        room -= topics_count
         topics: list[WritableTxnMarkerTopic] = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -127,8 +131,13 @@ def _decode_request_1(data: memoryview, at: int) -> WriteTxnMarkersRequest:
             if partition_indexes_count >= SHORT:
                 partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
             partition_indexes_count -= 1
-            if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+            if (
+                partition_indexes_count < 0
+                or partition_indexes_count * 4 > limit - at
+                or partition_indexes_count > room
+            ):
                 raise wrong_count("partition_indexes", partition_indexes_count)
+            room -= partition_indexes_count
             partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
             at += partition_indexes_count * 4
             tag_count = data[at]
@@ -162,13 +171,15 @@ def _decode_request_1(data: memoryview, at: int) -> WriteTxnMarkersRequest:
 def _decode_request_2(data: memoryview, at: int) -> WriteTxnMarkersRequest:
     """Version 2."""
     limit = len(data)
+    room = ELEMENTS_MAX
     markers_count = data[at]
     at += 1
     if markers_count >= SHORT:
         markers_count, at = long_uvarint(data, at, markers_count)
     markers_count -= 1
-    if markers_count < 0 or markers_count * 18 > limit - at:
+    if markers_count < 0 or markers_count * 18 > limit - at or markers_count > room:
         raise wrong_count("markers", markers_count)
+    room -= markers_count
     markers: list[WritableTxnMarker] = []
     for _ in range(markers_count):
         producer_id, producer_epoch, transaction_result, topics_count = _unpack_qhtB(data, at)
@@ -176,8 +187,9 @@ def _decode_request_2(data: memoryview, at: int) -> WriteTxnMarkersRequest:
         if topics_count >= SHORT:
             topics_count, at = long_uvarint(data, at, topics_count)
         topics_count -= 1
-        if topics_count < 0 or topics_count * 3 > limit - at:
+        if topics_count < 0 or topics_count * 3 > limit - at or topics_count > room:
             raise wrong_count("topics", topics_count)
+        room -= topics_count
         topics: list[WritableTxnMarkerTopic] = []
         for _ in range(topics_count):
             name_size = data[at]
@@ -192,8 +204,13 @@ def _decode_request_2(data: memoryview, at: int) -> WriteTxnMarkersRequest:
             if partition_indexes_count >= SHORT:
                 partition_indexes_count, at = long_uvarint(data, at, partition_indexes_count)
             partition_indexes_count -= 1
-            if partition_indexes_count < 0 or partition_indexes_count * 4 > limit - at:
+            if (
+                partition_indexes_count < 0
+                or partition_indexes_count * 4 > limit - at
+                or partition_indexes_count > room
+            ):
                 raise wrong_count("partition_indexes", partition_indexes_count)
+            room -= partition_indexes_count
             partition_indexes: list[int] = list(unpack_from(f">{partition_indexes_count}i", data, at))
             at += partition_indexes_count * 4
             tag_count = data[at]

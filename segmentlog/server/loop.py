@@ -1,0 +1,191 @@
+"""All connections that have no thread of their own: one thread waits for all of them, and does what comes.
+
+A thread for each connection costs two changes of threads a request, each with the interpreter's lock, and more the more
+of them there are; this one has nobody to hand anything to. What may take long goes to a thread, a connection at a time
+(`Connection.step` says when). Where it took long all the same (a file that another process has locked, a disk that does
+not answer), somebody else goes on with the others: that is what the second thread looks for, ten times a second while
+there is something to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from segmentlog.server.connection import Connection, Turn
+
+logger = logging.getLogger("segmentlog.server")
+
+_LOOK_S: Final = 0.1
+"""How long one connection may keep the others waiting; up to twice that until it is noticed."""
+_PACE_S: Final = 1.0
+"""How often connections are looked at that say nothing."""
+
+
+class Loop:
+    """Steps connections when something comes over them. Thread-safe."""
+
+    def __init__(self, leave: Callable[[Connection, Turn], None]) -> None:
+        self._leave = leave
+        """Told of a connection that ended, or that needs a thread; it is not the loop's any more then."""
+        self._mutex = threading.Lock()
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._leader: threading.Thread | None = None
+        self._current: Connection | None = None
+        self._since_s = 0.0
+        """The connection in hand, and since when."""
+        self._steps = 0
+        self._is_asleep = False
+        self._woken = threading.Event()
+        self._is_closed = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._lead()
+        threading.Thread(target=self._watch, name="segmentlog-loop-watch", daemon=True).start()
+
+    def add(self, connection: Connection) -> None:
+        """Step this connection whenever something comes."""
+        fd = connection.fileno()
+        with self._mutex:
+            if self._is_closed or fd < 0:
+                is_ours = False
+            else:
+                is_ours = True
+                self._connections[fd] = connection
+                self._epoll.register(fd, select.EPOLLIN)
+        if not is_ours:
+            self._leave(connection, Turn.ENDED)
+
+    def is_well(self) -> bool:
+        """Whether somebody steps them."""
+        leader = self._leader
+        return leader is not None and leader.is_alive()
+
+    def close(self) -> None:
+        """Step nobody any more; those that are left end. Idempotent."""
+        with self._mutex:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            leader = self._leader
+            left = [one for one in self._connections.values() if one is not self._current]
+            self._connections.clear()
+        self._woken.set()
+        os.write(self._wake_write, b"\0")
+        if leader is not None and leader is not threading.current_thread():
+            leader.join(2 * _LOOK_S)
+        for connection in left:
+            self._leave(connection, Turn.ENDED)
+        self._close_files()
+
+    def abandon(self) -> None:
+        """In a forked child: the descriptors are copies, and what they know is the parent's."""
+        self._is_closed = True
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self._epoll.close()
+        fds, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    # ------------------------------------------------------------ who steps
+
+    def _lead(self) -> None:
+        self._leader = threading.Thread(target=self._run, name="segmentlog-loop", daemon=True)
+        self._leader.start()
+
+    def _run(self) -> None:
+        me, poll = threading.current_thread(), self._epoll.poll
+        while self._leader is me and not self._is_closed:
+            try:
+                events = poll()
+            except (OSError, ValueError):  # closed
+                return
+            if self._is_asleep:
+                self._woken.set()
+            for fd, _ in events:
+                with self._mutex:
+                    if self._leader is not me:
+                        return
+                    connection = self._connections.get(fd)
+                    self._current, self._since_s = connection, time.monotonic()
+                if connection is None:
+                    continue
+                turn = connection.step()
+                self._steps += 1
+                if not self._settle(me, fd, connection, turn):
+                    return
+
+    def _settle(self, me: threading.Thread, fd: int, connection: Connection, turn: Turn) -> bool:
+        """What becomes of a connection after its step; False if somebody else leads by now."""
+        with self._mutex:
+            leads = self._leader is me and not self._is_closed
+            if leads:
+                self._current = None
+                if turn is not Turn.STAYS:
+                    self._forget(fd)
+        if turn is not Turn.STAYS:
+            self._leave(connection, turn)
+        elif not leads:
+            self.add(connection)
+        return leads
+
+    def _forget(self, fd: int) -> None:
+        self._connections.pop(fd, None)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(fd)
+
+    # ------------------------------------------------------------ who watches
+
+    def _watch(self) -> None:
+        steps = -1
+        pace_s = time.monotonic() + _PACE_S
+        while not self._is_closed:
+            if steps == self._steps and self._current is None:
+                self._is_asleep = True
+                self._woken.wait(_PACE_S)
+                self._is_asleep = False
+                self._woken.clear()
+            else:
+                time.sleep(_LOOK_S)
+            steps = self._steps
+            self._relieve()
+            if time.monotonic() >= pace_s:
+                self._check_pace()
+                pace_s = time.monotonic() + _PACE_S
+
+    def _relieve(self) -> None:
+        """Have somebody else lead, if one connection has been in hand for too long."""
+        with self._mutex:
+            stuck = self._current
+            if stuck is None or time.monotonic() - self._since_s < _LOOK_S or self._is_closed:
+                return
+            for fd, connection in self._connections.items():
+                if connection is stuck:
+                    self._forget(fd)
+                    break
+            self._current = None
+            self._lead()
+        logger.debug("%s keeps the others waiting: they are served by another thread", stuck.client_host)
+
+    def _check_pace(self) -> None:
+        """End those that say nothing for too long."""
+        with self._mutex:
+            quiet = [(fd, one) for fd, one in self._connections.items() if one is not self._current and one.is_overdue]
+            for fd, _ in quiet:
+                self._forget(fd)
+        for _, connection in quiet:
+            connection.say_overdue()
+            self._leave(connection, Turn.ENDED)

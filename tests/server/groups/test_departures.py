@@ -1,0 +1,235 @@
+"""Who goes while it waits is gone at once: from its group, and with its thread. The others go on.
+
+No time-out of a group is short here: who waits for one waits for minutes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.groups.clients import until
+from server.wire_client import WireClient
+
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
+from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from segmentlog.server.groups.subscriptions import encode_topics
+from segmentlog.server.groups.words import GroupSettings, State
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.store import LogStore
+
+_LONG_MS = 300_000
+MakeServer = Callable[..., Server]
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[MakeServer]:
+    """A server with topic t."""
+    servers: list[Server] = []
+
+    def make(delay_ms: int = 0) -> Server:
+        store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+        store.create_topic("t")
+        settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=delay_ms))
+        server = Server(
+            store, host="127.0.0.1", port=0, advertise=None, settings=settings, security=Security(), owns_store=False
+        )
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+class Member:
+    """One, over a connection of its own."""
+
+    def __init__(self, server: Server, instance_id: str | None = None) -> None:
+        self.wire = WireClient(server.bootstrap_servers)
+        self.id = ""
+        self.generation = -1
+        self._instance_id = instance_id
+
+    def begin_to_join(self) -> None:
+        """In version 5, a dynamic member is sent away with its id first."""
+        if not self.id and self._instance_id is None:
+            answer = self.wire.ask(11, 5, self._joining())
+            assert answer.error_code == ErrorCode.MEMBER_ID_REQUIRED
+            self.id = answer.member_id
+        self.wire.send(11, 5, self._joining())
+
+    def end_to_join(self) -> Any:
+        """The answer."""
+        answer = self.wire.answer()
+        if not answer.error_code:
+            self.id, self.generation = answer.member_id, answer.generation_id
+        return answer
+
+    def begin_to_sync(self, *given: str) -> None:
+        """Who leads gives everybody something."""
+        assignments = [SyncGroupRequestAssignment(one, b"all") for one in given]
+        self.wire.send(
+            14, 3, SyncGroupRequest("g", self.generation, self.id, self._instance_id, assignments=assignments)
+        )
+
+    def sync(self, *given: str) -> Any:
+        """And what it is to do."""
+        self.begin_to_sync(*given)
+        return self.wire.answer()
+
+    def heartbeat(self) -> ErrorCode:
+        """What it is told."""
+        answer = self.wire.ask(12, 3, HeartbeatRequest("g", self.generation, self.id, self._instance_id))
+        return ErrorCode(answer.error_code)
+
+    def _joining(self) -> JoinGroupRequest:
+        protocol = JoinGroupRequestProtocol("range", encode_topics(("t",)))
+        return JoinGroupRequest(
+            "g", _LONG_MS, _LONG_MS, self.id, self._instance_id, protocol_type="consumer", protocols=[protocol]
+        )
+
+
+def close(wire: WireClient) -> None:
+    """As a client does that ends."""
+    wire.close()
+
+
+def reset(wire: WireClient) -> None:
+    """As one does that is killed with something unread, or whose machine was started again."""
+    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.close()
+
+
+def half_close(wire: WireClient) -> None:
+    """It sends nothing more."""
+    wire.sock.shutdown(socket.SHUT_WR)
+
+
+GOING = pytest.mark.parametrize("go", [close, reset, half_close])
+Go = Callable[[WireClient], None]
+
+
+def members(server: Server) -> list[str]:
+    """Of the group."""
+    entry = server.worker.broker.groups._entries.get("g")
+    return [] if entry is None else list(entry.machine.members)
+
+
+def state(server: Server) -> State:
+    """Of the group."""
+    return server.worker.broker.groups._entries["g"].machine.state
+
+
+def alone(server: Server) -> Member:
+    """The only member of a group that is at work."""
+    member = Member(server)
+    member.begin_to_join()
+    assert member.end_to_join().error_code == 0
+    assert member.sync(member.id).assignment == b"all"
+    return member
+
+
+def connection_count(server: Server) -> int:
+    """And threads."""
+    return server.worker.listener.connection_count
+
+
+@GOING
+def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -> None:
+    """The one that is at work is told of a rebalance, joins, and need not wait for who has gone."""
+    server = make_server()
+    first, second = alone(server), Member(server)
+    second.begin_to_join()
+    until(lambda: second.id in members(server))
+    go(second.wire)
+    until(lambda: members(server) == [first.id])
+    until(lambda: connection_count(server) == 1)
+    assert first.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+    first.begin_to_join()
+    assert [one.member_id for one in first.end_to_join().members] == [first.id]
+    assert first.sync(first.id).assignment == b"all"
+    second.wire.close()
+
+
+@GOING
+def test_who_goes_before_others_could_come_leaves_no_group(make_server: MakeServer, go: Go) -> None:
+    """While a group without members waits for more of them."""
+    server = make_server(delay_ms=_LONG_MS)
+    member = Member(server)
+    member.begin_to_join()
+    until(lambda: members(server) == [member.id])
+    go(member.wire)
+    until(lambda: not members(server))
+    until(lambda: not connection_count(server))
+    member.wire.close()
+
+
+@GOING
+def test_who_goes_while_it_waits_for_its_assignment_is_no_member(make_server: MakeServer, go: Go) -> None:
+    """The leader, which has not assigned yet, is told to join again, and does so alone."""
+    server = make_server()
+    first, second = alone(server), Member(server)
+    second.begin_to_join()
+    until(lambda: second.id in members(server))
+    first.begin_to_join()
+    assert {one.member_id for one in first.end_to_join().members} == {first.id, second.id}
+    assert second.end_to_join().error_code == 0
+    second.begin_to_sync()
+    until(lambda: server.worker.broker.groups._entries["g"].machine.members[second.id].sync_token is not None)
+    go(second.wire)
+    until(lambda: members(server) == [first.id])
+    until(lambda: connection_count(server) == 1)
+    assert first.sync(first.id, second.id).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    first.begin_to_join()
+    assert first.end_to_join().error_code == 0
+    assert first.sync(first.id).assignment == b"all"
+    assert state(server) is State.STABLE
+    second.wire.close()
+
+
+@GOING
+def test_a_static_member_that_goes_stays_one(make_server: MakeServer, go: Go) -> None:
+    """Its thread ends, and it takes its place again under the same instance id."""
+    server = make_server()
+    first, second = alone(server), Member(server, "i")
+    second.begin_to_join()
+    until(lambda: len(members(server)) == 2)
+    first.begin_to_join()
+    assert first.end_to_join().error_code == second.end_to_join().error_code == 0
+    second.begin_to_sync()
+    until(lambda: server.worker.broker.groups._entries["g"].machine.members[second.id].sync_token is not None)
+    go(second.wire)
+    until(lambda: connection_count(server) == 1)
+    assert second.id in members(server)
+    assert first.sync(first.id, second.id).assignment == b"all"
+    again = Member(server, "i")
+    again.begin_to_join()
+    joined = again.end_to_join()
+    assert (joined.error_code, joined.generation_id) == (0, first.generation)
+    assert again.sync().assignment == b"all"
+    second.wire.close()
+
+
+@GOING
+def test_nobody_keeps_a_fetch_that_nobody_waits_for(make_server: MakeServer, go: Go) -> None:
+    """The thread ends, and so does the watch over the partition."""
+    server = make_server()
+    wire = WireClient(server.bootstrap_servers)
+    wanted = FetchTopic("t", partitions=[FetchPartition(0, partition_max_bytes=1 << 20)])
+    wire.send(1, 11, FetchRequest(max_wait_ms=_LONG_MS, min_bytes=1, max_bytes=1 << 20, topics=[wanted]))
+    until(lambda: server.worker.broker.arrivals.waiting_count == 1)
+    go(wire)
+    until(lambda: not connection_count(server))
+    assert server.worker.broker.arrivals.waiting_count == 0
+    wire.close()

@@ -1,0 +1,48 @@
+"""A server of one worker in processes of its own, to be stopped in the middle of something: stopped_server.py JSON.
+
+path, fsync_s, users, cert, key. It prints its address once it serves, and ``left`` when its worker has ended by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from segmentlog.server import supervisor, worker_process
+from segmentlog.server.groups.words import GroupSettings
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.storage.fs import FileSystem
+
+
+def main() -> None:
+    """Serve until it is told to stop."""
+    told = json.loads(sys.argv[1])
+    fsync_s = told.get("fsync_s", 0.0)
+
+    def fdatasync(fd: int) -> None:
+        print("syncing", flush=True)
+        time.sleep(fsync_s)
+        os.fdatasync(fd)
+
+    def run(*args: Any) -> None:
+        worker_process.run(*args)
+        print("left", flush=True)
+
+    def on_change(of: supervisor.Supervisor) -> None:
+        if of.is_ready and not is_told:
+            is_told.append(True)
+            print(of.bootstrap_servers, flush=True)
+
+    if fsync_s:
+        FileSystem.fdatasync = staticmethod(fdatasync)
+    is_told: list[bool] = []
+    security = Security(users=told.get("users"), tls_cert=told.get("cert"), tls_key=told.get("key"))
+    settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=300_000))
+    plan = supervisor.Plan(path=told["path"], host="127.0.0.1", port=0, settings=settings, security=security)
+    supervisor.Supervisor(plan, run, on_change=on_change).run()
+
+
+main()

@@ -1,0 +1,277 @@
+"""Connections without threads of their own, and those that get one for a while."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.security.certificates import write_pair
+from server.wire_client import WireClient, request_bytes
+from wire import Sent, foreign
+
+from segmentlog.log.partition import Partition
+from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.messages.list_groups import ListGroupsRequest
+from segmentlog.server.codec.messages.metadata import MetadataRequest
+from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.transport import PlainTransport
+from segmentlog.store import LogStore
+
+WAIT_S = 10.0
+ONE = foreign([Sent(None, b"one")])
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Makes a server of a store with topics t and slow."""
+    servers: list[Server] = []
+
+    def make(security: Security | None = None) -> Server:
+        store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+        store.create_topic("t")
+        store.create_topic("slow")
+        servers.append(
+            Server(
+                store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(),
+                security=security or Security(), owns_store=False,
+            )
+        )  # fmt: skip
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def producing(batch: bytes = ONE, topic: str = "t") -> ProduceRequest:
+    """Of a batch to a topic."""
+    return ProduceRequest(None, 1, 1000, [TopicProduceData(topic, partition_data=[PartitionProduceData(0, batch)])])
+
+
+def polling(offset: int, wait_ms: int = 30_000) -> FetchRequest:
+    """From an offset of topic t on, for so long."""
+    part = FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    return FetchRequest(
+        max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[FetchTopic("t", partitions=[part])]
+    )
+
+
+def base_offset(answer: Any) -> int:
+    """Of what was produced."""
+    (part,) = answer.responses[0].partition_responses
+    assert part.error_code == 0
+    return int(part.base_offset)
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Wait for it."""
+    ends_s = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < ends_s, "it did not come to it in time"
+        time.sleep(0.005)
+
+
+def threads_of_connections() -> int:
+    """Threads that serve one connection: they are called after its client."""
+    return sum(thread.name == "segmentlog-127.0.0.1" for thread in threading.enumerate())
+
+
+def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]) -> None:
+    """Neither those that produce, nor those that wait for records."""
+    server = serve()
+    clients = [WireClient(server.bootstrap_servers) for _ in range(150)]
+    for number, client in enumerate(clients):
+        client.ask(18, 0, ApiVersionsRequest())
+        assert base_offset(client.ask(0, 9, producing())) == number
+    for client in clients[:100]:
+        client.send(1, 11, polling(150))
+    until(lambda: server.worker.broker.arrivals.waiting_count == 100)
+    assert threads_of_connections() == 0
+    clients[-1].ask(0, 9, producing())
+    for client in clients[:100]:
+        assert client.answer().responses[0].partitions[0].records
+    assert threads_of_connections() == 0
+    for client in clients:
+        client.close()
+
+
+def test_what_came_together_is_answered_together(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, and in far fewer pieces."""
+    server = serve()
+    sent: list[int] = []
+    send_now = PlainTransport.send_now
+
+    def counted(self: PlainTransport, buffers: Any) -> Any:
+        sent.append(len(buffers))
+        return send_now(self, buffers)
+
+    monkeypatch.setattr(PlainTransport, "send_now", counted)
+    with WireClient(server.bootstrap_servers) as client:
+        together = bytearray()
+        for number in range(1, 61):
+            client._expected.append((number, 0, 9))
+            together += request_bytes(0, 9, producing(), number)
+        client.raw(together)
+        assert [base_offset(client.answer()) for _ in range(60)] == list(range(60))
+    assert len(sent) <= 2 + len(together) // (8 << 10)
+
+
+def test_one_that_takes_long_does_not_keep_the_others_waiting(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knew that it would; it is answered when it is done, and then goes on as the others do."""
+    server = serve()
+    append_wire, is_slow, goes_on = Partition.append_wire, threading.Event(), threading.Event()
+
+    def slow(self: Partition, *args: Any, **options: Any) -> Any:
+        if self.topic == "slow":
+            is_slow.set()
+            assert goes_on.wait(WAIT_S)
+        return append_wire(self, *args, **options)
+
+    monkeypatch.setattr(Partition, "append_wire", slow)
+    with WireClient(server.bootstrap_servers) as one, WireClient(server.bootstrap_servers) as another:
+        for _ in range(3):
+            one.send(0, 9, producing(topic="slow"))
+            assert is_slow.wait(WAIT_S)
+            offsets = [base_offset(another.ask(0, 9, producing())) for _ in range(5)]
+            assert offsets == list(range(offsets[0], offsets[0] + 5))
+            assert not goes_on.is_set()
+            goes_on.set()
+            base_offset(one.answer())
+            is_slow.clear()
+            goes_on.clear()
+        assert base_offset(one.ask(0, 9, producing())) == 15
+        assert server.worker.is_well(1.0)
+
+
+def test_answers_behind_a_long_poll(serve: Callable[..., Server]) -> None:
+    """They wait for it, as their order wants; a second long poll does not wait."""
+    server = serve()
+    with WireClient(server.bootstrap_servers) as client, WireClient(server.bootstrap_servers) as producer:
+        client.send(1, 11, polling(0))
+        client.send(3, 12, MetadataRequest(topics=None))
+        client.send(1, 11, polling(0))
+        client.sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.sock.recv(1)
+        client.sock.settimeout(WAIT_S)
+        producer.ask(0, 9, producing())
+        assert client.answer().responses[0].partitions[0].records
+        assert {topic.name for topic in client.answer().topics} == {"slow", "t"}
+        assert not client.answer().responses[0].partitions[0].records, "it was answered when it came"
+        client.send(1, 11, polling(1))
+        producer.ask(0, 9, producing())
+        assert client.answer().responses[0].partitions[0].records
+
+
+def test_a_thread_for_as_long_as_it_needs_one(serve: Callable[..., Server]) -> None:
+    """What may take long, or is large, is done in a thread; sixteen small requests later there is none."""
+    server = serve()
+    large = foreign([Sent(None, b"x" * 200_000)])
+    with WireClient(server.bootstrap_servers) as client:
+        for needs_thread in (
+            lambda: client.ask(16, 4, ListGroupsRequest()),
+            lambda: base_offset(client.ask(0, 9, producing(large))),
+        ):
+            needs_thread()
+            assert threads_of_connections() == 1
+            for _ in range(20):
+                client.ask(18, 0, ApiVersionsRequest())
+            until(lambda: threads_of_connections() == 0)
+            client.ask(18, 0, ApiVersionsRequest())
+            assert threads_of_connections() == 0
+
+
+def test_a_thread_in_the_middle_of_what_came_together(serve: Callable[..., Server]) -> None:
+    """The order of the answers is that of the requests, whoever does them."""
+    server = serve()
+    large = foreign([Sent(None, b"x" * 40_000)])
+    asked = [(0, 9, producing()), (16, 4, ListGroupsRequest()), (0, 9, producing()), (0, 9, producing(large)),
+             (18, 0, ApiVersionsRequest()), (0, 9, producing())] * 5  # fmt: skip
+    with WireClient(server.bootstrap_servers) as client:
+        together = bytearray()
+        for number, (key, version, body) in enumerate(asked, 1):
+            client._expected.append((number, key, version))
+            together += request_bytes(key, version, body, number)
+        client.raw(together)
+        answers = [client.answer() for _ in asked]
+    offsets = [base_offset(answer) for (key, _, _), answer in zip(asked, answers, strict=True) if key == 0]
+    assert offsets == list(range(len(offsets)))
+
+
+@pytest.mark.parametrize("piece", [1, 3, 50])
+def test_requests_in_pieces(serve: Callable[..., Server], piece: int) -> None:
+    """A request may come byte by byte, and end in the middle of the next."""
+    server = serve()
+    with WireClient(server.bootstrap_servers) as client:
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        data = bytearray()
+        for number in range(1, 4):
+            client._expected.append((number, 0, 9))
+            data += request_bytes(0, 9, producing(), number)
+        for at in range(0, len(data), piece):
+            client.raw(data[at : at + piece])
+        assert [base_offset(client.answer()) for _ in range(3)] == [0, 1, 2]
+        assert threads_of_connections() == 0
+
+
+def test_what_was_decrypted_already_is_not_waited_for(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """OpenSSL may have more than was taken, of which the socket says nothing."""
+    authority = trustme.CA()
+    pair = write_pair(tmp_path, "server", authority.issue_cert("127.0.0.1"))
+    server = serve(Security(tls_cert=pair.certificate, tls_key=pair.key))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with WireClient(server.bootstrap_servers) as client:
+        client.sock = context.wrap_socket(client.sock, server_hostname="127.0.0.1")
+        client.ask(18, 0, ApiVersionsRequest())
+        until(lambda: threads_of_connections() == 0)
+        for _ in range(3):
+            first = client._sent + 1
+            head = request_bytes(0, 9, producing(), first)
+            client.raw(head[:-1])
+            # As much as a TLS record holds, into a buffer of that size that has begun to fill.
+            count = ((16 << 10) - 1) // len(head)
+            data = bytearray(head[-1:])
+            for number in range(first + 1, first + count + 1):
+                data += request_bytes(0, 9, producing(), number)
+            assert (16 << 10) - len(head) < len(data) <= 16 << 10
+            for number in range(first, first + count + 1):
+                client._expected.append((number, 0, 9))
+            client._sent = first + count
+            client.raw(data)
+            for _ in range(count + 1):
+                base_offset(client.answer())
+
+
+def test_a_client_that_takes_nothing_keeps_nobody_waiting(serve: Callable[..., Server]) -> None:
+    """Its answers fill what the system keeps for it; the others go on."""
+    server = serve()
+    with WireClient(server.bootstrap_servers) as setup:
+        setup.ask(0, 9, producing(foreign([Sent(None, b"x" * 60_000)])))
+    with (
+        WireClient(server.bootstrap_servers, receive_buffer=4096) as slow,
+        WireClient(server.bootstrap_servers) as other,
+    ):
+        slow.sock.setblocking(False)
+        request = request_bytes(1, 11, polling(0), 1)
+        try:
+            for _ in range(400):
+                slow.sock.send(request)
+        except BlockingIOError:
+            pass
+        for _ in range(20):
+            base_offset(other.ask(0, 9, producing()))

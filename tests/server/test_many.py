@@ -1,0 +1,257 @@
+"""Requests about many things: each is answered, what it takes is bounded, and what is asked for twice is answered once.
+
+SEGMENTLOG_SERVER_PARTITIONS  partitions of one fetch
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.memory import Memory
+from server.test_limits import MakeServer, is_served, make_server, producing
+from server.wire_client import Desk, Refused, WireClient, request_bytes
+from wire import Sent, foreign
+
+from segmentlog.server.broker import Broker
+from segmentlog.server.cluster import Cluster, Node
+from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
+from segmentlog.server.codec.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic
+from segmentlog.server.codec.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from segmentlog.server.codec.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from segmentlog.server.codec.primitives import ELEMENTS_MAX, uvarint
+from segmentlog.server.frames import BadFrame
+from segmentlog.server.security.acls import OpenAuthorizer
+from segmentlog.server.served import SERVED
+from segmentlog.server.settings import Limits, ServerSettings
+from segmentlog.store import LogStore
+
+__all__ = ["make_server"]
+
+PARTITIONS = int(os.environ.get("SEGMENTLOG_SERVER_PARTITIONS", "10000"))
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
+    """A broker with limits, over a store with topic t of so many partitions."""
+    brokers: list[Broker] = []
+
+    def make(partitions: int = 1, **limits: Any) -> Desk:
+        store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+        store.create_topic("t", partitions)
+        settings = ServerSettings(limits=Limits(**limits))
+        brokers.append(Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), settings, OpenAuthorizer()))
+        return Desk(brokers[-1])
+
+    yield make
+    for broker in brokers:
+        broker.close()
+
+
+# ---------------------------------------------------------------- bytes of a request
+
+
+@pytest.mark.parametrize("key", [key for key in SERVED if key])
+def test_only_produce_may_be_large(make_server: MakeServer, key: int) -> None:
+    """Every other request is cut off once its length and its API are there, before there is a buffer for it."""
+    server = make_server(control_request_bytes=100_000)
+    head = key.to_bytes(2, "big") + APIS[key].max_version.to_bytes(2, "big")
+    with WireClient(server.bootstrap_servers) as client:
+        client.raw((100_001).to_bytes(4, "big") + head)
+        assert client.is_closed_by_peer()
+    with WireClient(server.bootstrap_servers) as client:
+        client.raw((100_000).to_bytes(4, "big") + head + bytes(20_000))
+        client.sock.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            client.frame()
+
+
+def test_produce_may_be_as_large_as_ever(make_server: MakeServer) -> None:
+    """Also where its first bytes come one by one."""
+    server = make_server(control_request_bytes=1000)
+    data = request_bytes(0, 7, producing(1, foreign([Sent(b"k", os.urandom(500_000))])), 1)
+    with WireClient(server.bootstrap_servers) as client:
+        for at in range(8):
+            client.raw(data[at : at + 1])
+        client.raw(data[8:])
+        client._expected.append((1, 0, 7))
+        assert client.answer().responses[0].partition_responses[0].error_code == 0
+        client.raw(data[:5])
+    assert is_served(server)
+
+
+# ---------------------------------------------------------------- elements of a request
+
+
+def listing(count: int) -> bytes:
+    """A request about so many topics without names, of three bytes each."""
+    head = request_bytes(35, 2, DescribeLogDirsRequest(topics=[]), 7)[4:-2]
+    return head + uvarint(count + 1) + b"\x01\x01\0" * count + b"\0"
+
+
+def test_listing_is_a_request() -> None:
+    """So that the tests below say something."""
+    made = request_bytes(35, 2, DescribeLogDirsRequest(topics=[DescribableLogDirTopic()] * 200), 7)[4:]
+    assert listing(200) == made
+
+
+def test_elements_of_a_request_are_bounded(make_desk: MakeDesk) -> None:
+    """However few bytes they take; as many as there may be take tens of megabytes."""
+    desk = make_desk()
+    frame = listing(ELEMENTS_MAX)
+    memory = Memory()
+    assert desk.ask_bytes(frame) is not None
+    with pytest.raises(BadFrame, match="elements"):
+        desk.ask_bytes(listing(ELEMENTS_MAX + 1))
+    with pytest.raises(BadFrame, match="elements"):
+        desk.ask_bytes(listing(20_000_000))
+    assert memory.peak() < 200 << 20
+
+
+# ---------------------------------------------------------------- the same asked for again
+
+
+def test_configs_asked_for_twice_are_told_once(make_desk: MakeDesk) -> None:
+    """In the order in which they were asked for; other keys are another question."""
+    desk = make_desk()
+    named = DescribeConfigsResource(2, "t", ["retention.ms"])
+    resources = [DescribeConfigsResource(2, "t", None), named, DescribeConfigsResource(2, "u", None)]
+    answer = desk.ask(32, 4, DescribeConfigsRequest(resources * 1000))
+    assert [one.resource_name for one in answer.results] == ["t", "t", "u"]
+    assert [len(one.configs) > 1 for one in answer.results] == [True, False, False]
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_groups_asked_for_twice_are_told_once(make_desk: MakeDesk, version: int) -> None:
+    """In every version of DescribeGroups."""
+    answer = make_desk().ask(15, version, DescribeGroupsRequest(["g", "h"] * 1000))
+    assert [one.group_id for one in answer.groups] == ["g", "h"]
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+def test_positions_asked_for_twice_are_told_once(make_desk: MakeDesk, version: int) -> None:
+    """With all that is asked about a group or topic anywhere in the request; their metadata may be 4 KB each."""
+    desk = make_desk(3)
+    topic_id = bytes.fromhex(desk.broker.store.topic("t").id.replace("-", ""))
+    partitions = [OffsetCommitRequestPartition(number, 7, committed_metadata="m" * 4000) for number in range(3)]
+    desk.ask(8, 2, OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("t", partitions=partitions)]))
+    numbers = [0, 1, 0] * 1000
+    if version < 8:
+        topics = [OffsetFetchRequestTopic("t", numbers), OffsetFetchRequestTopic("t", [2, 0])]
+        answer = desk.ask(9, version, OffsetFetchRequest("g", topics))
+    else:
+        name, named_by_id = ("t", bytes(16)) if version < 10 else ("", topic_id)
+        asked = [OffsetFetchRequestTopics(name, named_by_id, some) for some in (numbers, [2, 0])]
+        groups = [OffsetFetchRequestGroup("g", topics=[one]) for one in asked]
+        (answer,) = desk.ask(9, version, OffsetFetchRequest(groups=groups)).groups
+    (told,) = answer.topics
+    assert [one.partition_index for one in told.partitions] == [0, 1, 2]
+    assert [one.committed_offset for one in told.partitions] == [7, 7, 7]
+    if version >= 8:
+        groups += [OffsetFetchRequestGroup("g", topics=None)]
+        (answer,) = desk.ask(9, version, OffsetFetchRequest(groups=groups)).groups
+        assert [len(one.partitions) for one in answer.topics] == [3]
+
+
+def test_asking_for_topics_makes_no_more_of_them_than_creating_them(make_desk: MakeDesk) -> None:
+    """`auto.create.topics.enable` has the limit of CreateTopics."""
+    desk = make_desk(partitions_made=5)
+    names = [MetadataRequestTopic(name=f"new-{number}") for number in range(9)]
+    answer = desk.ask(3, 12, MetadataRequest(topics=names))
+    codes = [one.error_code for one in answer.topics]
+    assert codes == [0] * 5 + [ErrorCode.POLICY_VIOLATION] * 4
+    assert len(desk.broker.store.topics()) == 6
+    again = desk.ask(3, 12, MetadataRequest(topics=names))
+    assert [one.error_code for one in again.topics] == [0] * 9
+
+
+# ---------------------------------------------------------------- partitions of a fetch
+
+
+def fetch(numbers: range, session_id: int = 0, epoch: int = 0, forgotten: range = range(0)) -> FetchRequest:
+    """Of partitions of topic t."""
+    parts = [FetchPartition(number, partition_max_bytes=1 << 20) for number in numbers]
+    return FetchRequest(
+        max_wait_ms=0, max_bytes=1 << 20, session_id=session_id, session_epoch=epoch,
+        topics=[FetchTopic("t", partitions=parts)] if parts else [],
+        forgotten_topics_data=[ForgottenTopic("t", partitions=list(forgotten))] if forgotten else [],
+    )  # fmt: skip
+
+
+def told(answer: Any) -> list[int]:
+    """The partitions that an answer has."""
+    return sorted(one.partition_index for topic in answer.responses for one in topic.partitions)
+
+
+@pytest.mark.long
+def test_ten_thousand_partitions_in_one_fetch(make_desk: MakeDesk) -> None:
+    """All are told of at first, and then those that have news."""
+    desk = make_desk(PARTITIONS)
+    whole = desk.ask(1, 11, fetch(range(PARTITIONS)))
+    assert whole.error_code == 0
+    assert told(whole) == list(range(PARTITIONS))
+    news = [0, PARTITIONS // 2, PARTITIONS - 1]
+    assert told(desk.ask(1, 11, fetch(range(0), whole.session_id, 1))) == []
+    for number in news:
+        desk.broker.store.open_partition("t", number).append([b"v"])
+    assert told(desk.ask(1, 11, fetch(range(0), whole.session_id, 2))) == news
+    assert told(desk.ask(1, 11, fetch(range(PARTITIONS)))) == list(range(PARTITIONS))
+
+
+def test_a_session_grows_up_to_the_bound(make_desk: MakeDesk) -> None:
+    """Then it is gone, and the client, which begins anew, is answered without one."""
+    desk = make_desk(25, fetch_session_partitions=20)
+    session_id = desk.ask(1, 11, fetch(range(10))).session_id
+    assert session_id
+    assert told(desk.ask(1, 11, fetch(range(10, 20), session_id, 1))) == list(range(10, 20))
+    # What was there already is nothing more, and what is forgotten makes room.
+    assert desk.ask(1, 11, fetch(range(20), session_id, 2)).error_code == 0
+    assert desk.ask(1, 11, fetch(range(0), session_id, 3, range(5))).error_code == 0
+    assert desk.ask(1, 11, fetch(range(5), session_id, 4)).error_code == 0
+    refused = desk.ask(1, 11, fetch(range(20, 25), session_id, 5))
+    assert refused.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert len(desk.broker.fetch_sessions) == 0
+    whole = desk.ask(1, 11, fetch(range(25)))
+    assert (whole.error_code, whole.session_id) == (0, 0)
+    assert told(whole) == list(range(25))
+    assert desk.ask(1, 11, fetch(range(20))).session_id
+
+
+def test_sessions_share_the_bound(make_desk: MakeDesk) -> None:
+    """What one has set aside another cannot grow into; one that ends makes room."""
+    desk = make_desk(25, fetch_session_partitions=20)
+    first, second = (desk.ask(1, 11, fetch(range(8))).session_id for _ in range(2))
+    assert desk.ask(1, 11, fetch(range(8, 13), first, 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert desk.ask(1, 11, fetch(range(8, 13), second, 1)).error_code == 0
+    assert desk.ask(1, 11, fetch(range(7))).session_id
+
+
+def test_a_refused_connection_says_so(make_server: MakeServer) -> None:
+    """Too many elements end the connection of who sent them, and no other."""
+    server = make_server()
+    frame = listing(ELEMENTS_MAX + 1)
+    with WireClient(server.bootstrap_servers) as client:
+        client.raw(len(frame).to_bytes(4, "big") + frame)
+        with pytest.raises(Refused):
+            client.frame()
+    assert is_served(server)

@@ -1,0 +1,246 @@
+"""Who has not said who he is yet takes next to nothing, and keeps nobody out.
+
+SEGMENTLOG_SERVER_STRANGERS  connections that never say it
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.memory import Memory
+from server.security.certificates import write_pair
+from server.test_limits import until
+from server.wire_client import Refused, WireClient, request_bytes
+
+from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.messages.metadata import MetadataRequest
+from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
+from segmentlog.server.security.users import add_user
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import Limits, Security, ServerSettings
+from segmentlog.store import LogStore
+
+# Both ends of each are this process's, which may have fewer descriptors than that.
+STRANGERS = min(
+    int(os.environ.get("SEGMENTLOG_SERVER_STRANGERS", "2000")),
+    (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 2,
+)
+MakeServer = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with ann in it."""
+    path = str(tmp_path_factory.mktemp("users") / "users.json")
+    add_user(path, "ann", "secret", iterations=4096)
+    return path
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Who signs the certificates here."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def make_server(tmp_path: Path, users: str, authority: trustme.CA) -> Iterator[MakeServer]:
+    """A server where clients say who they are, with or without TLS."""
+    servers: list[Server] = []
+
+    def make(*, tls: bool = False, sasl: bool = True, **limits: Any) -> Server:
+        store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+        pair = write_pair(tmp_path, "server", authority.issue_cert("localhost")) if tls else None
+        security = Security(
+            users=users if sasl else None, tls_cert=pair and pair.certificate, tls_key=pair and pair.key
+        )
+        settings = ServerSettings(limits=Limits(**limits))
+        servers.append(
+            Server(
+                store, host="127.0.0.1", port=0, advertise=None, settings=settings, security=security, owns_store=False
+            )
+        )
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def log_in(client: WireClient) -> WireClient:
+    """As ann. Raises `Refused`."""
+    client.ask(18, 3, ApiVersionsRequest("test", "1"))
+    assert client.ask(17, 1, SaslHandshakeRequest("PLAIN")).error_code == 0
+    assert client.ask(36, 2, SaslAuthenticateRequest(b"\0ann\0secret")).error_code == 0
+    return client
+
+
+def is_served(client: WireClient) -> bool:
+    """Whether somebody who is in gets answers."""
+    return client.ask(3, 12, MetadataRequest(topics=None)).cluster_id is not None
+
+
+def encrypted(server: Server, authority: trustme.CA) -> WireClient:
+    """A client behind TLS."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    client = WireClient(server.bootstrap_servers)
+    client.sock = context.wrap_socket(client.sock, server_hostname="localhost")
+    return client
+
+
+@pytest.mark.parametrize("key", [0, 3, 17, 18, 36])
+def test_requests_of_strangers_are_small(make_server: MakeServer, key: int) -> None:
+    """More than that is refused by its length; once it is known who asks, it is taken."""
+    server = make_server()
+    limits = Limits()
+    head = (limits.unauthenticated_request_bytes + 1).to_bytes(4, "big") + key.to_bytes(2, "big") + bytes(2)
+    with WireClient(server.bootstrap_servers) as client:
+        client.raw(head)
+        assert client.is_closed_by_peer()
+    with log_in(WireClient(server.bootstrap_servers)) as client:
+        client.raw(head)
+        client.sock.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            client.frame()
+    assert server.worker.broker.buffers.used_bytes <= 64 << 10
+
+
+def test_requests_of_strangers_are_few(make_server: MakeServer) -> None:
+    """So many are answered, and then the connection ends; who is in may ask for as much as he likes."""
+    server = make_server(unauthenticated_requests=5)
+    with WireClient(server.bootstrap_servers) as client:
+        for _ in range(5):
+            assert client.ask(18, 0, ApiVersionsRequest()).error_code == 0
+        with pytest.raises(Refused):
+            client.ask(18, 0, ApiVersionsRequest())
+    with log_in(WireClient(server.bootstrap_servers)) as client:
+        for _ in range(20):
+            assert is_served(client)
+
+
+def say_nothing(client: WireClient) -> None:
+    """Not a word."""
+
+
+def say_half_a_length(client: WireClient) -> None:
+    """And then no more."""
+    client.raw(b"\0\0")
+
+
+def say_byte_by_byte(client: WireClient) -> None:
+    """A request that takes for ever to come."""
+
+    def send() -> None:
+        try:
+            client.raw((10_000).to_bytes(4, "big"))
+            while True:
+                client.raw(b"\0")
+                time.sleep(0.02)
+        except OSError:
+            pass
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def ask_versions(client: WireClient) -> None:
+    """Again and again, and nothing else."""
+
+    def send() -> None:
+        try:
+            while True:
+                client.raw(request_bytes(18, 0, ApiVersionsRequest()))
+                time.sleep(0.02)
+        except OSError:
+            pass
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def begin_to_log_in(client: WireClient) -> None:
+    """And stop in the middle."""
+    client.ask(17, 1, SaslHandshakeRequest("SCRAM-SHA-256"))
+
+
+@pytest.mark.parametrize("say", [say_nothing, say_half_a_length, say_byte_by_byte, ask_versions, begin_to_log_in])
+def test_strangers_do_not_stay(make_server: MakeServer, say: Callable[[WireClient], None]) -> None:
+    """Whatever they do meanwhile: their time is up. Who is in by then stays."""
+    server = make_server(authentication_s=0.4, unauthenticated_requests=1000)
+    with log_in(WireClient(server.bootstrap_servers)) as known, WireClient(server.bootstrap_servers) as client:
+        say(client)
+        assert client.is_closed_by_peer()
+        until(lambda: server.worker.listener.connection_count == 1)
+        assert not server.worker.listener._guests
+        assert is_served(known)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\0\1", b"\0"])
+def test_a_handshake_does_not_take_for_ever(make_server: MakeServer, said: bytes, authority: trustme.CA) -> None:
+    """Of TLS: nothing, its beginning, and a byte now and then."""
+    server = make_server(tls=True, sasl=False, authentication_s=0.4)
+    with encrypted(server, authority) as known, WireClient(server.bootstrap_servers) as client:
+        if said == b"\0":
+            client.raw(b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3")
+            say_byte_by_byte(client)
+        else:
+            client.raw(said)
+        assert client.is_closed_by_peer()
+        until(lambda: server.worker.listener.connection_count == 1)
+        assert is_served(known)
+        assert not server.worker.listener._guests
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, authority: trustme.CA) -> None:
+    """So many may be there at a time, in the handshake or after it; those who are in are not among them."""
+    server = make_server(tls=tls, unauthenticated_connections=3)
+    connect = (lambda: encrypted(server, authority)) if tls else lambda: WireClient(server.bootstrap_servers)
+    known = log_in(connect())
+    strangers = [WireClient(server.bootstrap_servers) for _ in range(3)]
+    until(lambda: len(server.worker.listener._guests) == 3)
+    late = log_in(connect())
+    assert strangers[0].is_closed_by_peer()
+    until(lambda: server.worker.listener.connection_count == 4)
+    assert len(server.worker.listener._guests) == 2
+    assert is_served(known)
+    assert is_served(late)
+    for client in (*strangers, known, late):
+        client.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tls", [False, True])
+def test_thousands_of_strangers_keep_nobody_out(make_server: MakeServer, tls: bool, authority: trustme.CA) -> None:
+    """More than there may be connections at all: who says who he is comes in at once, and takes no more than ever."""
+    server = make_server(tls=tls, connections=STRANGERS // 2, unauthenticated_connections=STRANGERS // 4)
+    connect = (lambda: encrypted(server, authority)) if tls else lambda: WireClient(server.bootstrap_servers)
+    listener = server.worker.listener
+    known = log_in(connect())
+    memory = Memory()
+    strangers = []
+    for number in range(STRANGERS):
+        strangers.append(WireClient(server.bootstrap_servers))
+        if number % 100 == 0:
+            until(lambda: listener.connection_count < STRANGERS // 2)
+            with log_in(connect()) as client:
+                assert is_served(client)
+            assert is_served(known)
+    until(lambda: listener.connection_count <= STRANGERS // 4 + 1)
+    assert len(listener._guests) <= STRANGERS // 4
+    assert memory.peak() < STRANGERS * (100 << 10) + (32 << 20)
+    known.close()
+    for client in strangers:
+        client.close()
+    until(lambda: not listener.connection_count)
+    assert not listener._guests
