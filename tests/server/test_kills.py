@@ -5,13 +5,16 @@ SEGMENTLOG_SERVER_KILL_ROUNDS  kills, over all seeds
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -34,12 +37,24 @@ WAIT_S = 60.0
 _SERVER = Path(__file__).with_name("killed_server.py")
 
 
+def free_ports(count: int) -> int:
+    """The first of so many in a row that nobody has, nor is given for a connection while a server is not there."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        base = random.SystemRandom().randrange(10_000, max(first, 11_000) - count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(base, base + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return base
+    raise AssertionError("no port is free")
+
+
 class Killable:
     """A server of two workers, on one port for its whole life and its lives after that."""
 
     def __init__(self, path: Path, *args: str, workers: int = 2) -> None:
         self._path, self._args, self._workers = path, args, workers
-        self.port = 0
+        self.port = free_ports(1 + workers)
         self.address = ""
         self.pids: list[int] = []
         self._process: subprocess.Popen[str] | None = None
@@ -129,7 +144,7 @@ class Load:
         self._java = java or []
         writers: list[tuple[Any, str]] = [(self._append, "local")]
         writers += [(self._produce_in_java, "a b")] if java else [(self._produce, "a"), (self._produce, "b")]
-        self._writers = [threading.Thread(target=self._guarded, args=one) for one in writers]
+        self._writers = [threading.Thread(target=self._guarded, args=one, name=one[1]) for one in writers]
         self._reader = threading.Thread(target=self._guarded, args=(self._consume, ""))
         for thread in (*self._writers, self._reader):
             thread.start()
@@ -143,7 +158,7 @@ class Load:
         self._is_over.set()
         for thread in self._writers:
             thread.join(2 * WAIT_S)
-            assert not thread.is_alive()
+            assert not thread.is_alive(), f"{thread.name} has not ended:\n{_where(thread)}"
         ends = time.monotonic() + WAIT_S
         wanted = len(self.acknowledged) + len(self.appended)
         while sum(map(len, self.consumed.values())) < wanted and time.monotonic() < ends:
@@ -242,6 +257,11 @@ class Load:
                 time.sleep(0.005)
 
 
+def _where(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
 def check(load: Load, path: Path) -> int:
     """Nothing is lost, doubled or reordered; how many records there are."""
     assert load.errors == []
@@ -282,7 +302,6 @@ def test_nothing_is_lost_when_it_is_killed(tmp_path: Path, seed: int, client: st
         store.create_topic("orders", PARTITIONS)
     server = Killable(path)
     server.start()
-    server.port = int(server.address.rpartition(":")[2])
     load = Load(server, path, java=java)
     try:
         load.wait_until_it_flows()

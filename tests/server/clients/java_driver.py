@@ -46,10 +46,10 @@ def _class_path() -> str:
              f"-DoutputDirectory={libraries}",
              # Java asks the system where home is, and not $HOME: of some users there is none.
              f"-Dmaven.repo.local={Path.home()}/.m2/repository"],
-            check=True, capture_output=True, text=True, timeout=120,
+            check=True, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         command = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), *map(str, sources)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
 
     sources = sorted(_HERE.glob("*.java"))
     folder = fetched("java", [_HERE / "pom.xml", *sources], make)

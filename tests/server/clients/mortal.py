@@ -77,17 +77,13 @@ class MortalServer:
 
 
 class Teller:
-    """A process that tells in lines."""
+    """A process that tells in lines; what it says beside goes into a file."""
 
-    def __init__(self, command: Sequence[str], log: Path | None = None) -> None:
-        errors: Any = subprocess.DEVNULL if log is None else open(log, "a")
-        try:
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        with open(log, "a") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
             )
-        finally:
-            if log is not None:
-                errors.close()
         self.told: list[str] = []
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -111,4 +107,4 @@ class Teller:
         self._process.stdout.close()
 
 
-Start = Callable[..., Teller]
+Start = Callable[[Sequence[str]], Teller]

@@ -1,6 +1,6 @@
 """A server on a machine that is started at a time of the test's choosing: mortal_server.py STORE PORT BOOT.
 
-It prints its address, and then a line of JSON for each that it is given, which is a question of `_ANSWERS` and its words.
+It prints its address, and then a line of JSON for each that it is given: the name of a question, and its words.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def lost(store: LogStore, topic: str) -> list[tuple[int, int]]:
 
 def committed(store: LogStore, group: str) -> dict[str, int]:
     """A group's positions, by topic and partition."""
-    return {f"{where.topic}/{where.partition}": one.offset for where, one in store.group_offsets.committed(group).items()}
+    found = store.group_offsets.committed(group)
+    return {f"{where.topic}/{where.partition}": one.offset for where, one in found.items()}
 
 
 def end(store: LogStore, topic: str, partition: str) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crashfs_mount import disk as disk
 from server.clients.driver import Driver, text_of, until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
-from server.clients.mortal import MortalServer, Start, Teller
+from server.clients.mortal import MortalServer, Start, Teller, free_port
 
 from segmentlog.testing.crashfs import CrashFS
 
@@ -160,7 +164,8 @@ def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path
         until(lambda: f"restoring 0 {end_offset}" in app.told, "it does not look at its changelog")
         until(lambda: "restored 5" in app.told, "it does not come to the end of its changelog")
     write(server, "words", ["a", "b", "b", "b"])
-    until(lambda: "b 3" in app.told and server.committed("app").get(between) == server.end(between), "it does not go on")
+    until(lambda: "b 3" in app.told, "it does not go on")
+    until(lambda: server.committed("app").get(between) == server.end(between), "it does not commit what came then")
     app.kill()
     counted = [line for line in app.told if line[0] in "ab"]
     a_s = max([int(line.split()[1]) for line in counted if line[0] == "a"], default=0)
@@ -169,3 +174,110 @@ def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path
     write(server, "words", ["a", "b"])
     until(lambda: {f"a {a_s + 1}", "b 4"} <= set(again.told), f"it has forgotten something: {counted}")
     assert not [line for line in app.told + again.told if line.startswith("!")]
+
+
+class _Connect:
+    """Kafka Connect, one worker in distributed mode, that copies the lines of one file to another through a topic."""
+
+    def __init__(self, server: MortalServer, start: Start, folder: Path) -> None:
+        self._start = start
+        self._folder = folder
+        self._url = f"http://127.0.0.1:{free_port()}"
+        (folder / "in").touch()
+        settings = {
+            "bootstrap.servers": server.address, "group.id": "workers", "listeners": self._url,
+            "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "offset.flush.interval.ms": 200, "scheduled.rebalance.max.delay.ms": 0,
+            "session.timeout.ms": 2000, "heartbeat.interval.ms": 300, "rebalance.timeout.ms": 5000,
+            "consumer.session.timeout.ms": 2000, "consumer.heartbeat.interval.ms": 300,
+            "reconnect.backoff.max.ms": 200, "plugin.discovery": "service_load",
+        }  # fmt: skip
+        for what in ("config", "offset", "status"):
+            settings |= {f"{what}.storage.topic": f"connect-{what}", f"{what}.storage.replication.factor": 1}
+            settings |= {f"{what}.storage.fsync": "never"}
+        settings |= {"offset.storage.partitions": 1, "status.storage.partitions": 1}
+        self._properties = folder / "worker.properties"
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._process: Teller | None = None
+
+    def start(self) -> None:
+        """Until it answers."""
+        main = "org.apache.kafka.connect.cli.ConnectDistributed"
+        self._process = self._start(java_command(main, self._properties, memory="256m"))
+        until(lambda: self._ask("/connectors") is not None, "it does not answer")
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        assert self._process is not None
+        self._process.kill()
+
+    def make_connectors(self) -> None:
+        """From the file to the topic, and from that to the other file."""
+        source = {"connector.class": "FileStreamSource", "file": self._folder / "in", "topic": "lines"}
+        sink = {"connector.class": "FileStreamSink", "file": self._folder / "out", "topics": "lines"}
+        for name, settings in (("source", source), ("sink", sink)):
+            body = json.dumps({"tasks.max": "1", **{key: str(value) for key, value in settings.items()}})
+            until(lambda name=name, body=body: self._ask(f"/connectors/{name}/config", body), "no connector is made")
+
+    def write(self, lines: Sequence[str]) -> None:
+        """To the one file."""
+        with open(self._folder / "in", "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def has_copied(self, lines: Sequence[str]) -> bool:
+        """To the other one."""
+        path = self._folder / "out"
+        return path.exists() and set(lines) <= set(path.read_text().splitlines())
+
+    def states(self) -> list[str]:
+        """Of its connectors and their tasks."""
+        found = self._ask("/connectors?expand=status") or {}
+        status = [one["status"] for one in found.values()]
+        return [part["state"] for one in status for part in (one["connector"], *one["tasks"])]
+
+    def _ask(self, path: str, body: str | None = None) -> Any:
+        request = urllib.request.Request(
+            self._url + path, None if body is None else body.encode(), {"Content-Type": "application/json"},
+            method="GET" if body is None else "PUT",
+        )  # fmt: skip
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return json.loads(answer.read())
+        except (OSError, http.client.HTTPException):  # not there yet, or at a rebalance
+            return None
+
+
+@pytest.mark.usefixtures("java")
+@pytest.mark.parametrize("survives", [True, False], ids=["it lives on", "it dies, too"])
+def test_connect_goes_on(server: MortalServer, start: Start, tmp_path: Path, survives: bool) -> None:
+    """Kafka Connect: it reads its own topics over what is lost of them, and goes on from positions that are left."""
+    create(server, "lines")
+    connect = _Connect(server, start, tmp_path)
+    connect.start()
+    connect.make_connectors()
+    connect.write(numbers(0, 5))
+    until(lambda: connect.has_copied(numbers(0, 5)), "it does not copy")
+    until(lambda: connect.states() == ["RUNNING"] * 4, "it does not run")
+    until(lambda: server.end("connect-offset/0") > 0, "it keeps no position")
+    server.flush()
+    kept = server.end("connect-offset/0")
+    connect.write(numbers(5, 10))
+    until(lambda: connect.has_copied(numbers(5, 10)), "it does not copy on")
+    until(lambda: server.committed("connect-sink") == {"lines/0": 10}, "the sink does not commit")
+    until(lambda: server.end("connect-offset/0") > kept, "it keeps no later position")
+    if not survives:
+        connect.kill()
+    lose(server, "lines", 5)
+    ((base_offset, _),) = server.lost("connect-offset")
+    assert base_offset == kept
+    if not survives:
+        connect.start()
+    connect.write(numbers(10, 15))
+    until(lambda: connect.has_copied(numbers(10, 15)), "it does not go on")
+    until(lambda: connect.states() == ["RUNNING"] * 4, "it does not go on running")
+    connect.kill()
+    connect.write(numbers(15, 20))
+    connect.start()
+    until(lambda: connect.has_copied(numbers(15, 20)), "another one does not go on")
+    until(lambda: connect.states() == ["RUNNING"] * 4, "another one does not run")
