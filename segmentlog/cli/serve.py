@@ -59,13 +59,15 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 @click.option("--max-request", type=SIZE, default="100MiB", show_default=True, metavar="SIZE",
               help="The largest request that is taken.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1), default=4096, show_default=True, help="Of each worker.")
+@click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",
+              help="Disk for what local programs wrote, as Kafka has it; at most a quarter of what is free.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def serve(
     ctx: click.Context, listen: str, advertise: str | None, workers: int, metrics: str | None, tls_cert: str | None,
     tls_key: str | None, tls_client_ca: str | None, users: str | None, acls: str | None, insecure: bool,
     auto_create: bool, partitions: int, acks_all: Any, durable_reads: bool, max_request: int, max_connections: int,
-    log_format: str,
+    cache: int, log_format: str,
 ) -> None:  # fmt: skip
     """Let Kafka's clients produce to the store, and consume from it.
 
@@ -93,7 +95,7 @@ def serve(
             default_partitions=partitions,
             acks_all=acks_all,
             durable_reads=durable_reads,
-            limits=Limits(request_bytes=max_request, connections=max_connections),
+            limits=Limits(request_bytes=max_request, connections=max_connections, rendered_bytes=cache),
         ),
         security=Security(
             tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure

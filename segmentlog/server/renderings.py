@@ -182,6 +182,11 @@ class Renderings:
             return found
         return self._make(key, batch)
 
+    @property
+    def disk_bytes(self) -> int:
+        """What they take on disk."""
+        return 0 if self._disk is None else self._disk.size_bytes
+
     def close(self) -> None:
         """Give up what is on disk."""
         if self._disk is not None:

@@ -60,6 +60,9 @@ RENDERED: Final = Family(
     "segmentlog_rendered_batches_total", "counter", ("cache",),
     "Batches that local programs wrote, as Kafka's clients asked for them: made (miss) or still there (hit)",
 )  # fmt: skip
+RENDERED_BYTES: Final = Family(
+    "segmentlog_rendered_bytes", "gauge", (), "What of that takes room on disk, in files without a name"
+)
 OPENED: Final = Family("segmentlog_opened_partitions", "gauge", (), "Partitions that this process has opened")
 PROBLEMS: Final = Family(
     "segmentlog_problems", "gauge", (), "What /readyz complains about: failed partitions, background work that fails"
@@ -67,7 +70,7 @@ PROBLEMS: Final = Family(
 
 WORKER: Final = (
     BUILD_INFO, REQUEST_SECONDS, ERRORS, CONNECTIONS, ACCEPTED, REFUSED, CUT, AUTHENTICATION_FAILURES, RECEIVED, SENT,
-    FETCH_SESSIONS, LONG_POLLS, WAITING_FOR_DISK, RENDERED, OPENED, PROBLEMS,
+    FETCH_SESSIONS, LONG_POLLS, WAITING_FOR_DISK, RENDERED, RENDERED_BYTES, OPENED, PROBLEMS,
 )  # fmt: skip
 """Each worker tells these of itself."""
 

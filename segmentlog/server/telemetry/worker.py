@@ -63,6 +63,7 @@ class _WorkerCollector(Collector):
         yield _metric(families.WAITING_FOR_DISK, broker.durability.waiting_count)
         renderings = broker.renderings
         yield _metric(families.RENDERED, {("hit",): renderings.hit_count, ("miss",): renderings.miss_count})
+        yield _metric(families.RENDERED_BYTES, renderings.disk_bytes)
         yield _metric(families.OPENED, len(broker.store.opened_partitions()))
         yield _metric(families.PROBLEMS, len(worker.problems()))
 
