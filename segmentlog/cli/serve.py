@@ -60,7 +60,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
               help="The largest request that is taken.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1), default=4096, show_default=True, help="Of each worker.")
 @click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",
-              help="Disk for what local programs wrote, as Kafka has it; at most a quarter of what is free.")  # fmt: skip
+              help="Disk for local programs' records in Kafka's format; up to a quarter of what is free.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def serve(
