@@ -129,6 +129,16 @@ class _Gathered:
         self.room -= sum(map(len, run))
         self.reached = reached
 
+    def take(self, wire: list[Buffer], next_offset: int) -> bool:
+        """One batch; False if it has no room."""
+        size = sum(map(len, wire))
+        if not self.has_room_for(size):
+            return False
+        self.batches += wire
+        self.room -= size
+        self.reached = next_offset
+        return True
+
     def has_room_for(self, size_bytes: int) -> bool:
         """Whether so many bytes more may come: the first batch always, where one is due."""
         return size_bytes <= self.room or (self.at_least_one and not self.batches)
@@ -137,6 +147,11 @@ class _Gathered:
 def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> bool:
     """Take what is no run of Kafka's batches, up to the next one; False at the end, or where no more has room."""
     begun = len(gathered.batches)
+    log = partition.handle.page.log.read()
+    version = partition.topic_id, partition.number, log.generation, log.epoch
+    while gathered.reached < bounds.end and (known := renderings.known(version, gathered.reached)) is not None:
+        if not gathered.take(*known):
+            return False
     for batch in partition.read(gathered.reached, gathered.room, control=True):
         header = batch.header
         if header.base_offset >= bounds.end or (header.is_kafka and len(gathered.batches) > begun):
@@ -145,12 +160,9 @@ def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, rendering
         if not gathered.has_room_for(header.payload_size):
             return False
         wire = renderings.wire(partition.topic_id, batch)
-        size = sum(map(len, wire))
-        if not gathered.has_room_for(size):
+        renderings.note(version, batch)
+        if not gathered.take(wire, header.next_offset):
             return False
-        gathered.batches += wire
-        gathered.room -= size
-        gathered.reached = header.next_offset
     return len(gathered.batches) > begun
 
 

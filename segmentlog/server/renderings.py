@@ -31,7 +31,7 @@ logger = logging.getLogger("segmentlog.server")
 _KEPT_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 32 << 10
-"""Batches of which is known that they were asked for before."""
+"""Batches of which is known that they were asked for before, and those of which is known what they are."""
 _SPARED_S: Final = 300.0
 """A file that was asked for since is not given up for another."""
 _FREE_PART: Final = 4
@@ -40,6 +40,8 @@ _MADE_S: Final = 10.0
 """How long one waits for another to make the same batch."""
 
 _Key = tuple[str, int, int, int]
+LogVersion = tuple[str, int, int, int]
+"""A topic's id, a partition's number, its generation and epoch: as long as these are so, what was appended stays."""
 
 
 class _File:
@@ -161,6 +163,31 @@ class Renderings:
         """Batches that were there already, and those that had to be made."""
         self._rendered: OrderedDict[_Key, list[Buffer]] = OrderedDict()
         self._being_made: dict[_Key, threading.Event] = {}
+        self._known: OrderedDict[tuple[LogVersion, int], tuple[_Key, int]] = OrderedDict()
+
+    def known(self, version: LogVersion, offset: int) -> tuple[list[Buffer], int] | None:
+        """(the batch that begins at ``offset``, the offset behind it), if it is there and `note` was told of it.
+
+        Nothing of the log is looked at: it was checked when the batch was made.
+        """
+        with self._mutex:
+            known = self._known.get((version, offset))
+            if known is None:
+                return None
+            key, next_offset = known
+            found = self._find(key)
+        return None if found is None else (found, next_offset)
+
+    def note(self, version: LogVersion, batch: RecordBatch) -> None:
+        """Which batch lies there, while the log is of that version: one that `wire` was asked for since."""
+        header = batch.header
+        if header.is_kafka or len(batch) < header.record_count:
+            return
+        key = (version[0], batch.partition, header.base_offset, header.header_checksum)
+        with self._mutex:
+            self._known[version, header.base_offset] = key, header.next_offset
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
 
     def wire(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
         """A batch in Kafka's format, in one or, of one that reaches far, several: as it lies if a client wrote it."""
