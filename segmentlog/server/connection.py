@@ -138,7 +138,7 @@ class Connection:
         try:
             return self._step()
         except Exception as error:
-            self._say(error)
+            self._end_for(error)
             return Turn.ENDED
 
     def _step(self) -> Turn:
@@ -174,7 +174,7 @@ class Connection:
         try:
             return self._run()
         except Exception as error:
-            self._say(error)
+            self._end_for(error)
             return Turn.ENDED
 
     def _run(self) -> Turn:
@@ -209,7 +209,7 @@ class Connection:
             if self._is_finishing and not frames_left:
                 self.wait_for_answers(_LAST_ANSWERS_S)
                 break
-            if in_row >= _SMALL_REQUESTS and not frames_left and self._may_leave:
+            if in_row >= _SMALL_REQUESTS and not frames_left and self._may_leave and not self._transport.has_more:
                 return Turn.STAYS
         return Turn.ENDED
 
@@ -229,8 +229,15 @@ class Connection:
         with self._sending:  # nobody is in the middle of sending
             self._transport.close()
 
+    def _end_for(self, error: Exception) -> None:
+        """Whatever goes wrong ends this connection, and nothing else; what was done before is answered."""
+        self._say(error)
+        if self._together:
+            self._waiting.append(self._taken())
+            self.send_ready()
+        self._afterwards()
+
     def _say(self, error: Exception) -> None:
-        """Whatever goes wrong ends this connection, and nothing else."""
         if isinstance(error, IdleTooLong):
             logger.debug("%s: closed: %s", self.client_host, error)
         elif isinstance(error, BadFrame):

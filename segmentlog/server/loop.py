@@ -64,7 +64,7 @@ class Loop:
                 self._connections[fd] = connection
                 self._epoll.register(fd, select.EPOLLIN)
         if not is_ours:
-            self._leave(connection, Turn.ENDED)
+            self._let_go(connection, Turn.ENDED)
 
     def is_well(self) -> bool:
         """Whether somebody steps them."""
@@ -85,7 +85,7 @@ class Loop:
         if leader is not None and leader is not threading.current_thread():
             leader.join(2 * _LOOK_S)
         for connection in left:
-            self._leave(connection, Turn.ENDED)
+            self._let_go(connection, Turn.ENDED)
         self._close_files()
 
     def abandon(self) -> None:
@@ -137,10 +137,16 @@ class Loop:
                 if turn is not Turn.STAYS:
                     self._forget(fd)
         if turn is not Turn.STAYS:
-            self._leave(connection, turn)
+            self._let_go(connection, turn)
         elif not leads:
             self.add(connection)
         return leads
+
+    def _let_go(self, connection: Connection, turn: Turn) -> None:
+        try:
+            self._leave(connection, turn)
+        except Exception:  # or the others would be left alone
+            logger.exception("%s: not ended as it should be", connection.client_host)
 
     def _forget(self, fd: int) -> None:
         self._connections.pop(fd, None)
@@ -188,4 +194,4 @@ class Loop:
                 self._forget(fd)
         for _, connection in quiet:
             connection.say_overdue()
-            self._leave(connection, Turn.ENDED)
+            self._let_go(connection, Turn.ENDED)

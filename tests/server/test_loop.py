@@ -128,6 +128,24 @@ def test_what_came_together_is_answered_together(serve: Callable[..., Server], m
     assert len(sent) <= 2 + len(together) // (8 << 10)
 
 
+@pytest.mark.parametrize("needs_thread", [False, True])
+def test_what_was_done_is_answered_before_it_ends(serve: Callable[..., Server], needs_thread: bool) -> None:
+    """A request that ends the connection takes no answer along that came before it."""
+    server = serve()
+    with WireClient(server.bootstrap_servers) as client:
+        if needs_thread:
+            client.ask(16, 4, ListGroupsRequest())
+        first = client._sent + 1
+        client._expected += [(first, 0, 9), (first + 1, 0, 9)]
+        client.raw(
+            request_bytes(0, 9, producing(), first)
+            + request_bytes(0, 9, producing(), first + 1)
+            + b"\0\0\0\x08\x7f\x7f\0\0\0\0\0\1"  # an API that there is not
+        )
+        assert [base_offset(client.answer()) for _ in range(2)] == [0, 1]
+        assert client.is_closed_by_peer()
+
+
 def test_one_that_takes_long_does_not_keep_the_others_waiting(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
