@@ -140,7 +140,7 @@ def test_what_was_done_is_answered_before_it_ends(serve: Callable[..., Server], 
         client.raw(
             request_bytes(0, 9, producing(), first)
             + request_bytes(0, 9, producing(), first + 1)
-            + b"\0\0\0\x08\x7f\x7f\0\0\0\0\0\1"  # an API that there is not
+            + b"\0\0\0\x0a\0\0\0\x09\0\0\0\1\xff\xff"  # Produce, and nothing behind its header
         )
         assert [base_offset(client.answer()) for _ in range(2)] == [0, 1]
         assert client.is_closed_by_peer()
