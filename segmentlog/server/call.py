@@ -10,7 +10,7 @@ import msgspec
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import frame_response
-from segmentlog.server.connection import Later
+from segmentlog.server.outbox import Later
 from segmentlog.server.outcomes import errors_in
 from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.server.transport import Buffer
@@ -75,7 +75,7 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
     def answer_later(self) -> PendingAnswer:
         """For a handler that is not to keep its connection waiting: it returns this, and somebody completes it."""
         assert self.connection is not None
-        return PendingAnswer(self, Later(self.connection))
+        return PendingAnswer(self, Later(self.connection.outbox))
 
 
 class PendingAnswer:

@@ -2,25 +2,23 @@
 
 Most of the time it has no thread: the loop (`loop`) tells it that something has come, and it does what is quickly done
 (`step`). For a request that is large, or that may take long, it gets a thread (`run`), until its requests are small
-again. Requests that came together are answered together. An answer that has to wait, for the disk or for records, waits
-in a queue while the next request is read; whoever completes it sends it, with all behind it that are ready.
+again. Its answers go by way of its `outbox`.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.server.frames import BadFrame, FrameReader, IdleTooLong
 from segmentlog.server.meter import Event, Meter
+from segmentlog.server.outbox import Answer, Outbox
 from segmentlog.server.security.sasl import FAILED_DELAY_S
 from segmentlog.server.served import QUICK
-from segmentlog.server.transport import Buffer, Idle, Transport
+from segmentlog.server.transport import Idle, Transport
 
 if TYPE_CHECKING:
     from segmentlog.server.security.principals import Principal
@@ -28,14 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog.server")
 
-_WAITING_MAX: Final = 128
-"""Answers that wait for the disk; no more requests are read until one has gone."""
-
-
 _LAST_ANSWERS_S: Final = 10.0
 """How long who sends nothing more is still answered."""
-_TOGETHER_BYTES: Final = 64 << 10
-"""Answers to requests that came together, up to which they wait for each other; more is sent by a thread."""
 _SMALL_REQUESTS: Final = 16
 """So many in a row that are quickly done, and a connection needs no thread any more."""
 
@@ -49,25 +41,6 @@ class Turn(enum.Enum):
     """What it has to do may take long."""
     ENDED = 2
     """It is over."""
-
-
-class Later:
-    """An answer that is not there yet. `complete` it once, from any thread."""
-
-    __slots__ = ("_connection", "buffers")
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.buffers: Sequence[Buffer] | None = None
-
-    def complete(self, buffers: Sequence[Buffer]) -> None:
-        """The answer, with its length in front; it is sent when its turn comes, without waiting for a slow client."""
-        self.buffers = buffers
-        self._connection.send_ready()
-
-
-Answer = Sequence[Buffer] | Later | None
-"""Buffers with the length in front; or what will have them; None: nothing is answered."""
 
 
 class Connection:
@@ -111,21 +84,14 @@ class Connection:
         self._unknown_requests_left = unknown_requests_max
         self._is_known = sasl is None
         self._on_known = on_known
-        self._waiting_bytes_max = waiting_bytes_max
         self._afterwards = afterwards
         """Called when answers were sent."""
         self._held: memoryview | None = None
         """A request that is left to a thread."""
-        self._together: list[Buffer] = []
-        self._together_bytes = 0
-        """Answers that wait for others to requests that came with theirs."""
         self._is_finishing = False
         self._is_last = False
-        self._sending = threading.Lock()
-        self._waiting: deque[Later | Sequence[Buffer]] = deque()
-        self._has_room = threading.Condition()
-        self._is_stuck = False
-        """A client that takes nothing has a thread that waits for it."""
+        self.outbox = Outbox(transport, waiting_bytes_max, self._cannot_send)
+        """Its answers."""
 
     # ------------------------------------------------------------ requests
 
@@ -142,29 +108,26 @@ class Connection:
             return Turn.ENDED
 
     def _step(self) -> Turn:
-        frames = self.frames
+        frames, outbox = self.frames, self.outbox
         while not self.is_closed:
             try:
                 if not frames.receive_now():
-                    return Turn.NEEDS_THREAD if self._waiting else Turn.ENDED
+                    return Turn.NEEDS_THREAD if outbox else Turn.ENDED
             except Idle:
                 return Turn.STAYS
             while (frame := frames.ready()) is not None:
                 if not self._is_quick(frame):
                     self._held = frame
                     return Turn.NEEDS_THREAD
-                self._take(self._handle(self, frame))
-                if self._together_bytes > _TOGETHER_BYTES or len(self._waiting) >= _WAITING_MAX:
+                outbox.put(self._handle(self, frame))
+                if outbox.is_crowded:
                     return Turn.NEEDS_THREAD
-            if self._together:
-                self._waiting.append(self._taken())
-            if self._waiting:
-                self.send_ready()
+            outbox.flush_now()
             self._afterwards()
-            if frames.is_large or self._is_stuck:
+            if frames.is_large or outbox.is_stuck:
                 return Turn.NEEDS_THREAD
             if self._is_finishing and not frames.has_more:
-                return Turn.NEEDS_THREAD if self._waiting else Turn.ENDED
+                return Turn.NEEDS_THREAD if outbox else Turn.ENDED
             if not self._transport.has_more:
                 return Turn.STAYS
         return Turn.ENDED
@@ -178,7 +141,7 @@ class Connection:
             return Turn.ENDED
 
     def _run(self) -> Turn:
-        in_row = 0
+        in_row, outbox = 0, self.outbox
         self._flush()
         while not self.is_closed:
             frame, self._held = self._held, None
@@ -189,7 +152,7 @@ class Connection:
                     return Turn.STAYS
                 if frame is None:
                     self._flush()
-                    self.wait_for_answers(_LAST_ANSWERS_S)
+                    outbox.wait(_LAST_ANSWERS_S)
                     break
             if not self._is_known:
                 self._count_unknown()
@@ -197,21 +160,25 @@ class Connection:
             in_row = in_row + 1 if is_quick and not self.frames.has_large else 0
             if not is_quick:
                 self._flush()  # nobody waits for what takes long
-            self._take(self._handle(self, frame))
-            if self._together_bytes > _TOGETHER_BYTES:
+            outbox.put(self._handle(self, frame))
+            if outbox.is_large:
                 in_row = 0
             if self._is_last:
                 self._flush()
                 break
             frames_left = self.frames.has_more
-            if not frames_left or self._together_bytes > _TOGETHER_BYTES or len(self._waiting) >= _WAITING_MAX:
+            if not frames_left or outbox.is_crowded:
                 self._flush()
             if self._is_finishing and not frames_left:
-                self.wait_for_answers(_LAST_ANSWERS_S)
+                outbox.wait(_LAST_ANSWERS_S)
                 break
             if in_row >= _SMALL_REQUESTS and not frames_left and self._may_leave and not self._transport.has_more:
                 return Turn.STAYS
         return Turn.ENDED
+
+    def _flush(self) -> None:
+        self.outbox.flush()
+        self._afterwards()
 
     def _is_quick(self, frame: memoryview) -> bool:
         """Whether a request takes next to no time. Who has yet to say who he is may make us compute."""
@@ -220,21 +187,18 @@ class Connection:
     @property
     def _may_leave(self) -> bool:
         """Whether it may go on without a thread: who it is is known, and its answers go."""
-        return self._is_known and not self._is_stuck
+        return self._is_known and not self.outbox.is_stuck
 
     def end(self) -> None:
         """Give everything back, once nobody steps or runs it any more."""
         self.close()
         self.frames.release()
-        with self._sending:  # nobody is in the middle of sending
-            self._transport.close()
+        self.outbox.close_transport()
 
     def _end_for(self, error: Exception) -> None:
         """Whatever goes wrong ends this connection, and nothing else; what was done before is answered."""
         self._say(error)
-        if self._together:
-            self._waiting.append(self._taken())
-            self.send_ready()
+        self.outbox.flush_now()
         self._afterwards()
 
     def _say(self, error: Exception) -> None:
@@ -253,7 +217,7 @@ class Connection:
     def is_overdue(self) -> bool:
         """Whether nothing has come for too long, while it had no thread."""
         frames = self.frames
-        return frames.is_late or (frames.is_overdue() and not self._waiting)
+        return frames.is_late or (frames.is_overdue() and not self.outbox)
 
     def say_overdue(self) -> None:
         """Why it is ended."""
@@ -316,110 +280,8 @@ class Connection:
         """End it; whoever reads from it or writes to it finds that it has ended."""
         self.is_closed = True
         self._transport.shut_down()
-        with self._has_room:
-            self._has_room.notify_all()
+        self.outbox.close()
 
-    def wait_for_answers(self, timeout_s: float) -> bool:
-        """Until everything is answered that waits for the disk; whether it is."""
-        with self._has_room:
-            return self._has_room.wait_for(lambda: not self._waiting or self.is_closed, timeout_s)
-
-    # ------------------------------------------------------------ answers
-
-    def _take(self, answer: Answer) -> None:
-        """Keep the answer to a request until all that came with it are done."""
-        if answer is None:
-            return
-        if isinstance(answer, Later):
-            if self._together:
-                self._waiting.append(self._taken())
-            self._waiting.append(answer)
-        else:
-            self._together += answer
-            self._together_bytes += sum(map(len, answer))
-
-    def _taken(self) -> Sequence[Buffer]:
-        """The answers that were kept, for once."""
-        together, self._together, self._together_bytes = self._together, [], 0
-        return together if len(together) < 2 or sum(map(len, together)) > _TOGETHER_BYTES else (b"".join(together),)
-
-    def _flush(self) -> None:
-        """Send what was kept; waits for who takes it, and until fewer answers wait for the disk than may."""
-        if self._together:
-            together = self._taken()
-            if self._waiting:
-                self._waiting.append(together)
-            else:
-                with self._sending:  # behind what was taken out of the queue a moment ago
-                    self._transport.send(together)
-        if self._waiting:
-            self.send_ready()
-            if self._is_full():
-                with self._has_room:
-                    self._has_room.wait_for(lambda: not self._is_full() or self.is_closed)
-        self._afterwards()
-
-    def _is_full(self) -> bool:
-        """Whether as many answers wait as may, or as many bytes: a client may ask for much and take nothing."""
-        waiting = self._waiting.copy()
-        if len(waiting) >= _WAITING_MAX:
-            return True
-        if len(waiting) < 2 or isinstance(waiting[-1], Later):  # what comes later is small, or the only long poll
-            return False
-        made = [_buffers_of(answer) or () for answer in waiting]
-        return sum(len(buffer) for buffers in made for buffer in buffers) > self._waiting_bytes_max
-
-    def send_ready(self) -> None:
-        """Send the answers at the head of the queue that are complete. Waits for nobody."""
-        waiting = self._waiting
-        while waiting and not self.is_closed and _buffers_of(waiting[0]) is not None:
-            if not self._sending.acquire(blocking=False):
-                return  # whoever has it looks again
-            try:
-                if self._is_stuck:
-                    return
-                self._send_ready_locked()
-            except OSError as error:
-                logger.debug("%s: closed: %s", self.client_host, error)
-                self.close()
-            finally:
-                self._sending.release()
-
-    def _send_ready_locked(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            buffers = _buffers_of(waiting[0])
-            if buffers is None:
-                return
-            left = self._transport.send_now(buffers)
-            if left:
-                waiting[0] = left
-                self._is_stuck = True
-                threading.Thread(target=self._send_to_slow, name="segmentlog-slow-client", daemon=True).start()
-                return
-            waiting.popleft()
-            with self._has_room:
-                self._has_room.notify_all()
-
-    def _send_to_slow(self) -> None:
-        """Wait for a client that takes nothing, in a thread of its own, until it has caught up."""
-        waiting = self._waiting
-        try:
-            while True:
-                with self._sending:
-                    buffers = _buffers_of(waiting[0]) if waiting and not self.is_closed else None
-                    if buffers is None:
-                        self._is_stuck = False
-                        break
-                    self._transport.send(buffers)
-                    waiting.popleft()
-                with self._has_room:
-                    self._has_room.notify_all()
-        except OSError as error:
-            logger.debug("%s: closed: %s", self.client_host, error)
-            self.close()
-        self.send_ready()  # of what was completed in between
-
-
-def _buffers_of(answer: Later | Sequence[Buffer]) -> Sequence[Buffer] | None:
-    return answer.buffers if isinstance(answer, Later) else answer
+    def _cannot_send(self, error: OSError) -> None:
+        logger.debug("%s: closed: %s", self.client_host, error)
+        self.close()

@@ -15,8 +15,9 @@ from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.apis import APIS, Api
 from segmentlog.server.codec.framing import RequestHeader, decode_header
 from segmentlog.server.codec.primitives import MalformedMessage
-from segmentlog.server.connection import Answer, Connection
+from segmentlog.server.connection import Connection
 from segmentlog.server.frames import BadFrame
+from segmentlog.server.outbox import Answer
 from segmentlog.server.served import API_VERSIONS, PLACES
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
-from segmentlog.server.connection import Answer, Connection, Turn
+from segmentlog.server.connection import Connection, Turn
 from segmentlog.server.frames import FrameReader
 from segmentlog.server.logs import Seldom
 from segmentlog.server.loop import Loop
 from segmentlog.server.meter import Event, Meter
+from segmentlog.server.outbox import Answer
 from segmentlog.server.security.sasl import SaslSession
 from segmentlog.server.security.tls import ServerTls, principal_of
 from segmentlog.server.settings import Limits

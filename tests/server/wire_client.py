@@ -22,8 +22,9 @@ from segmentlog.server.broker import Broker
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
-from segmentlog.server.connection import Connection, Later
+from segmentlog.server.connection import Connection
 from segmentlog.server.dispatch import Dispatcher
+from segmentlog.server.outbox import Later
 from segmentlog.server.security.principals import Principal
 
 WAIT_S = 20.0
