@@ -36,8 +36,8 @@ from segmentlog.server.codec.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.connection import Later
 from segmentlog.server.durability import Durability, _sync, _Waiter
+from segmentlog.server.outbox import Later
 from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import replace_file
