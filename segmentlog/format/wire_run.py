@@ -12,9 +12,11 @@ what it is. What it has found is a `WireRun`: where each batch lies. From then o
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from segmentlog.format.batch import (
     CHECKED_SIZE,
@@ -34,6 +36,9 @@ _PLACE: Final = struct.Struct(">qiI")
 _BATCH_LENGTH_FROM: Final = 12
 assert _PLACE.size == PLACE_SIZE
 
+Numbers = npt.NDArray[np.uint32] | Int64Array
+"""That ascend from 0."""
+_NARROW_MAX: Final = 2**32 - 1
 _COPIED_MAX: Final = 2048
 """Batches that are smaller on average are copied together. Larger ones are sent from where they lie."""
 
@@ -43,24 +48,31 @@ class WireRun(NamedTuple):
 
     position: int
     """Of the first one, our header in front of it."""
-    offsets: Int64Array
-    """The base offset of each, and the offset behind the last one."""
-    sizes: Int64Array
+    base_offset: int
+    offsets: Numbers
+    """Of each from there on, and the one behind the last."""
+    sizes: Numbers
     """The bytes of Kafka's in front of each, from the first one on, and of all of them."""
+
+    @classmethod
+    def of(cls, position: int, offsets: Sequence[int], sizes: Sequence[int]) -> WireRun:
+        """Of the base offsets, and the offset behind the last one; sizes as they are kept."""
+        relative = np.array(offsets, np.int64) - np.int64(offsets[0])
+        return cls(position, offsets[0], _narrowed(relative), _narrowed(np.array(sizes, np.int64)))
 
     @property
     def batch_count(self) -> int:
         """How many batches."""
         return len(self.offsets) - 1
 
-    @property
-    def base_offset(self) -> int:
-        return int(self.offsets[0])
+    def offset_of(self, number: int) -> int:
+        """The base offset of a batch; of the one behind the last, where that ends."""
+        return self.base_offset + int(self.offsets[number])
 
     @property
     def end_offset(self) -> int:
         """The offset behind the last one."""
-        return int(self.offsets[-1])
+        return self.offset_of(-1)
 
     @property
     def end_position(self) -> int:
@@ -70,14 +82,18 @@ class WireRun(NamedTuple):
     def joined(self, other: WireRun) -> WireRun:
         """With one that begins where this one ends."""
         assert (other.position, other.base_offset) == (self.end_position, self.end_offset)
-        offsets = np.concatenate((self.offsets, other.offsets[1:]))
-        return WireRun(self.position, offsets, np.concatenate((self.sizes, self.sizes[-1] + other.sizes[1:])))
+        return WireRun(
+            self.position,
+            self.base_offset,
+            _appended(self.offsets, other.offsets),
+            _appended(self.sizes, other.sizes),
+        )
 
     def find(self, offset: int, bound: int, room: int) -> tuple[int, int, bool]:
         """(the batch that holds ``offset``, the one where to stop, whether for want of room), as `walk` has it."""
-        first = max(int(self.offsets.searchsorted(np.int64(offset), "right")) - 1, 0)
-        stop = int(self.offsets[:-1].searchsorted(np.int64(min(bound, _OFFSET_MAX))))
-        fitting = int(self.sizes.searchsorted(self.sizes[first] + np.int64(room), "right")) - 1
+        first = max(_behind(self.offsets, offset - self.base_offset) - 1, 0)
+        stop = _behind(self.offsets[:-1], bound - self.base_offset - 1)
+        fitting = _behind(self.sizes, int(self.sizes[first]) + room) - 1
         return first, max(min(stop, fitting), first), fitting < stop
 
     def take(self, view: memoryview, first: int, stop: int) -> list[Buffer]:
@@ -85,7 +101,7 @@ class WireRun(NamedTuple):
         count = stop - first
         if count <= 0:
             return []
-        ends = self.sizes[first : stop + 1] - self.sizes[first]
+        ends = self.sizes[first : stop + 1].astype(np.int64) - np.int64(self.sizes[first])
         begin = self.position + int(self.sizes[first]) + HEADER_SIZE * (first + 1)
         starts = ends[:-1] + np.arange(begin, begin + HEADER_SIZE * count, HEADER_SIZE)
         if int(ends[-1]) >= count * _COPIED_MAX:
@@ -94,7 +110,23 @@ class WireRun(NamedTuple):
         return [_together(view, starts, ends)]
 
 
-_OFFSET_MAX: Final = 2**63 - 1
+def _narrowed(numbers: Int64Array) -> Numbers:
+    """The same in half the bytes, if they go in."""
+    return numbers.astype(np.uint32) if int(numbers[-1]) <= _NARROW_MAX else numbers
+
+
+def _appended(numbers: Numbers, others: Numbers) -> Numbers:
+    """With those that begin at 0 where these end."""
+    following = others[1:].astype(np.int64) + np.int64(numbers[-1])
+    return _narrowed(np.concatenate((numbers.astype(np.int64), following)))
+
+
+def _behind(numbers: Numbers, number: int) -> int:
+    """How many of them are not above that. In their own type, or numpy would convert all of them."""
+    kind = numbers.dtype.type
+    if number < 0:
+        return 0
+    return int(numbers.searchsorted(kind(min(number, int(np.iinfo(kind).max))), "right"))
 
 
 def walk(
@@ -141,7 +173,7 @@ def walk(
     if not offsets:
         return None, is_full
     offsets.append(expected)
-    return WireRun(begin, np.array(offsets, np.int64), np.array(sizes, np.int64)), is_full
+    return WireRun.of(begin, offsets, sizes), is_full
 
 
 def _together(view: memoryview, starts: Int64Array, ends: Int64Array) -> Buffer:

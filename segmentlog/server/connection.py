@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.server.frames import BadFrame, FrameReader, IdleTooLong
+from segmentlog.server.frames import MEDIUM_BYTES, BadFrame, FrameReader, IdleTooLong
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.outbox import Answer, Outbox
 from segmentlog.server.security.sasl import FAILED_DELAY_S
@@ -157,7 +157,7 @@ class Connection:
             if not self._is_known:
                 self._count_unknown()
             is_quick = self._is_quick(frame)
-            in_row = in_row + 1 if is_quick and not self.frames.has_large else 0
+            in_row = in_row + 1 if is_quick and len(frame) <= MEDIUM_BYTES else 0
             if not is_quick:
                 self._flush()  # nobody waits for what takes long
             outbox.put(self._handle(self, frame))

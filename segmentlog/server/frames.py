@@ -14,6 +14,8 @@ _KEY_BYTES: Final = 2
 """Of its API, with which a request begins."""
 _SMALL_BYTES: Final = 16 << 10
 """One system call brings several small requests; as much memory is kept for each connection."""
+MEDIUM_BYTES: Final = 64 << 10
+"""A request up to this size is waited for without a thread. A buffer as large is there while it comes."""
 
 _GROWTH: Final = 4
 """Times that a buffer is larger after it was full."""
@@ -48,7 +50,7 @@ class FrameReader:
         self._pool = pool
         self._patience_s = patience_s
         self._idle_s = idle_s
-        self._buffer = bytearray(_SMALL_BYTES)
+        self._small = self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
         self._since_s = time.monotonic()
@@ -61,11 +63,6 @@ class FrameReader:
         """Whether the next request has begun to come."""
         return self._end > self._begin
 
-    @property
-    def has_large(self) -> bool:
-        """Whether the last request had a buffer of its own."""
-        return self._large is not None
-
     # ------------------------------------------------------------ what is there already
 
     def receive_now(self) -> bool:
@@ -75,6 +72,10 @@ class FrameReader:
         """
         if self._begin == self._end:
             self._begin = self._end = 0
+            if self._buffer is not self._small:
+                self._use(self._small)
+        elif self._end - self._begin >= LENGTH_BYTES and self._size_at(self._begin) + LENGTH_BYTES > len(self._buffer):
+            self._use(bytearray(MEDIUM_BYTES))
         elif self._begin:
             self._move_to_front()
         received = self._transport.receive_now(self._view[self._end :])
@@ -106,7 +107,7 @@ class FrameReader:
     def is_large(self) -> bool:
         """Whether the next request wants a buffer of its own: only `next` brings it."""
         at = self._begin
-        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > _SMALL_BYTES
+        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > MEDIUM_BYTES
 
     @property
     def is_late(self) -> bool:
@@ -156,9 +157,9 @@ class FrameReader:
         self._begin += LENGTH_BYTES
         if size > self._control_limit_bytes:
             self._check_that_it_brings_records(size)
-        if size > _SMALL_BYTES:
+        if size > len(self._buffer):
             return self._receive_large(size)
-        if self._begin + size > _SMALL_BYTES:
+        if self._begin + size > len(self._buffer):
             self._move_to_front()
         ends_s = time.monotonic() + self._patience_s if self._end - self._begin < size else 0.0
         while self._end - self._begin < size:
@@ -196,7 +197,7 @@ class FrameReader:
         """Receive something; False at the end."""
         if self._begin == self._end:
             self._begin = self._end = 0
-        elif self._end == _SMALL_BYTES:
+        elif self._end == len(self._buffer):
             self._move_to_front()
         received = self._receive(self._view[self._end :], ends_s, leaves=leaves)
         self._end += received
@@ -239,6 +240,13 @@ class FrameReader:
             except Idle:
                 if leaves:
                     raise
+
+    def _use(self, buffer: bytearray) -> None:
+        """Go on in another buffer. Requests that were handed out keep the one they are in."""
+        left = self._end - self._begin
+        buffer[:left] = self._view[self._begin : self._end]
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self._begin, self._end = 0, left
 
     def _move_to_front(self) -> None:
         left = self._end - self._begin

@@ -118,3 +118,20 @@ def test_a_walk_ends_before_damage(seed: int) -> None:
         run, _ = walk(memoryview(damaged), 0, len(damaged), 0, 0, ALL, ALL)
         assert run is not None
         assert run.batch_count == 2, at
+
+
+def test_offsets_that_are_far_apart() -> None:
+    """What does not go into half the bytes is kept in whole ones: a lookup finds the same."""
+    offsets = [7, 8, 2**33, 2**40, 2**62, 2**62 + 1]
+    sizes = [0, 100, 200, 300, 400, 500]
+    run = WireRun.of(0, offsets, sizes)
+    near = WireRun.of(0, [7, 8, 9, 10, 11, 12], sizes)
+    assert (run.base_offset, run.end_offset, run.offset_of(2)) == (7, 2**62 + 1, 2**33)
+    assert (run.offsets.itemsize, near.offsets.itemsize) == (8, 4)
+    for number, offset in enumerate(offsets[:-1]):
+        assert run.find(offset, 2**63, 1 << 20) == (number, 5, False)
+        assert run.find(7, offset, 1 << 20) == (0, number, False)
+        assert near.find(7 + number, 2**63, 250) == (number, min(number + 2, 5), number < 3)
+    assert run.find(2**40 - 1, 2**63, 100) == (2, 3, True)
+    further = WireRun.of(run.end_position, [run.end_offset, run.end_offset + 9], [0, 50])
+    assert run.joined(further).offset_of(-1) == run.end_offset + 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from pathlib import Path
 
 import pytest
@@ -204,14 +205,29 @@ def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many segments, and of a long one, the positions that were used last are kept."""
-    monkeypatch.setattr(reader, "_CHECKED_IN_PROCESS", 50 * len(reader._readers) + 50)
+    monkeypatch.setattr(reader, "_readers", weakref.WeakSet())
+    monkeypatch.setattr(reader, "_CHECKED_IN_PROCESS", 100)
     log = open_log(tmp_path, **{"segment.bytes": "4kb"})
     append(log, 300)
     for max_bytes in (1 << 20, 700):
         assert fetched(log, 0, max_bytes) == read(log)
-        assert 0 < kept(log) <= 50 + 50
+        assert 0 < kept(log) <= 100
     long = open_log(tmp_path / "long")
     append(long, 300)
     for max_bytes in (1 << 20, 1500):
         assert fetched(long, 0, max_bytes) == read(long)
-        assert kept(long) <= 50 + 50
+        assert kept(long) <= 100
+
+
+def test_what_others_leave_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One log that is read among many that are open is known whole; what others know is theirs."""
+    monkeypatch.setattr(reader, "_readers", weakref.WeakSet())
+    idle = [open_log(tmp_path / str(number)) for number in range(9)]
+    monkeypatch.setattr(reader, "_CHECKED_IN_PROCESS", 320)
+    log = open_log(tmp_path / "read")
+    append(log, 300)
+    assert fetched(log) == read(log)
+    assert kept(log) == 300
+    append(idle[0], 100)
+    assert fetched(idle[0], 0, 3000) == read(idle[0])
+    assert 0 < kept(idle[0]) <= 32

@@ -293,3 +293,32 @@ def test_a_client_that_takes_nothing_keeps_nobody_waiting(serve: Callable[..., S
             pass
         for _ in range(20):
             base_offset(other.ask(0, 9, producing()))
+
+
+def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> None:
+    """Java's batches of 16 KiB and their like: alone, with small ones, in pieces; for larger ones there is one."""
+    server = serve()
+    batches = [foreign([Sent(None, b"x" * size)]) for size in (16_200, 16_300, 16_384, 30_000, 100, 65_000)]
+    with WireClient(server.bootstrap_servers) as client:
+        client.ask(18, 0, ApiVersionsRequest())
+        offsets = []
+        for _ in range(3):
+            for batch in batches:
+                offsets.append(base_offset(client.ask(0, 9, producing(batch))))
+            together = bytearray()
+            for number, batch in enumerate(batches, client._sent + 1):
+                client._expected.append((number, 0, 9))
+                together += request_bytes(0, 9, producing(batch), number)
+            client._sent += len(batches)
+            for at in range(0, len(together), 23_456):
+                client.raw(together[at : at + 23_456])
+                time.sleep(0.002)
+            offsets += [base_offset(client.answer()) for _ in batches]
+        assert offsets == list(range(36))
+        assert threads_of_connections() == 0
+        base_offset(client.ask(0, 9, producing(foreign([Sent(None, b"x" * 65_500)]))))
+        assert threads_of_connections() == 1
+    sizes = {
+        len(record.value or b"") for batch in server.store.open_partition("t", 0).read(0) for record in batch.records()
+    }
+    assert sizes == {16_200, 16_300, 16_384, 30_000, 100, 65_000, 65_500}

@@ -60,7 +60,8 @@ class CheckedRuns:
             return  # another thread was at it
         if before is not None and (before.end_offset, before.end_position) != (run.base_offset, run.position):
             return  # it holds some of them already
-        if before is not None and before.batch_count + run.batch_count <= _JOINED_MAX:
+        # In pieces that are small against all there may be: the one that was used last is not given up with the others.
+        if before is not None and before.batch_count + run.batch_count <= min(_JOINED_MAX, count_max // 4):
             self._drop(before)
             run = before.joined(run)
         elif run.batch_count < _FEWEST and run.sizes[-1] < _LEAST_BYTES:

@@ -36,8 +36,8 @@ _KEPT_SEGMENTS = 64
 _KEPT_IN_PROCESS = 1024
 """Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
 _REWRITE_WAIT_S = 0.05
-_CHECKED_IN_PROCESS = 512 << 10
-"""Batches of which is known where they lie, 16 bytes each."""
+_CHECKED_IN_PROCESS = 1 << 20
+"""Batches of which is known where they lie, 8 bytes each: 8 MB, and twice that while others' parts are in use."""
 
 
 class _Segment:
@@ -86,6 +86,8 @@ class Reader:
         """Begin without any. In a forked child: another thread of the parent may have been at them."""
         self._open: OrderedDict[int, _Segment] = OrderedDict()
         self._generation = -1
+        self._checked_count = 0
+        """Batches of which was known where they lie, when one was added to them last."""
 
     # ------------------------------------------------------------ by offset
 
@@ -273,11 +275,13 @@ class Reader:
                 return [], offset, is_full
             first, stop = 0, run.batch_count
             self._keep_checked(segment, log.epoch, run)
-        return run.take(view, first, stop), int(run.offsets[stop]) if stop > first else offset, is_full
+        return run.take(view, first, stop), run.offset_of(stop) if stop > first else offset, is_full
 
     def _keep_checked(self, segment: _Segment, epoch: int, run: WireRun) -> None:
-        """Of all segments no more than this reader's part of what the process keeps; those used last."""
-        most = _CHECKED_IN_PROCESS // len(_readers)
+        """Of all segments those used last: as many as others leave, or this one's part of all that there may be."""
+        readers = list(_readers)
+        others = sum(reader._checked_count for reader in readers if reader is not self)
+        most = max(_CHECKED_IN_PROCESS - others, _CHECKED_IN_PROCESS // len(readers))
         with self._mutex:
             segment.checked.keep(epoch, run, most)
             count = sum(one.checked.count for one in self._open.values())
@@ -287,6 +291,7 @@ class Reader:
                 if one is not segment:
                     count -= one.checked.count
                     one.checked.clear()
+            self._checked_count = count
 
     # ------------------------------------------------------------ positions
 
