@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -58,7 +59,8 @@ def _appends(side: Side) -> Iterator[Once]:
 
 
 def _rate(store: Path, seconds: float) -> float:
-    """Records a second, by a process that does nothing else."""
+    """Records a second, by a process that does nothing else; what was written before is on the disk by then."""
+    os.sync()
     command = [sys.executable, "-m", "bench.server.local", str(store), str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
