@@ -101,6 +101,10 @@ class WireRun(NamedTuple):
         count = stop - first
         if count <= 0:
             return []
+        if count == 1:  # what a consumer at the end of a log gets each time
+            size = int(self.sizes[first])
+            start = self.position + size + HEADER_SIZE * stop
+            return [view[start : start + int(self.sizes[stop]) - size]]
         ends = self.sizes[first : stop + 1].astype(np.int64) - np.int64(self.sizes[first])
         begin = self.position + int(self.sizes[first]) + HEADER_SIZE * (first + 1)
         starts = ends[:-1] + np.arange(begin, begin + HEADER_SIZE * count, HEADER_SIZE)

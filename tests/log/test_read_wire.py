@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import HEADER_SIZE
 from segmentlog.format.wire import Buffer
+from segmentlog.format.wire_run import WireRun
 from segmentlog.log.partition import Partition
 from segmentlog.log.read import reader
 
@@ -88,6 +90,30 @@ def test_small_runs_at_the_end_are_not_kept(tmp_path: Path) -> None:
     append(log, 1, 40)
     assert fetched(log, 40) == read(log, 40)
     assert kept(log) == 41  # it goes on one that is kept
+    for number in range(41, 1000):
+        append(log, 1, number)
+        assert fetched(log, number) == read(log, number)
+    assert kept(log) == 1000
+    assert fetched(log) == read(log)
+
+
+def test_following_joins_no_large_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch of one batch does not copy the table of all that lie before it."""
+    joined: list[int] = []
+
+    def join(run: WireRun, other: WireRun, join: Callable[[WireRun, WireRun], WireRun] = WireRun.joined) -> WireRun:
+        joined.append(run.batch_count)
+        return join(run, other)
+
+    monkeypatch.setattr(WireRun, "joined", join)
+    log = open_log(tmp_path)
+    append(log, 40)
+    assert fetched(log) == read(log)
+    for number in range(40, 1000):
+        append(log, 1, number)
+        assert fetched(log, number) == read(log, number)
+    assert 200 < max(joined) < 300
+    assert sum(joined) < 1000 * 150
 
 
 def test_another_process_appends_and_rolls(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ _FEWEST: Final = 8
 _LEAST_BYTES: Final = 64 << 10
 """Runs that are smaller in both ways are not kept, unless they go on one that is: they cost little to check again, and
 at the end of a log each fetch finds one."""
+_JOINED_SMALL_MAX: Final = 256
+"""Batches of a run that such a small one is joined to: all of them are copied for it."""
 
 
 class CheckedRuns:
@@ -60,12 +62,14 @@ class CheckedRuns:
             return  # another thread was at it
         if before is not None and (before.end_offset, before.end_position) != (run.base_offset, run.position):
             return  # it holds some of them already
+        is_small = run.batch_count < _FEWEST and run.sizes[-1] < _LEAST_BYTES
+        if is_small and before is None:
+            return
         # In pieces that are small against all there may be: the one that was used last is not given up with the others.
-        if before is not None and before.batch_count + run.batch_count <= min(_JOINED_MAX, count_max // 4):
+        most = min(_JOINED_SMALL_MAX if is_small else _JOINED_MAX, count_max // 4)
+        if before is not None and before.batch_count + run.batch_count <= most:
             self._drop(before)
             run = before.joined(run)
-        elif run.batch_count < _FEWEST and run.sizes[-1] < _LEAST_BYTES:
-            return
         self._bases.insert(bisect_left(self._bases, run.base_offset), run.base_offset)
         self._runs[run.base_offset] = run
         self.count += run.batch_count

@@ -279,9 +279,10 @@ class Reader:
 
     def _keep_checked(self, segment: _Segment, epoch: int, run: WireRun) -> None:
         """Of all segments those used last: as many as others leave, or this one's part of all that there may be."""
-        readers = list(_readers)
-        others = sum(reader._checked_count for reader in readers if reader is not self)
-        most = max(_CHECKED_IN_PROCESS - others, _CHECKED_IN_PROCESS // len(readers))
+        most = _CHECKED_IN_PROCESS // len(_readers)
+        if self._checked_count + run.batch_count > most // 2:  # or there is no need to ask how many others have
+            others = sum(reader._checked_count for reader in list(_readers) if reader is not self)
+            most = max(_CHECKED_IN_PROCESS - others, most)
         with self._mutex:
             segment.checked.keep(epoch, run, most)
             count = sum(one.checked.count for one in self._open.values())
