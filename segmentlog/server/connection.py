@@ -128,7 +128,7 @@ class Connection:
                 return Turn.NEEDS_THREAD
             if self._is_finishing and not frames.has_more:
                 return Turn.NEEDS_THREAD if outbox else Turn.ENDED
-            if not self._transport.has_more:
+            if not self._transport.has_more and not frames.is_cut_off:
                 return Turn.STAYS
         return Turn.ENDED
 

@@ -74,7 +74,7 @@ class FrameReader:
             self._begin = self._end = 0
             if self._buffer is not self._small:
                 self._use(self._small)
-        elif self._end - self._begin >= LENGTH_BYTES and self._size_at(self._begin) + LENGTH_BYTES > len(self._buffer):
+        elif self.is_cut_off:
             self._use(bytearray(MEDIUM_BYTES))
         elif self._begin:
             self._move_to_front()
@@ -104,10 +104,18 @@ class FrameReader:
         return self._view[at : at + size]
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether the next request has begun and is larger than the buffer: the rest of it is likely to be there."""
+        return self._begins_larger_than(len(self._buffer))
+
+    @property
     def is_large(self) -> bool:
         """Whether the next request wants a buffer of its own: only `next` brings it."""
+        return self._begins_larger_than(MEDIUM_BYTES)
+
+    def _begins_larger_than(self, size_bytes: int) -> bool:
         at = self._begin
-        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > MEDIUM_BYTES
+        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
 
     @property
     def is_late(self) -> bool:

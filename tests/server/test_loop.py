@@ -19,11 +19,15 @@ from server.wire_client import WireClient, request_bytes
 from wire import Sent, foreign
 
 from segmentlog.log.partition import Partition
+from segmentlog.server.buffers import BufferPool
+from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.list_groups import ListGroupsRequest
 from segmentlog.server.codec.messages.metadata import MetadataRequest
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.connection import Connection, Turn
+from segmentlog.server.frames import FrameReader
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import Security, ServerSettings
 from segmentlog.server.transport import PlainTransport
@@ -322,3 +326,25 @@ def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> N
         len(record.value or b"") for batch in server.store.open_partition("t", 0).read(0) for record in batch.records()
     }
     assert sizes == {16_200, 16_300, 16_384, 30_000, 100, 65_000, 65_500}
+
+
+@pytest.mark.parametrize("size", [16_384, 60_000])
+def test_one_step_takes_a_request_that_is_there(size: int) -> None:
+    """One that does not fit the small buffer is not waited for a second time, nor is what came with it."""
+    ours, theirs = socket.socketpair()
+    transport = PlainTransport(ours, 10.0, 10.0)
+    frames = FrameReader(transport, BufferPool(), limit_bytes=1 << 20, patience_s=10.0, idle_s=10.0)
+    seen: list[int] = []
+
+    def handle(_: Connection, frame: memoryview) -> list[bytes]:
+        seen.append(len(frame))
+        return [b"%d" % len(frame)]
+
+    connection = Connection(transport, frames, handle, client_host="x", principal=ANONYMOUS, limit_bytes=1 << 20)
+    with theirs:
+        for length in (size, 100):
+            theirs.sendall(length.to_bytes(4, "big") + b"\0\0" + bytes(length - 2))
+        assert connection.step() is Turn.STAYS
+        assert seen == [size, 100]
+        assert theirs.recv(100) == b"%d100" % size
+        connection.end()
