@@ -57,8 +57,8 @@ class WireRun(NamedTuple):
     @classmethod
     def of(cls, position: int, offsets: Sequence[int], sizes: Sequence[int]) -> WireRun:
         """Of the base offsets, and the offset behind the last one; sizes as they are kept."""
-        relative = np.array(offsets, np.int64) - np.int64(offsets[0])
-        return cls(position, offsets[0], _narrowed(relative), _narrowed(np.array(sizes, np.int64)))
+        base = offsets[0]
+        return cls(position, base, _numbers([offset - base for offset in offsets]), _numbers(sizes))
 
     @property
     def batch_count(self) -> int:
@@ -112,6 +112,11 @@ class WireRun(NamedTuple):
             stops = starts + np.diff(ends)
             return [view[start:end] for start, end in zip(starts.tolist(), stops.tolist(), strict=True)]
         return [_together(view, starts, ends)]
+
+
+def _numbers(ascending: Sequence[int]) -> Numbers:
+    """An array of them, as narrow as it may be."""
+    return np.array(ascending, np.uint32) if ascending[-1] <= _NARROW_MAX else np.array(ascending, np.int64)
 
 
 def _narrowed(numbers: Int64Array) -> Numbers:
