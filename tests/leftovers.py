@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from segmentlog.log.handle import Handle
@@ -107,6 +108,11 @@ def left_since(before: Snapshot, folder: str | None = None) -> str:
     still = Snapshot.take().since(before)
     how = "left behind" if any(still if folder is None else still.within(folder)) else "dropped without being closed"
     return f"{how}:\n  {text}"
+
+
+def files_open_below(folder: Path | str) -> list[str]:
+    """What this process has open there, once for each descriptor: what other tests leave open does not count."""
+    return sorted(target for _, target in _descriptors() if target.startswith(f"{folder}/"))
 
 
 def _descriptors() -> list[tuple[int, str]]:

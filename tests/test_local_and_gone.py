@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from leftovers import files_open_below
 from logs import FakeClock, open_log, values
 
 import segmentlog
@@ -296,17 +297,16 @@ def test_a_sealed_segment_is_synced_through_the_descriptor_it_was_written_with(t
 
 def test_segments_that_are_sealed_faster_than_they_are_synced_take_few_descriptors(tmp_path: Path) -> None:
     """In one append, or in many."""
-    before = len(os.listdir("/proc/self/fd"))
     log = open_log(tmp_path, segment_records=1, background=True)
     log.append([b"x"] * 50)
     for _ in range(50):
         log.append([b"x"])
-    assert len(os.listdir("/proc/self/fd")) - before < 20
+    assert len(files_open_below(tmp_path)) < 20
     log.flush()
-    assert len(os.listdir("/proc/self/fd")) - before <= 4
+    assert len(files_open_below(tmp_path)) <= 4
     assert len(values(log)) == 100
     log.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert files_open_below(tmp_path) == []
 
 
 def test_a_failed_fsync_while_a_write_is_taken_back_fails_the_partition(tmp_path: Path) -> None:

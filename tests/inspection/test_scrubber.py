@@ -14,6 +14,7 @@ import pytest
 from broken import batches_of, flip, log_files
 from hypothesis import given
 from hypothesis import strategies as st
+from leftovers import files_open_below
 from logs import FakeClock, NoSyncFileSystem
 
 import segmentlog
@@ -264,9 +265,9 @@ def test_goes_on_after_an_error(tmp_path: Path) -> None:
             store._topics.clock.advance(1000)  # type: ignore[attr-defined]
             store.scrub_tick()
         assert store.scrub_report().rounds > rounds, method
-    open_fds = len(os.listdir("/proc/self/fd"))
+    open_files = files_open_below(tmp_path)
     scrub_round(store)
-    assert len(os.listdir("/proc/self/fd")) == open_fds
+    assert files_open_below(tmp_path) == open_files
     store.close()
 
 

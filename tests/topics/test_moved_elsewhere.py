@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from pathlib import Path
 
+from leftovers import files_open_below
+
 import segmentlog
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def _deleted_maps() -> int:
@@ -23,7 +20,7 @@ def test_what_was_deleted_or_renamed_elsewhere_is_let_go_of(tmp_path: Path) -> N
     with segmentlog.open(tmp_path, background=False) as store, segmentlog.open(tmp_path, background=False) as other:
         store.create_topic("kept").partition(0).append([b"here"])
         gc.collect()  # of tests before
-        before, maps = _descriptors(), _deleted_maps()
+        before, maps = files_open_below(tmp_path), _deleted_maps()
         gone = []
         for number in range(5):
             log = store.create_topic(f"t{number}").partition(0)
@@ -38,7 +35,7 @@ def test_what_was_deleted_or_renamed_elsewhere_is_let_go_of(tmp_path: Path) -> N
         store._topics.background.flush_tick()
         gc.collect()
         assert [log() for log in gone] == [None] * 5
-        assert _descriptors() <= before
+        assert files_open_below(tmp_path) == before
         assert _deleted_maps() <= maps
         assert [(log.topic, log.number) for log in store.opened_partitions()] == [("kept", 0)]
         assert [record.value for record in store.consumer("kept")] == [b"here"]
