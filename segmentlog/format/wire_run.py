@@ -12,7 +12,9 @@ what it is. What it has found is a `WireRun`: where each batch lies. From then o
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -91,9 +93,9 @@ class WireRun(NamedTuple):
 
     def find(self, offset: int, bound: int, room: int) -> tuple[int, int, bool]:
         """(the batch that holds ``offset``, the one where to stop, whether for want of room), as `walk` has it."""
-        first = max(_behind(self.offsets, offset - self.base_offset) - 1, 0)
-        stop = _behind(self.offsets[:-1], bound - self.base_offset - 1)
-        fitting = _behind(self.sizes, int(self.sizes[first]) + room) - 1
+        first = max(bisect_right(self.offsets.data, offset - self.base_offset) - 1, 0)
+        stop = bisect_left(self.offsets.data, bound - self.base_offset, 0, self.batch_count)
+        fitting = bisect_right(self.sizes.data, int(self.sizes[first]) + room) - 1
         return first, max(min(stop, fitting), first), fitting < stop
 
     def take(self, view: memoryview, first: int, stop: int) -> list[Buffer]:
@@ -101,17 +103,20 @@ class WireRun(NamedTuple):
         count = stop - first
         if count <= 0:
             return []
-        if count == 1:  # what a consumer at the end of a log gets each time
-            size = int(self.sizes[first])
-            start = self.position + size + HEADER_SIZE * stop
-            return [view[start : start + int(self.sizes[stop]) - size]]
+        if self._total(first, stop) >= count * _COPIED_MAX or count == 1:  # one: what who follows a log gets each time
+            at, sizes = self.position, self.sizes[first : stop + 1].tolist()
+            spans = enumerate(pairwise(sizes), first + 1)
+            return [
+                view[at + HEADER_SIZE * number + begin : at + HEADER_SIZE * number + end]
+                for number, (begin, end) in spans
+            ]
         ends = self.sizes[first : stop + 1].astype(np.int64) - np.int64(self.sizes[first])
         begin = self.position + int(self.sizes[first]) + HEADER_SIZE * (first + 1)
         starts = ends[:-1] + np.arange(begin, begin + HEADER_SIZE * count, HEADER_SIZE)
-        if int(ends[-1]) >= count * _COPIED_MAX:
-            stops = starts + np.diff(ends)
-            return [view[start:end] for start, end in zip(starts.tolist(), stops.tolist(), strict=True)]
         return [_together(view, starts, ends)]
+
+    def _total(self, first: int, stop: int) -> int:
+        return int(self.sizes[stop]) - int(self.sizes[first])
 
 
 def _numbers(ascending: Sequence[int]) -> Numbers:
@@ -128,14 +133,6 @@ def _appended(numbers: Numbers, others: Numbers) -> Numbers:
     """With those that begin at 0 where these end."""
     following = others[1:].astype(np.int64) + np.int64(numbers[-1])
     return _narrowed(np.concatenate((numbers.astype(np.int64), following)))
-
-
-def _behind(numbers: Numbers, number: int) -> int:
-    """How many of them are not above that. In their own type, or numpy would convert all of them."""
-    kind = numbers.dtype.type
-    if number < 0:
-        return 0
-    return int(numbers.searchsorted(kind(min(number, int(np.iinfo(kind).max))), "right"))
 
 
 def walk(

@@ -246,6 +246,8 @@ class _Pace:
 
 def behind(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
     """What is left of the buffers once so many bytes of them have gone."""
+    if sent_bytes == _size(buffers):  # as a rule
+        return []
     for at, buffer in enumerate(buffers):
         if sent_bytes < len(buffer):
             rest = buffers[at:]
