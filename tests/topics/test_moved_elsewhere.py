@@ -18,7 +18,9 @@ def _deleted_maps() -> int:
 def test_what_was_deleted_or_renamed_elsewhere_is_let_go_of(tmp_path: Path) -> None:
     """A tick later neither files nor maps of it are left, and nobody has to ask for the name again."""
     with segmentlog.open(tmp_path, background=False) as store, segmentlog.open(tmp_path, background=False) as other:
-        store.create_topic("kept").partition(0).append([b"here"])
+        kept = store.create_topic("kept").partition(0)
+        kept.append([b"here"])
+        kept.flush()  # for which it has a descriptor of its own
         gc.collect()  # of tests before
         before, maps = files_open_below(tmp_path), _deleted_maps()
         gone = []
