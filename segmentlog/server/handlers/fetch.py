@@ -248,7 +248,7 @@ class _Fetch:
         for wanted, data in answers:
             if self._session is not None:
                 has_news = _note(wanted, data)
-                if _size_of(data):
+                if data.records:
                     self._session.move_to_end(wanted.key)
                 if self._is_incremental and not has_news:
                     continue
@@ -324,7 +324,7 @@ class _LongPoll:
 def _note(wanted: Wanted, data: PartitionData) -> bool:
     """Keep in mind what the client is told, and say whether it is anything new."""
     has_news = bool(
-        _size_of(data)
+        data.records
         or data.error_code
         or wanted.said_error
         or data.diverging_epoch is not None
