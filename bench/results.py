@@ -45,7 +45,6 @@ def default_folder() -> Path:
 
 def save(folder: Path, bench: str, machine: Machine, seconds: float, settings: dict[str, Any], rows: list[Any]) -> Path:
     """Write ``folder/bench.json``; an older one is replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
     measured = Measured(
         bench=bench,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
@@ -55,7 +54,13 @@ def save(folder: Path, bench: str, machine: Machine, seconds: float, settings: d
         settings=settings,
         rows=rows,
     )
-    path = folder / f"{bench}.json"
+    return replace(folder, measured)
+
+
+def replace(folder: Path, measured: Measured) -> Path:
+    """Write ``folder/bench.json``, as it is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{measured.bench}.json"
     temporary = path.with_suffix(".json.new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     os.replace(temporary, path)

@@ -143,6 +143,30 @@ def test_the_server_bench(tmp_path: Path) -> None:
     page = write_page(tmp_path, tmp_path / "page.md").read_text()
     assert "| produce, batches of 10 records |" in page
     assert "## Where we lose" in page
+    run("server", "--tiny", "--systems", OURS, "--rows", "acks-all/1", "--again", "--out", str(tmp_path))
+    measured = results.load(tmp_path, "server")
+    assert measured is not None
+    rows = results.load_rows(measured, Result)
+    assert [one.row for one in rows] == ["small/produce-10", "small/produce-10", "acks-all/1", "acks-all/1000"]
+    assert rows[0] == rate
+    page = write_page(tmp_path, tmp_path / "page.md").read_text()
+    assert f"Measured once more at {measured.settings['again'][0]['date']}" in page
+    assert ": acks-all/1, acks-all/1000." in page
+
+
+def test_rows_of_other_sizes_do_not_join(tmp_path: Path) -> None:
+    """--again replaces rows of a result; it has to be there, and made in the same way."""
+    command = [sys.executable, "-m", "bench.server", "--tiny", "--systems", OURS, "--rows", "start", "--again"]
+    command += ["--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "holds no server.json" in done.stderr
+    run("server", "--tiny", "--systems", OURS, "--rows", "start", "--out", str(tmp_path))
+    before = (tmp_path / "server.json").read_bytes()
+    done = subprocess.run([*command, "--rounds", "2"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "other rounds than what is there" in done.stderr
+    assert (tmp_path / "server.json").read_bytes() == before
 
 
 def test_ratios_are_of_the_same_round() -> None:

@@ -11,6 +11,8 @@ Rows are named ``produce/java-1`` and so on (``--list``); ``--rows produce,start
 from __future__ import annotations
 
 import argparse
+import datetime
+import os
 import shutil
 import sys
 import tempfile
@@ -26,9 +28,10 @@ from rich.table import Table
 from bench import results
 from bench.arguments import existing_folder, one_or_more
 from bench.machine import describe
+from bench.results import Measured
 from bench.server import consuming, latency, local, producing, scaling, starting
 from bench.server.brokers import BROKERS, Broker, Start, last_core
-from bench.server.rows import FULL, QUICK, TINY, Absent, Result, Row, Settings, Side, Sizes, measure
+from bench.server.rows import FULL, QUICK, TINY, Absent, Again, Result, Row, Settings, Side, Sizes, measure
 from bench.systems.base import Unavailable
 from bench.systems.servers import ServerFailed
 
@@ -60,6 +63,7 @@ def main() -> int:
     parser.add_argument("--records", type=one_or_more, help="of each run of Java's tool and confluent-kafka")
     parser.add_argument("--gb", type=float, help="on disk when the server is killed")
     parser.add_argument("--out", type=Path, help="folder for the results (default: today's below bench/results)")
+    parser.add_argument("--again", action="store_true", help="keep the other rows that --out holds, of the same sizes")
     parser.add_argument("--dir", type=existing_folder, help="folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     sizes = _sizes(options)
@@ -73,6 +77,14 @@ def main() -> int:
     absent: list[Absent] = []
     versions = _versions(systems, absent)
     rounds = options.rounds or (5 if options.full else 1 if options.tiny else 3)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed server has its bytecode
+    out = options.out or results.default_folder()
+    earlier = results.load(out, "server") if options.again else None
+    if options.again and earlier is None:
+        parser.error(f"--again: {out} holds no server.json")
+    settings = Settings(rounds, sizes, versions, absent)
+    if earlier is not None and (what := _other_than(earlier, settings)):
+        parser.error(f"--again: other {what} than what is there")
     began_s = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="segmentlog-server-", dir=options.dir))
     try:
@@ -80,12 +92,33 @@ def main() -> int:
         found = _measure(rows, list(versions), folder, sizes, rounds, absent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    settings = msgspec.to_builtins(Settings(rounds, sizes, versions, absent))
     seconds = time.perf_counter() - began_s
-    path = results.save(options.out or results.default_folder(), "server", machine, seconds, settings, found)
+    if earlier is None:
+        path = results.save(out, "server", machine, seconds, msgspec.to_builtins(settings), found)
+    else:
+        path = results.replace(out, _merged(earlier, found, machine.revision))
     _show(found, absent)
     print(path)
     return 1 if any("failed" in one.reason for one in absent) else 0
+
+
+def _other_than(earlier: Measured, settings: Settings) -> str:
+    """Why rows that are measured so cannot stand beside those; empty if they can."""
+    before = msgspec.convert(earlier.settings, Settings)
+    names = ("rounds", "sizes", "versions")
+    return ", ".join(name for name in names if getattr(before, name) != getattr(settings, name))
+
+
+def _merged(earlier: Measured, found: Sequence[Result], revision: str) -> Measured:
+    """``earlier`` with these rows in place of its own."""
+    kept = results.load_rows(earlier, Result)
+    again = list(dict.fromkeys(one.row for one in found))
+    order = dict.fromkeys(one.row for one in [*kept, *found])
+    rows = [one for name in order for one in (found if name in again else kept) if one.row == name]
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
+    before = msgspec.convert(earlier.settings, Settings)
+    settings = msgspec.structs.replace(before, again=[*before.again, Again(again, date, revision)])
+    return msgspec.structs.replace(earlier, settings=msgspec.to_builtins(settings), rows=rows)
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:

@@ -93,6 +93,8 @@ def _where(measured: Measured, settings: Settings) -> list[str]:
         " as long as in its best tenth.",
         "",
     ]
+    for again in settings.again:
+        lines += [f"Measured once more at {again.date}, revision `{again.revision}`: {', '.join(again.rows)}.", ""]
     if machine.fsync_warning:
         lines += [f"**{machine.fsync_warning}**", ""]
     return lines

@@ -140,6 +140,14 @@ class Absent(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Again(msgspec.Struct, frozen=True):
+    """Rows that were measured once more, after the others."""
+
+    rows: list[str]
+    date: str
+    revision: str
+
+
 class Settings(msgspec.Struct, frozen=True):
     """How a result came about."""
 
@@ -147,6 +155,7 @@ class Settings(msgspec.Struct, frozen=True):
     sizes: Sizes
     versions: dict[str, str]
     absent: list[Absent]
+    again: list[Again] = []
 
 
 def quantity(value: float, unit: str) -> str:
