@@ -17,6 +17,8 @@ _SMALL_BYTES: Final = 16 << 10
 MEDIUM_BYTES: Final = 64 << 10
 """A request up to this size is waited for without a thread. A buffer as large is there while it comes."""
 
+_LARGE_FROM_BYTES: Final = 8 << 10
+"""Of a request that is larger than those; when so much of it has come, it gets a thread."""
 _GROWTH: Final = 4
 """Times that a buffer is larger after it was full."""
 _SLOWEST_BYTES: Final = 64 << 10
@@ -74,7 +76,7 @@ class FrameReader:
             self._begin = self._end = 0
             if self._buffer is not self._small:
                 self._use(self._small)
-        elif self.is_cut_off:
+        elif self.is_cut_off and not self._begins_larger_than(MEDIUM_BYTES):
             self._use(bytearray(MEDIUM_BYTES))
         elif self._begin:
             self._move_to_front()
@@ -110,8 +112,11 @@ class FrameReader:
 
     @property
     def is_large(self) -> bool:
-        """Whether the next request wants a buffer of its own: only `next` brings it."""
-        return self._begins_larger_than(MEDIUM_BYTES)
+        """Whether the next request wants a buffer of its own: only `next` brings it.
+
+        That it is said to be large is not enough: who says so and sends nothing costs no thread.
+        """
+        return self._end - self._begin >= _LARGE_FROM_BYTES and self._begins_larger_than(MEDIUM_BYTES)
 
     def _begins_larger_than(self, size_bytes: int) -> bool:
         at = self._begin

@@ -91,7 +91,7 @@ def until(what: Callable[[], bool], within_s: float = 10.0) -> None:
 @pytest.mark.parametrize("said", [b"\0\0", b"\x06\x40\0\0", b"\x06\x40\0\0" + bytes(100), b"\0\0\x10\0\0\x03"])
 @pytest.mark.long
 def test_half_open_connections_take_next_to_nothing(make_server: MakeServer, said: bytes) -> None:
-    """Thousands that send half a length, or claim 100 MB and send none of it: below 100 KiB each, others are served."""
+    """Thousands that send half a length, or claim 100 MB and send none of it: below 100 KiB and no thread each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -103,6 +103,7 @@ def test_half_open_connections_take_next_to_nothing(make_server: MakeServer, sai
             client.raw(said)
         until(lambda: server.worker.listener.connection_count == HALF_OPEN)
         assert is_served(server)
+        assert threading.active_count() < 50
         print(f"{memory.peak() >> 10:,} KiB for {HALF_OPEN:,} connections")
         assert memory.peak() < HALF_OPEN * (100 << 10) + (16 << 20)
         for client in clients:
