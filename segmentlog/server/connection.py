@@ -269,7 +269,8 @@ class Connection:
 
     def is_left(self) -> bool:
         """Whether nobody is there any more who waits for an answer. For the thread of a request that takes long."""
-        return self.is_closed or self._transport.is_left()
+        # Once it finishes, the socket looks as if the client had gone: that is our own doing.
+        return self.is_closed or (not self._is_finishing and self._transport.is_left())
 
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's, and goes on there."""

@@ -328,19 +328,24 @@ def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> N
     assert sizes == {16_200, 16_300, 16_384, 30_000, 100, 65_000, 65_500}
 
 
-@pytest.mark.parametrize("size", [16_384, 60_000])
-def test_one_step_takes_a_request_that_is_there(size: int) -> None:
-    """One that does not fit the small buffer is not waited for a second time, nor is what came with it."""
+def connected(handle: Callable[[Connection, memoryview], Any]) -> tuple[Connection, socket.socket]:
+    """A connection that nobody steps, and its client."""
     ours, theirs = socket.socketpair()
     transport = PlainTransport(ours, 10.0, 10.0)
     frames = FrameReader(transport, BufferPool(), limit_bytes=1 << 20, patience_s=10.0, idle_s=10.0)
+    return Connection(transport, frames, handle, client_host="x", principal=ANONYMOUS, limit_bytes=1 << 20), theirs
+
+
+@pytest.mark.parametrize("size", [16_384, 60_000])
+def test_one_step_takes_a_request_that_is_there(size: int) -> None:
+    """One that does not fit the small buffer is not waited for a second time, nor is what came with it."""
     seen: list[int] = []
 
     def handle(_: Connection, frame: memoryview) -> list[bytes]:
         seen.append(len(frame))
         return [b"%d" % len(frame)]
 
-    connection = Connection(transport, frames, handle, client_host="x", principal=ANONYMOUS, limit_bytes=1 << 20)
+    connection, theirs = connected(handle)
     with theirs:
         for length in (size, 100):
             theirs.sendall(length.to_bytes(4, "big") + b"\0\0" + bytes(length - 2))
@@ -348,3 +353,18 @@ def test_one_step_takes_a_request_that_is_there(size: int) -> None:
         assert seen == [size, 100]
         assert theirs.recv(100) == b"%d100" % size
         connection.end()
+
+
+def test_who_is_still_to_be_answered_has_not_left() -> None:
+    """A server that stops receives nothing more: that is not the client's end, who waits in a group, say."""
+    connection, theirs = connected(lambda *_: None)
+    with theirs:
+        assert not connection.is_left()
+        connection.finish()
+        assert not connection.is_left()
+        connection.end()
+        assert connection.is_left()
+    connection, theirs = connected(lambda *_: None)
+    theirs.close()
+    assert connection.is_left()
+    connection.end()
