@@ -48,13 +48,23 @@ def save(folder: Path, bench: str, machine: Machine, seconds: float, settings: d
     measured = Measured(
         bench=bench,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-        command=shlex.join(["python", "-m", f"bench.{bench}", *sys.argv[1:]]),
+        command=_command(bench),
         machine=machine,
         seconds=round(seconds, 1),
         settings=settings,
         rows=rows,
     )
     return replace(folder, measured)
+
+
+def _command(bench: str) -> str:
+    """What measures it again, wherever its results are to go."""
+    arguments = sys.argv[1:]
+    for at, argument in enumerate(arguments):
+        if argument == "--out" or argument.startswith("--out="):
+            del arguments[at : at + (2 if argument == "--out" else 1)]
+            break
+    return shlex.join(["python", "-m", f"bench.{bench}", *arguments])
 
 
 def replace(folder: Path, measured: Measured) -> Path:

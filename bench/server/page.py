@@ -106,9 +106,8 @@ def _table(found: Sequence[Result]) -> list[str]:
 
 
 def _where_we_lose(found: Sequence[Result]) -> list[str]:
-    """What missed its target, and what has none and is behind Kafka."""
-    lines = ["## Where we lose", ""]
-    lost = []
+    """What missed its target, and what has none and is behind Kafka; the reason once for all that it explains."""
+    lost: dict[tuple[str, str], list[str]] = {}
     for one in found:
         is_behind = one.to == "Kafka" and one.ratio is not None and (one.ratio < 1) == (one.unit in _MORE_IS_BETTER)
         if one.reached is False or (one.reached is None and is_behind):
@@ -116,8 +115,11 @@ def _where_we_lose(found: Sequence[Result]) -> list[str]:
             against = f" against {theirs}" if theirs else ""
             compared = f": {ratio} ({spread})" if ratio else ""
             wanted = f"; {target.removesuffix(' (missed)')} was wanted" if target else ""
-            lost.append(f"- **{one.group}: {one.what}**: {ours}{against}{compared}{wanted}. {_reason(one)}")
-    return [*lines, *(lost or ["Nowhere in this run, of what was measured in it."]), ""]
+            lost.setdefault((one.group, _reason(one)), []).append(f"- {one.what}: {ours}{against}{compared}{wanted}")
+    lines = ["## Where we lose", ""]
+    for (group, reason), rows in lost.items():
+        lines += [f"**{group[0].upper()}{group[1:]}.** {reason}", "", *rows, ""]
+    return lines if lost else [*lines, "Nowhere in this run, of what was measured in it.", ""]
 
 
 _MORE_IS_BETTER = ("records/s", "MB/s")
