@@ -91,16 +91,16 @@ class FrameReader:
     def ready(self) -> memoryview | None:
         """The next request, if all of it is here; its bytes are its receiver's until more is received.
 
-        Raises `BadFrame` for one that is larger than it may be.
+        Raises `BadFrame` for one that is larger than it may be, as soon as it says so.
         """
         at = self._begin + LENGTH_BYTES
         if at > self._end:
             return None
         size = self._size_at(self._begin)
+        if size > self._control_limit_bytes and at + _KEY_BYTES <= self._end:  # whether all of it is here or not
+            self._check_key(size, at)
         if at + size > self._end:
             return None
-        if size > self._control_limit_bytes:
-            self._check_key(size, at)
         self._begin = at + size
         self._since_s = time.monotonic()
         return self._view[at : at + size]
