@@ -115,6 +115,10 @@ async function consume (server, group, topic, count) {
 
 async function member (server, group, topic) {
   const consumer = consumerAt(server, group, {})
+  // Where a commit says that it is no member any more, before a heartbeat does, it ends for good: whoever uses it begins anew.
+  consumer.on(consumer.events.CRASH, ({ payload }) => {
+    if (!payload.restart) member(server, group, topic)
+  })
   await consumer.connect()
   await consumer.subscribe({ topics: [topic], fromBeginning: true })
   await consumer.run({
