@@ -102,8 +102,6 @@ _SERVER: dict[str, str] = {
     "connections": (
         "All of four partitions' requests are two interpreters' work; a large one is a copy, a CRC32C and our own hash."
     ),
-    "start": ("Most of it is the import of what the server is made of."),
-    "restart": ("Most of it is the import of what the server is made of, and then the look at each partition's end."),
 }
 
 

@@ -16,9 +16,8 @@ _SMALL_BYTES: Final = 16 << 10
 """One system call brings several small requests; as much memory is kept for each connection."""
 MEDIUM_BYTES: Final = 64 << 10
 """A request up to this size is waited for without a thread. A buffer as large is there while it comes."""
-
-_LARGE_FROM_BYTES: Final = 8 << 10
-"""Of a request that is larger than those; when so much of it has come, it gets a thread."""
+_COMES_FROM_BYTES: Final = 8 << 10
+"""Once so much of a request is here, it is believed that the rest comes, too."""
 _GROWTH: Final = 4
 """Times that a buffer is larger after it was full."""
 _SLOWEST_BYTES: Final = 64 << 10
@@ -76,7 +75,7 @@ class FrameReader:
             self._begin = self._end = 0
             if self._buffer is not self._small:
                 self._use(self._small)
-        elif self.is_cut_off and not self._begins_larger_than(MEDIUM_BYTES):
+        elif self.is_cut_off and not self.is_large:
             self._use(bytearray(MEDIUM_BYTES))
         elif self._begin:
             self._move_to_front()
@@ -107,20 +106,18 @@ class FrameReader:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the next request has begun and is larger than the buffer: the rest of it is likely to be there."""
-        return self._begins_larger_than(len(self._buffer))
+        """Whether the next request is larger than the buffer, and coming: the rest of it is likely to be there."""
+        return self._brings_more_than(len(self._buffer))
 
     @property
     def is_large(self) -> bool:
-        """Whether the next request wants a buffer of its own: only `next` brings it.
+        """Whether the next request wants a buffer of its own: only `next` brings it."""
+        return self._brings_more_than(MEDIUM_BYTES)
 
-        That it is said to be large is not enough: who says so and sends nothing costs no thread.
-        """
-        return self._end - self._begin >= _LARGE_FROM_BYTES and self._begins_larger_than(MEDIUM_BYTES)
-
-    def _begins_larger_than(self, size_bytes: int) -> bool:
+    def _brings_more_than(self, size_bytes: int) -> bool:
+        """That it says so is not enough: who says it and sends nothing costs neither a thread nor a buffer."""
         at = self._begin
-        return self._end - at >= LENGTH_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
+        return self._end - at >= _COMES_FROM_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
 
     @property
     def is_late(self) -> bool:
