@@ -89,6 +89,8 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="segmentlog-server-", dir=options.dir))
     try:
         machine = describe(folder, _CLIENTS)
+        if earlier is not None and (earlier.machine.cpu, earlier.machine.cores) != (machine.cpu, machine.cores):
+            parser.error(f"--again: what is there was measured on another machine, {earlier.machine.cpu}")
         found = _measure(rows, list(versions), folder, sizes, rounds, absent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
