@@ -72,6 +72,9 @@ if TYPE_CHECKING:
         ProducerFenced as ProducerFenced,
     )
     from segmentlog.errors import (
+        ProducerHeld as ProducerHeld,
+    )
+    from segmentlog.errors import (
         ReadOnlyStore as ReadOnlyStore,
     )
     from segmentlog.errors import (
@@ -149,7 +152,7 @@ _HOMES = {
         "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupHeld", "GroupNotEmpty", "InvalidConfig",
         "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError", "LogTruncated",
         "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProducerBusy",
-        "ProducerFenced", "ReadOnlyStore",
+        "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
         "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",
     ),

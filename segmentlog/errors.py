@@ -44,9 +44,13 @@ class InvalidTopicName(SegmentlogError, ValueError):
 class InvalidRecord(SegmentlogError, TypeError):
     """A value, key, header or timestamp of a type that a record cannot hold."""
 
-    def __init__(self, column: str, index: int, found: str, expected: str) -> None:
-        super().__init__(column, index, found, expected)
+    def __init__(
+        self, column: str, index: int, found: str, expected: str, indices: tuple[int, ...] | None = None
+    ) -> None:
+        super().__init__(column, index, found, expected, indices)
         self.column, self.index, self.found, self.expected = column, index, found, expected
+        self.indices = (index,) if indices is None else indices
+        """Of all such records, as far as they were looked for; ``index`` is the first."""
 
     def __str__(self) -> str:
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
@@ -289,6 +293,20 @@ class ProducerBusy(SegmentlogError):
 
     def __str__(self) -> str:
         return f"producer {self.producer!r} cannot be opened: {self.why}"
+
+
+class ProducerHeld(SegmentlogError):
+    """A name is that of a client of a server, or of a producer of the library: the two never share one."""
+
+    def __init__(self, producer: str, holder: str) -> None:
+        super().__init__(producer, holder)
+        self.producer, self.holder = producer, holder
+
+    def __str__(self) -> str:
+        return (
+            f"the name {self.producer!r} belongs to {self.holder}: producers of the library count their records over"
+            " all instances, Kafka's begin at 0 in each; take another name"
+        )
 
 
 class OutOfOrderSequence(SegmentlogError):

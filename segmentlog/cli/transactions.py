@@ -24,7 +24,8 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
     """List the named producers: the state of the last transaction of each, and whether its process lives.
 
     Names that begin with ~ are of producers that were given none. Status: Ongoing is undecided,
-    PrepareCommit and PrepareAbort are decided and told to the partitions, the others are at rest.
+    PrepareCommit and PrepareAbort are decided and told to the partitions, the others are at rest. Of a
+    server's client nobody here can say whether it lives.
     """
     rows = []
     with open_store(ctx, read_only=True) as store:
@@ -32,7 +33,7 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
         states = coordinator.states()
         names = store.topic_names({partition.topic_id for state in states.values() for partition in state.partitions})
         for name, state in sorted(states.items()):
-            is_alive = coordinator.is_alive(name, state)
+            is_alive = None if state.remote else coordinator.is_alive(name, state)
             since_ms = state.started_ms if state.is_open else state.updated_ms
             partitions = [
                 f"{names.get(partition.topic_id, partition.topic_id)}/{partition.partition}"
@@ -52,7 +53,7 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
                     }
                 )
             timeout = f"{state.timeout_ms / 1000:g} s"
-            alive = "alive" if is_alive else "gone"
+            alive = "a client" if is_alive is None else "alive" if is_alive else "gone"
             rows.append((name, str(state.producer_id), state.epoch, state.status, format_time(since_ms), timeout, alive,
                          ", ".join(partitions)))  # fmt: skip
     if rows and not as_json:

@@ -61,6 +61,8 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
     """The offset after its last batch, or marker."""
     appended_ms: int = 0
     """Wall clock at its last append, or later: from when on it may be forgotten."""
+    begins_anew: bool = False
+    """A marker has begun the epoch of a producer that counts from 0 in each: its next sequence is 0, and no other."""
 
     @property
     def last_sequence(self) -> int:

@@ -11,6 +11,7 @@ import msgspec
 from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.format.names import DELETED_PREFIX, GROUPS_FOLDER, folder_name_of
+from segmentlog.groups.configs import GroupConfigs
 from segmentlog.groups.coordinating import RemoteGroups
 from segmentlog.groups.folder import GroupFolder
 from segmentlog.groups.member import Member
@@ -80,6 +81,7 @@ class Groups:
         self._fs = topics.fs
         self._clock = topics.clock
         self.positions = offsets
+        self._configs = GroupConfigs(topics)
         self._expired_ms: int | None = None
 
     def member(
@@ -91,6 +93,11 @@ class Groups:
             max_poll_interval_ms=max_poll_interval_ms,
             monotonic_ms=self._clock.monotonic_ms, now_ms=self._clock.now_ms,
         )  # fmt: skip
+
+    @property
+    def configs(self) -> GroupConfigs:
+        """What the groups that servers coordinate are configured with."""
+        return self._configs
 
     def remote(self, worker: int) -> RemoteGroups:
         """The groups that the ``worker``-th process of a server coordinates for its clients."""

@@ -27,6 +27,7 @@ from segmentlog.groups.remote import (
     write_remote,
 )
 from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import lock_within
@@ -188,11 +189,17 @@ class RemoteGroups:
     # ------------------------------------------------------------ positions
 
     def commit(
-        self, group: str, positions: Sequence[NewPosition], generation: int, member: str
+        self,
+        group: str,
+        positions: Sequence[NewPosition],
+        generation: int,
+        member: str,
+        stamp: ProducerStamp | None = None,
     ) -> tuple[Partition, int, int]:
         """Append positions of a group that the caller holds: where they are, to be synced.
 
-        (Log, first offset, offset behind the last one.) Raises `InvalidConfig` for what is no position.
+        (Log, first offset, offset behind the last one.) With a ``stamp`` they are part of a transaction. Raises
+        `InvalidConfig` for what is no position.
         """
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
@@ -206,16 +213,18 @@ class RemoteGroups:
             keys += some[0]
             values += some[1]
         log = self._positions.make_log()
-        end_offset = self._positions.append(keys, values)
+        end_offset = self._positions.append(keys, values, stamp)
         return log, end_offset - len(keys), end_offset
 
-    def commit_alone(self, group: str, positions: Sequence[NewPosition]) -> tuple[Partition, int, int]:
+    def commit_alone(
+        self, group: str, positions: Sequence[NewPosition], stamp: ProducerStamp | None = None
+    ) -> tuple[Partition, int, int]:
         """The same for who is no member, of a group that has none. Raises `GroupHeld`."""
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
                 raise GroupHeld(group, len(live), f"{len(live)} members of the library")
-            return self.commit(group, positions, -1, "")
+            return self.commit(group, positions, -1, "", stamp)
 
 
 def _constant(topic_id: str) -> Callable[[TopicPartition], str]:

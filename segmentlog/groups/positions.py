@@ -31,6 +31,7 @@ from segmentlog.topics.topics import Topics
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
+    from segmentlog.log.producers import ProducerStamp
 
 _T = TypeVar("_T")
 
@@ -216,10 +217,13 @@ class CommittedPositions:
                 keys.append(by_name)
         return keys, [None] * len(keys)
 
-    def append(self, keys: list[bytes | None], values: list[bytes | None]) -> int:
-        """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced."""
+    def append(self, keys: list[bytes | None], values: list[bytes | None], stamp: ProducerStamp | None = None) -> int:
+        """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced.
+
+        With a ``stamp`` they are part of its transaction.
+        """
         log = self.make_log()
-        end_offset = log.append(values, keys, ack="written") + len(values)
+        end_offset = log.append(values, keys, ack="written", producer=stamp) + len(values)
         with self._mutex:
             self._tidy.count()
             self._tidy.tidy(log)

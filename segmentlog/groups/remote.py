@@ -34,6 +34,29 @@ BEAT_DIGITS: Final = 20
 _HASH_DIGITS: Final = 16
 
 
+class RemoteConsumer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a member has beside that in a group of the consumer protocol, whose server assigns. Partitions are numbers
+    by topic id."""
+
+    epoch: int = 0
+    previous_epoch: int = 0
+    stage: str = "settled"
+    """"revoking" (it has not said yet that it let go of some partitions) or "awaiting" (it lacks some that others have
+    still)."""
+    rack_id: str | None = None
+    topics: tuple[str, ...] = ()
+    """Names that it subscribes to."""
+    regex: str = ""
+    matched: tuple[str, ...] = ()
+    """Topics that the expression matched."""
+    assignor: str | None = None
+    assigned: dict[str, list[int]] = {}
+    revoking: dict[str, list[int]] = {}
+    target: dict[str, list[int]] = {}
+    is_classic: bool = False
+    """Whether it speaks the classic protocol."""
+
+
 class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """A client of the server in the generation that the file tells of."""
 
@@ -51,6 +74,7 @@ class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """What it subscribes to, for people; empty when the server cannot tell."""
     partitions: dict[str, list[int]] = {}
     """What it reads, for people; empty when the server cannot tell."""
+    consumer: RemoteConsumer | None = None
 
 
 class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +83,8 @@ class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     held: bool = False
     """Whether it has members, or clients that are about to be."""
     state: str = "Empty"
-    """"PreparingRebalance" (members were to join anew), "CompletingRebalance" (not assigned yet) or "Stable"."""
+    """"PreparingRebalance" (members were to join anew), "CompletingRebalance" (not assigned yet), "Reconciling"
+    (partitions change hands) or "Stable"."""
     generation: int = 0
     protocol_type: str = ""
     protocol: str = ""
@@ -67,6 +92,10 @@ class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     members: tuple[RemoteMember, ...] = ()
     session_timeout_ms: int = 0
     """The longest of a member."""
+    is_consumer: bool = False
+    """Whether it is a group of the consumer protocol."""
+    topics: dict[str, tuple[str, int]] = {}
+    """Id and partition count of the topics that it was assigned by, by name; of the consumer protocol alone."""
     worker: int = 0
     """Whose lock and signs of life count."""
     alive_ms: int = 0

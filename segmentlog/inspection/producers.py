@@ -156,6 +156,8 @@ class ProducersLook:
         if batch.control:
             known.open_offset = -1
             self._open.pop(batch.producer_id, None)
+            if batch.epoch > known.epoch and batch.producer_id >= NAMED_ID_END:
+                known.next_sequence = -1  # it begins at 0 again
         else:
             self._check_sequence(path, batch, known)
             count = batch.next_offset - batch.base_offset

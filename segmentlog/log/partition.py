@@ -179,8 +179,9 @@ class Partition:
         return self._appends.batches(batches, ack, producer)
 
     def append_wire(
-        self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False, sync: bool = True
-    ) -> WireAppended:
+        self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False, sync: bool = True,
+        transaction: Callable[[], None] | None = None,
+    ) -> WireAppended:  # fmt: skip
         """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
 
         ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
@@ -188,16 +189,18 @@ class Partition:
         are not looked at, but for a compacted topic, whose records need keys, or with ``check_records``: a batch
         whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, nobody
         who follows is woken, and the answer says whether the topic's policy wants it synced: see `sync_upto` and
-        `wake_followers`.
+        `wake_followers`. ``transaction`` is called under the lock of appends before a transactional batch is let
+        through, and raises if it is not to be.
 
-        Raises `InvalidWireBatch` with a reason (a transactional batch only goes where its producer has a transaction
-        open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a record without a key
-        that needs one, and what `append` raises.
+        Raises `InvalidWireBatch` with a reason (without ``transaction`` a transactional batch only goes where its
+        producer has a transaction open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a
+        record without a key that needs one, and what `append` raises.
         """
         self._check_appendable()
         return append_wire(
-            self._handle, self._appender, self._appends, data, ack, check_records=check_records, sync=sync
-        )
+            self._handle, self._appender, self._appends, data, ack, check_records=check_records, sync=sync,
+            transaction=transaction,
+        )  # fmt: skip
 
     def wake_followers(self) -> None:
         """Tell who waits for records, in any process, that there may be some: what `append_wire` may leave to do."""

@@ -51,13 +51,15 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
     producer_id: int
     epoch: int
     sequence: int
-    """Of the first record, 0 to 2^31 - 1."""
+    """Of the first record, 0 to 2^31 - 1; -1: nobody counts them, and each append is another one."""
     transactional: bool = False
     check: Callable[[], None] | None = None
     """Called under the append lock; raises `ProducerFenced` when somebody else has taken over."""
 
     def after(self, count: int) -> ProducerStamp:
         """The stamp of what comes ``count`` records later."""
+        if self.sequence < 0:
+            return self
         return msgspec.structs.replace(self, sequence=(self.sequence + count) % SEQUENCE_END)
 
 
@@ -207,6 +209,12 @@ class ProducerStates:
                 return None
         if stamp.epoch < entry.epoch:
             raise ProducerFenced(str(stamp.producer_id), stamp.epoch, entry.epoch)
+        if stamp.sequence < 0:
+            return None
+        if entry.begins_anew:
+            if stamp.sequence:
+                raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, 0, stamp.sequence)
+            return None
         if (
             stamp.sequence == entry.next_sequence
             or not entry.runs
@@ -273,8 +281,12 @@ class ProducerStates:
         if offset < entry.next_offset:
             return
         self._open.pop(producer_id, None)
+        runs, wraps, begins_anew = entry.runs, entry.wraps, entry.begins_anew
+        if epoch > entry.epoch and producer_id >= NAMED_ID_END:
+            # Or the first batch of the epoch would be taken for that of the last one, which had the same sequence.
+            runs, wraps, begins_anew = (), 0, True
         self._entries[producer_id] = ProducerEntry(
-            producer_id, max(epoch, entry.epoch), entry.runs, entry.wraps, -1, offset + 1, now_ms
+            producer_id, max(epoch, entry.epoch), runs, wraps, -1, offset + 1, now_ms, begins_anew
         )
 
     # ------------------------------------------------------------ what is known

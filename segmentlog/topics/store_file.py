@@ -44,7 +44,7 @@ def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
         if not fs.exists(store_file):
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}
             replace_file(fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
-            fs.sync_folder(os.path.dirname(path))
+            fs.sync_folder(os.path.dirname(os.path.abspath(path)))
     return read_file(fs, store_file)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import ProducerBusy, SegmentlogError, StoreClosed
@@ -22,6 +22,8 @@ logger = logging.getLogger("segmentlog")
 
 ANONYMOUS: Final = "~"
 """Begins the names of producers that were given none, and are forgotten when they are closed."""
+REMOTE_EXPIRATION_MS: Final = 7 * 86_400_000
+"""After which the name of a server's client is forgotten, as Kafka does by `transactional.id.expiration.ms`."""
 _BUSY_PAUSE_S: Final = 0.25
 _IDLE_PAUSE_S: Final = 1.0
 
@@ -46,15 +48,14 @@ class Finisher:
     def finish(self, now_ms: int | None = None) -> float:
         """Finish what others left: decided transactions, those of dead instances and those that took too long.
 
-        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives. Returns the seconds
-        until it should be asked again. What keeps one from being finished does not keep it from the others:
-        `troubles` tells.
+        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives; None: it is asked about
+        each transaction anew. Returns the seconds until this should be asked again. What keeps one from being
+        finished does not keep it from the others: `troubles` tells.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
         self._finishing = True  # opening a partition asks for this, too
         try:
-            now_ms = self._topics.clock.monotonic_ms() if now_ms is None else now_ms
             troubles: dict[str, str] = {}
             undecided = self._undecided()
             states = self._log.states()
@@ -64,6 +65,9 @@ class Finisher:
                     if state.is_open:
                         is_busy = True
                         self._finish_one(name, now_ms)
+                    elif state.remote:
+                        if self._is_expired(state):
+                            self.delete_name(name, self._is_expired)
                     elif name.startswith(ANONYMOUS) and not self._names.is_alive(name, state):
                         self.delete_name(name)
             for log, entry in undecided:
@@ -93,14 +97,17 @@ class Finisher:
                 found += [(log, entry) for entry in log.open_transactions()]
         return found
 
-    def _finish_one(self, name: str, now_ms: int) -> None:
+    def _finish_one(self, name: str, now_ms: int | None) -> None:
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0) as fd:
             state = self._log.states().get(name)
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                overdue = state.is_overdue(now_ms)
-                if not overdue and self._names.is_alive(name, state):
+                # Not asked before the state is read: one that was begun in between is younger than its reader then,
+                # and a client's would be taken for one of before this boot.
+                overdue = state.is_overdue(self._topics.clock.monotonic_ms() if now_ms is None else now_ms)
+                # A client may be on its way to the next worker, and no lease tells.
+                if not overdue and (state.remote or self._names.is_alive(name, state)):
                     return
                 why = "it was open for too long" if overdue else "its process is gone"
                 logger.info("producer %s: its transaction is aborted: %s", name, why)
@@ -124,11 +131,21 @@ class Finisher:
                 return
             self._decisions.end_lost(log, state or TransactionState(seen.producer_id, entry.epoch))
 
-    def delete_name(self, name: str) -> None:
+    def finish_orphan(self, log: Partition, producer_id: int) -> None:
+        """End what a producer has open in a partition, if no state speaks of it."""
+        entry = log.producer(producer_id)
+        if entry is not None and entry.transaction_offset >= 0:
+            self._finish_orphan(log, entry, self._log.states())
+
+    def _is_expired(self, state: TransactionState) -> bool:
+        """Whether a client has not come back for so long that it gets other numbers when it does (as Kafka's)."""
+        return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > REMOTE_EXPIRATION_MS
+
+    def delete_name(self, name: str, may: Callable[[TransactionState], bool] = lambda state: not state.is_open) -> None:
         """Leave nothing of a name behind, unless its transaction is open or somebody is at it."""
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0):
-            state = self._log.states().get(name)
-            if state is None or not state.is_open:
+            state = self._log.find(name)
+            if state is None or may(state):
                 if state is not None:
                     self._decisions.settle(state)
                     self._log.write(name, None)

@@ -33,6 +33,9 @@ _VERSION: Final = 2
 _VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
 
+EPOCH_MAX: Final = 32_000
+"""Epochs are 16 bits; a name that was opened so often goes on under another id."""
+
 Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
 
 
@@ -70,6 +73,27 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     started_up_ms: int = 0
     """Monotonic clock at the transaction's first append: what it may take is measured by it. Of this boot: who
     began it in another one is dead."""
+    remote: bool = False
+    """The name is that of a server's client: see `transactions.remote`."""
+    last_epoch: int = -1
+    """Of a remote name: under which the transaction was written that is decided, or about to be; -1 while nobody has
+    begun to decide. Under an ``epoch`` that a client got for its last one (KIP-360): that one."""
+    epochs: tuple[int, ...] = ()
+    """Of each of ``partitions`` when a remote transaction began to write to it: another one now, and a crash may have
+    taken what it wrote."""
+    log_epoch: int = 0
+    """That this log had when a remote name was last decided about: another one now, and a crash may have taken what
+    was said of it since."""
+
+    @property
+    def data_epoch(self) -> int:
+        """Under which the transaction was written."""
+        return self.epoch if self.last_epoch < 0 else self.last_epoch
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether a transaction is open, and nobody has begun to decide about it."""
+        return self.status == "Ongoing" and self.last_epoch < 0
 
     def said(self, where: PartitionId, entry: ProducerEntry) -> bool | None:
         """What was decided about the transaction that the producer has open there: committed or not.
@@ -82,7 +106,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
             (marker.topic_id, marker.partition) == where and first_offset < marker.offset for marker in self.unsettled
         ):
             return True
-        if where in self.partitions and entry.epoch == self.epoch:
+        if where in self.partitions and entry.epoch == (self.data_epoch if self.remote else self.epoch):
             if self.status in ("PrepareCommit", "CompleteCommit"):
                 return first_offset < dict(zip(self.partitions, self.ends, strict=True))[where]
             if self.status == "Ongoing":
@@ -91,6 +115,8 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
 
     def is_overdue(self, up_ms: int) -> bool:
         """Whether the transaction takes longer than it may, as of ``up_ms``, monotonic."""
+        if self.remote and self.started_up_ms > up_ms:
+            return up_ms > self.timeout_ms  # it was begun before this boot
         return 0 < self.started_up_ms < up_ms - self.timeout_ms
 
     @property
@@ -120,15 +146,31 @@ class TransactionLog:
     def states(self) -> dict[str, TransactionState]:
         """The last state of each name, as it is now."""
         with self._mutex:
-            log = self._find_log(create=False)
-            if log is None:
-                return {}
-            try:
-                self._follow(log)
-            except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
-                self._states, self._position = {}, log.log_start_offset
-                self._follow(log)
+            self._catch_up()
             return dict(self._states)
+
+    def find(self, name: str) -> TransactionState | None:
+        """The last state of one name, as it is now."""
+        with self._mutex:
+            self._catch_up()
+            return self._states.get(name)
+
+    def _catch_up(self) -> None:
+        log = self._find_log(create=False)
+        if log is None:
+            return
+        try:
+            self._follow(log)
+        except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
+            self._states, self._position = {}, log.log_start_offset
+            self._follow(log)
+
+    @property
+    def epoch(self) -> int:
+        """Of the topic's partition: another one than before, and a crash may have taken the last records of it."""
+        log = self._find_log(create=True)
+        assert log is not None
+        return log.epoch
 
     def _follow(self, log: Partition) -> None:
         if self._position != log.log_end_offset:
@@ -193,7 +235,7 @@ class TransactionLog:
         log = self._find_log(create=True)
         assert log is not None
         if state is not None:
-            log.append([msgspec.msgpack.encode(state)], [encode_key(name)], ack=ack)
+            log.append([encode_state(state)], [encode_key(name)], ack=ack)
             return
         self.states()
         # Both, or what stands under the other key would count again once a compaction has removed this.
@@ -205,6 +247,15 @@ def encode_key(name: str, version: int = _VERSION) -> bytes:
     """The key of the records that say what a name does."""
     return msgspec.msgpack.encode((version, name))
 
+
+def encode_state(state: TransactionState) -> bytes:
+    """The value of such a record; of a name of the library without what only others have."""
+    if state.remote:
+        return msgspec.msgpack.encode(state)
+    return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:_LOCAL_FIELDS])
+
+
+_LOCAL_FIELDS: Final = TransactionState.__struct_fields__.index("remote")
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _state_decoder = msgspec.msgpack.Decoder(TransactionState)

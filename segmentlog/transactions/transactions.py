@@ -18,27 +18,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from segmentlog.arguments import as_text
-from segmentlog.errors import InvalidConfig, ProducerBusy
+from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerHeld
 from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.finishing import ANONYMOUS as ANONYMOUS
 from segmentlog.transactions.finishing import Finisher
-from segmentlog.transactions.journal import Status, TransactionLog, TransactionState
+from segmentlog.transactions.journal import EPOCH_MAX, Status, TransactionLog, TransactionState
 from segmentlog.transactions.names import Names
 from segmentlog.transactions.registration import Registration, fenced_epoch
+from segmentlog.transactions.remote import RemoteTransactions
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-
-_EPOCH_MAX: Final = 32_000
-"""Epochs are 16 bits; a name that was opened so often goes on under another id."""
 
 
 class Transactions:
@@ -51,6 +49,8 @@ class Transactions:
         self._names = Names(topics)
         self._decisions = Decisions(topics, self._log)
         self._finisher = Finisher(topics, self._names, self._log, self._decisions)
+        self.remote = RemoteTransactions(topics, self._names, self._log, self._decisions)
+        """Those of a server's clients."""
 
     def states(self) -> dict[str, TransactionState]:
         """The last state of each name, as it is now."""
@@ -76,6 +76,8 @@ class Transactions:
             state = self.states().get(name)
             if state is None:
                 state = TransactionState(fresh_id, -1)
+            elif state.remote:
+                raise ProducerHeld(name, "a client of the server")
             elif state.is_open:
                 state = self._decisions.decide(name, state, fd, fence=True)
                 if state.is_open:
@@ -83,7 +85,7 @@ class Transactions:
                     raise ProducerBusy(name, why)
             self._decisions.settle(state)
             epoch = max(state.epoch, fenced_epoch(self._topics.fs, fd, state.producer_id)) + 1
-            if epoch > _EPOCH_MAX:
+            if epoch > EPOCH_MAX:
                 state = replace(state, producer_id=secrets.randbelow(NAMED_ID_END), previous_id=state.producer_id)
                 epoch = 0
             state = replace(
@@ -187,6 +189,14 @@ class Transactions:
     def troubles(self) -> dict[str, str]:
         """What kept `finish` from ending transactions, by the name of the producer."""
         return self._finisher.troubles
+
+    def abort_at(self, log: Partition, producer_id: int) -> None:
+        """Abort what a producer has open in a partition: its whole transaction, if it is known whose it is."""
+        self._topics.check_writable("abort a transaction")
+        states = self.states()
+        name = next((name for name, state in states.items() if state.producer_id == producer_id), None)
+        if name is None or not self.abort_by_name(name):
+            self._finisher.finish_orphan(log, producer_id)
 
     def abort_by_name(self, name: str) -> bool:
         """Abort the open transaction of a name, and fence the instance that has it open; whether there was one.

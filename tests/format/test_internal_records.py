@@ -10,7 +10,7 @@ import msgspec
 from segmentlog.format.names import topic_id_of_name
 from segmentlog.groups.positions import CommittedOffset, decode_key, encode
 from segmentlog.records import PartitionId, TopicPartition
-from segmentlog.transactions.journal import TransactionLog, TransactionState, Unsettled, encode_key
+from segmentlog.transactions.journal import TransactionLog, TransactionState, Unsettled, encode_key, encode_state
 
 GOLDEN = Path(__file__).parent / "golden"
 STORE_ID = "9d1d3a1c0f2b4f5e8a7c6b5d4e3f2a10"
@@ -54,8 +54,17 @@ def test_a_position_of_format_1_is_read_as_ever() -> None:
 def test_a_transaction_is_written_and_read_as_ever() -> None:
     """With the ids of the topics."""
     key, value = golden("transaction")
-    assert (encode_key("etl-1"), msgspec.msgpack.encode(state(TOPIC_ID))) == (key, value)
+    assert (encode_key("etl-1"), encode_state(state(TOPIC_ID))) == (key, value)
     assert read(key, value) == {"etl-1": state(TOPIC_ID)}
+
+
+def test_a_transaction_of_a_client_says_more() -> None:
+    """Behind what others say: whoever does not know of it reads the rest."""
+    remote = msgspec.structs.replace(state(TOPIC_ID), remote=True, last_epoch=2, epochs=(5,), log_epoch=1)
+    value = encode_state(remote)
+    assert read(encode_key("app"), value) == {"app": remote}
+    local = msgspec.msgpack.decode(golden("transaction")[1])
+    assert msgspec.msgpack.decode(value) == [*local, True, 2, [5], 1]
 
 
 def test_a_transaction_of_format_1_is_read_as_ever() -> None:

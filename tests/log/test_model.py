@@ -59,6 +59,8 @@ class LogMachine(RuleBasedStateMachine):
         self.open()
 
     def teardown(self) -> None:
+        if self.log is not None:
+            self.log.close()
         shutil.rmtree(self.folder)
 
     def open(self, *, lossless: bool = True) -> None:
@@ -151,7 +153,8 @@ class LogMachine(RuleBasedStateMachine):
             assert lost.base_offset >= offset
             assert lost.end_offset == self.end + 1, "a consumer that had read to the end must notice"
             self.end = lost.end_offset
-            self.lost.append(lost)
+            # One that began behind it is part of it from now on.
+            self.lost = [*(one for one in self.lost if one.base_offset < lost.base_offset), lost]
         self.records = [record for record in self.records if record.offset < offset]
 
     def is_gone(self, offset: int) -> bool:

@@ -93,6 +93,46 @@ def test_only_the_last_runs_are_remembered(tmp_path: Path) -> None:
         put(log, 4)
 
 
+def test_a_marker_may_begin_an_epoch(tmp_path: Path) -> None:
+    """Of who counts from 0 in each: nothing of it is taken for what came before, and it begins at 0."""
+    log = open_log(tmp_path, **{"segment.bytes": "1kb"})
+    for epoch in range(3):
+        put(log, 0, 2, who=UNNAMED, epoch=epoch, txn=True)
+        put(log, 2, who=UNNAMED, epoch=epoch, txn=True)
+        assert put(log, 2, who=UNNAMED, epoch=epoch, txn=True) == 4 * epoch + 2
+        assert log.end_transaction(UNNAMED, epoch + 1, committed=True) == 4 * epoch + 3
+        for again in (log, open_log(tmp_path, **{"segment.bytes": "1kb"})):
+            with pytest.raises(OutOfOrderSequence) as caught:
+                put(again, 2, who=UNNAMED, epoch=epoch + 1, txn=True)
+            assert (caught.value.expected, caught.value.found) == (0, 2)
+            with pytest.raises(ProducerFenced):
+                put(again, 3, who=UNNAMED, epoch=epoch, txn=True)
+    log.roll()
+    (entry,) = decode_snapshot((tmp_path / f"{log.log_end_offset:020}{SNAPSHOT_SUFFIX}").read_bytes())
+    assert (entry.epoch, entry.runs, entry.begins_anew) == (3, (), True)
+    assert len(values_of(log)) == 9
+
+
+def test_a_name_counts_on_behind_a_marker(tmp_path: Path) -> None:
+    """The library's names count over all epochs."""
+    log = open_log(tmp_path)
+    put(log, 0, 3, txn=True)
+    log.end_transaction(NAMED, 1, committed=False)
+    assert put(log, 3, epoch=1) == 4
+    assert put(log, 3, epoch=1) == 4
+
+
+def test_what_nobody_counts_is_appended_each_time(tmp_path: Path) -> None:
+    """Sequence -1: positions in transactions of clients."""
+    log = open_log(tmp_path)
+    for offset in range(3):
+        assert put(log, -1, who=UNNAMED, txn=True) == offset
+    log.end_transaction(UNNAMED, 1, committed=True)
+    with pytest.raises(ProducerFenced):
+        put(log, -1, who=UNNAMED, txn=True)
+    assert put(log, -1, who=UNNAMED, epoch=1, txn=True) == 4
+
+
 @pytest.mark.parametrize("split", [0, 1, 3, 7])
 def test_sequences_wrap_at_their_end(tmp_path: Path, split: int) -> None:
     """Kafka's: after 2^31 - 1 comes 0, also in the middle of a batch."""

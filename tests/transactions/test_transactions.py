@@ -166,7 +166,7 @@ def test_a_newer_instance_fences_the_older(store: segmentlog.LogStore) -> None:
 
 def test_a_name_that_ran_out_of_epochs_counts_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under another id, as if nothing had happened."""
-    monkeypatch.setattr(transactions, "_EPOCH_MAX", 2)
+    monkeypatch.setattr(transactions, "EPOCH_MAX", 2)
     ids = set()
     for number in range(8):
         with store.producer(name="often") as producer:

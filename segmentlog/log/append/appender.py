@@ -152,6 +152,15 @@ class Appender:
             why = f"producer {producer_id} has no transaction open in this partition"
             raise InvalidWireBatch("transaction", why)
 
+    def require_no_transaction(self, producer_id: int) -> None:
+        """Raise `InvalidWireBatch` if the producer has a transaction open here, as Kafka does. Under the append lock.
+
+        What it wrote in between would be seen by everybody, and held back with the transaction until that ends.
+        """
+        if self._states.open_transaction(producer_id) >= 0:
+            why = f"producer {producer_id} has a transaction open in this partition, and the batch is of none"
+            raise InvalidWireBatch("transaction", why)
+
     @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""

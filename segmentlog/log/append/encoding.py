@@ -105,10 +105,10 @@ def check_size(columns: Columns, config: TopicConfig) -> None:
         raise RecordTooLarge(len(scratch), config.max_message_bytes)
 
 
-def require_a_key(index: int) -> InvalidRecord:
-    """The error for a record without a key in a topic that needs one."""
+def require_a_key(index: int, indices: tuple[int, ...] | None = None) -> InvalidRecord:
+    """The error for a record without a key in a topic that needs one; ``indices`` of all of them."""
     wanted = "a key for each record: the topic is compacted (cleanup.policy), and keeps the last record of each key"
-    return InvalidRecord("keys", index, "None", wanted)
+    return InvalidRecord("keys", index, "None", wanted, indices)
 
 
 def _require_keys(columns: Columns) -> None:

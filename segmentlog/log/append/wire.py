@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -19,6 +20,9 @@ from segmentlog.log.append.encoding import require_a_key
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage.state import CONFIG_WORD
+
+_NAMED_MAX = 10_000
+"""Of the records that lack a key. A client is told of each, and may have sent millions."""
 
 
 class WireAppended(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +42,7 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
 
 def append_wire(
     handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, check_records: bool,
-    sync: bool,
+    sync: bool, transaction: Callable[[], None] | None = None,
 ) -> WireAppended:  # fmt: skip
     """`Partition.append_wire`."""
     if handle.page.words[CONFIG_WORD] != handle.config_version:
@@ -50,10 +54,11 @@ def append_wire(
         _check_records(memoryview(data), wire, config)
     stamp = None
     if wire.producer_id >= 0:
-        stamp = ProducerStamp(wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.is_transactional)
         if wire.is_transactional:
-            check = partial(appender.require_transaction, wire.producer_id)
-            stamp = msgspec.structs.replace(stamp, check=check)
+            check = transaction or partial(appender.require_transaction, wire.producer_id)
+        else:
+            check = partial(appender.require_no_transaction, wire.producer_id)
+        stamp = ProducerStamp(wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.is_transactional, check)
     if sync:
         base_offset, owes_sync = appends.batches([batch], ack, stamp), False
     else:
@@ -73,9 +78,9 @@ def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> N
         raise InvalidWireBatch("records", str(error)) from None
     _check_numbers(records, wire)
     if config.compacts:
-        keyless = records.null_keys()
-        if keyless.any():
-            raise require_a_key(int(keyless.argmax()))
+        keyless = np.flatnonzero(records.null_keys())
+        if keyless.size:
+            raise require_a_key(int(keyless[0]), tuple(keyless[:_NAMED_MAX].tolist()))
 
 
 def _check_numbers(records: WireRecords, wire: WireHeader) -> None:
