@@ -20,6 +20,7 @@ from segmentlog.errors import (
     PartitionFailed,
     ProducerBusy,
     ProducerFenced,
+    ProducerHeld,
     ReadOnlyStore,
     RecordTooLarge,
     StoreClosed,
@@ -28,6 +29,7 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.transactions.remote import UnknownProducer, WrongState
 
 _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
     (UnknownTopic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -42,6 +44,10 @@ _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
     (ProducerFenced, ErrorCode.INVALID_PRODUCER_EPOCH),
     (ProducerBusy, ErrorCode.CONCURRENT_TRANSACTIONS),
     (TransactionAborted, ErrorCode.INVALID_TXN_STATE),
+    (WrongState, ErrorCode.INVALID_TXN_STATE),
+    (UnknownProducer, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+    # The code that every client takes for final.
+    (ProducerHeld, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (ConsumerFenced, ErrorCode.UNKNOWN_MEMBER_ID),
     (GroupNotEmpty, ErrorCode.NON_EMPTY_GROUP),
     (CorruptBatch, ErrorCode.KAFKA_STORAGE_ERROR),

@@ -6,13 +6,15 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 
 import msgspec
 
-_ERROR_CODE: Final = "error_code"
+_ERROR_CODES: Final = ("error_code", "partition_error_code")
+"""What the field is called; the latter by AddPartitionsToTxn alone."""
 
 
 class _Plan(NamedTuple):
     """Where a struct has error codes: in itself, and in the structs of these lists."""
 
-    has_code: bool
+    code: str
+    """The field's name; empty where there is none."""
     lists: tuple[tuple[str, _Plan], ...]
 
 
@@ -34,29 +36,30 @@ def errors_in(response: msgspec.Struct) -> list[int]:
 
 
 def _collect(message: Any, plan: _Plan, found: list[int]) -> None:
-    if plan.has_code and message.error_code:
-        found.append(message.error_code)
+    if plan.code and (code := getattr(message, plan.code)):
+        found.append(code)
     for name, inner in plan.lists:
         if inner.lists:
             for one in getattr(message, name) or ():
                 _collect(one, inner, found)
         else:  # the usual case, partitions: no call for each
+            field = inner.code
             for one in getattr(message, name) or ():
-                if one.error_code:
-                    found.append(one.error_code)
+                if code := getattr(one, field):
+                    found.append(code)
 
 
 def _plan_of(cls: type[msgspec.Struct]) -> _Plan | None:
-    has_code = False
+    code = ""
     lists = []
     for field in msgspec.structs.fields(cls):
-        if field.name == _ERROR_CODE:
-            has_code = True
+        if field.name in _ERROR_CODES:
+            code = field.name
         element = _element_of(field.type)
         inner = None if element is None else _plan_of(element)
         if inner is not None:
             lists.append((field.name, inner))
-    return _Plan(has_code, tuple(lists)) if has_code or lists else None
+    return _Plan(code, tuple(lists)) if code or lists else None
 
 
 def _element_of(kind: Any) -> type[msgspec.Struct] | None:

@@ -25,6 +25,11 @@ PLACES: Final = {
     21: "records:delete_records",
     22: "producers:init_producer_id",
     23: "epochs:offset_for_leader_epoch",
+    24: "transactions:add_partitions_to_txn",
+    25: "transactions:add_offsets_to_txn",
+    26: "transactions:end_txn",
+    27: "transaction_admin:write_txn_markers",
+    28: "txn_offsets:txn_offset_commit",
     29: "acls:describe_acls",
     30: "acls:create_acls",
     31: "acls:delete_acls",
@@ -38,6 +43,11 @@ PLACES: Final = {
     46: "cluster:list_partition_reassignments",
     47: "group_offsets:offset_delete",
     60: "cluster:describe_cluster",
+    61: "producers:describe_producers",
+    65: "transaction_admin:describe_transactions",
+    66: "transaction_admin:list_transactions",
+    68: "consumer_groups:consumer_group_heartbeat",
+    69: "consumer_groups:consumer_group_describe",
     75: "metadata:describe_topic_partitions",
 }
 """What is answered, by API key: file and function below ``handlers``."""

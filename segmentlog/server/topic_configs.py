@@ -15,9 +15,12 @@ from segmentlog.errors import InvalidConfig
 from segmentlog.quantities import UNLIMITED, UNLIMITED_MS
 
 TYPE_BOOLEAN, TYPE_STRING, TYPE_INT, TYPE_LONG, TYPE_DOUBLE, TYPE_LIST = 1, 2, 3, 5, 6, 7
-SOURCE_TOPIC, SOURCE_DEFAULT = 1, 5
+SOURCE_TOPIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 5, 8
 
 WITHOUT_EFFECT: Final[Mapping[str, tuple[str, int]]] = {
+    "compression.gzip.level": ("-1", TYPE_INT),
+    "compression.lz4.level": ("9", TYPE_INT),
+    "compression.zstd.level": ("3", TYPE_INT),
     "follower.replication.throttled.replicas": ("", TYPE_LIST),
     "leader.replication.throttled.replicas": ("", TYPE_LIST),
     "message.timestamp.after.max.ms": (str(UNLIMITED_MS), TYPE_LONG),
@@ -86,14 +89,10 @@ def known_keys() -> list[str]:
 
 
 def engine_keys(name: str) -> tuple[str, ...]:
-    """The engine's keys that a key of Kafka's is about; none for one without effect. Raises `InvalidConfig`."""
+    """The engine's keys that a key of Kafka's is about; none for one without effect, or of which nothing is known."""
     if name in (_FLUSH_MESSAGES, _FLUSH_MS):
         return ("fsync",)
-    if name in TOPIC_CONFIG_KEYS:
-        return (name,)
-    if name in WITHOUT_EFFECT:
-        return ()
-    raise InvalidConfig(name, "", f"a key of a topic: {', '.join(known_keys())}")
+    return (name,) if name in TOPIC_CONFIG_KEYS else ()
 
 
 def describe(config: TopicConfig) -> list[Entry]:

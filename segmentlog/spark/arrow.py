@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -136,8 +137,8 @@ def _repeated(texts: list[tuple[str, int]], kind: pa.DataType) -> pa.Array:
 
 
 _BLOBS: Final[dict[str, Callable[[RecordBatch], pa.Array]]] = {
-    "key": RecordBatch.keys_to_arrow,
-    "value": RecordBatch.values_to_arrow,
+    "key": methodcaller("keys_to_arrow"),  # by name: a client's batch has methods of its own
+    "value": methodcaller("values_to_arrow"),
 }
 _MAKERS: Final[dict[str, _Maker]] = {
     "topic": _topics,

@@ -6,7 +6,14 @@ import threading
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import fetch, join_group, list_groups, produce, sasl_handshake
+from segmentlog.server.codec.messages import (
+    add_partitions_to_txn,
+    fetch,
+    join_group,
+    list_groups,
+    produce,
+    sasl_handshake,
+)
 from segmentlog.server.meter import BUCKETS_S, Event, Meter
 from segmentlog.server.outcomes import errors_in
 from segmentlog.server.served import SERVED
@@ -19,6 +26,11 @@ def test_codes_of_partitions_and_of_the_whole() -> None:
     assert errors_in(answer) == [6, 3, 6]
     assert errors_in(fetch.FetchResponse(error_code=70)) == [70]
     assert errors_in(join_group.JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED)) == [79]
+    results = [
+        add_partitions_to_txn.AddPartitionsToTxnPartitionResult(number, code) for number, code in ((0, 48), (1, 0))
+    ]
+    added = add_partitions_to_txn.AddPartitionsToTxnTopicResult("t", results)
+    assert errors_in(add_partitions_to_txn.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[added])) == [48]
     assert errors_in(list_groups.ListGroupsResponse()) == []
     assert errors_in(sasl_handshake.SaslHandshakeResponse(mechanisms=["PLAIN"])) == []
 

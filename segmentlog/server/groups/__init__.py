@@ -1,5 +1,5 @@
-"""Consumer groups of Kafka's clients: the classic protocol.
+"""Consumer groups of Kafka's clients, of the classic protocol and of the consumer protocol.
 
-`machine` decides, a group at a time, without a clock, a thread or a file; `coordinator` lets callers wait for what it
-decides, and writes that down before they are told.
+`machine` and `consumer_group` decide, a group at a time, without a clock, a thread or a file; `keeper` has the groups,
+and writes down what they decide before anybody is told; `coordinator` lets callers wait for it.
 """

@@ -1,44 +1,35 @@
 """Coordinates groups for the connections of one worker: callers wait here for what `machine` decides.
 
-Each group has a lock, held while it is asked and while what it decided is saved: nobody is told what a restart would
-not know. One thread looks after the time-outs of all of them. When something cannot be saved, the group is forgotten,
-whoever waits is sent away, and the next to ask finds what the file says.
+How groups are kept while they do is in `keeper`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from segmentlog.clock import Clock
-from segmentlog.errors import GroupHeld, GroupNotEmpty, InvalidConfig, SegmentlogError
-from segmentlog.groups.coordinating import NewPosition, RemoteGroups
+from segmentlog.errors import GroupHeld, GroupNotEmpty, InvalidConfig
+from segmentlog.groups.coordinating import NewPosition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.deadlines import Deadlines
+from segmentlog.server.groups.consumer_group import ConsumerGroup
+from segmentlog.server.groups.consumer_words import JOINS, Beat, Heartbeat
 from segmentlog.server.groups.entries import Entry, Unavailable, Waiter
+from segmentlog.server.groups.keeper import GroupKeeper
 from segmentlog.server.groups.machine import Group
-from segmentlog.server.groups.subscriptions import CONSUMER, topics_of, with_descriptions
-from segmentlog.server.groups.words import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
-from segmentlog.storage import forks
+from segmentlog.server.groups.migration import Machine, may_upgrade, upgraded
+from segmentlog.server.groups.subscriptions import CONSUMER, topics_of
+from segmentlog.server.groups.words import JoinAnswer, JoinRequest, State, SyncAnswer
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-    from segmentlog.store import LogStore
 
 logger = logging.getLogger("segmentlog")
 
-BEAT_MS: Final = 1_000
-"""How often the worker says that it lives while it holds groups."""
-_TELL_EVERY_MS: Final = 10_000
-"""How often the log hears that a group refuses clients, who try again and again."""
-_TOLD_MAX: Final = 1_000
 _LOOK_S: Final = 0.2
 """How often who waits looks whether its client is still there."""
 
@@ -50,40 +41,11 @@ def _never() -> bool:
     return False
 
 
-class GroupCoordinator:
+class GroupCoordinator(GroupKeeper):
     """The groups of one worker. Thread-safe; every method that takes a group may raise `Unavailable`.
 
     ``worker`` is its number, the same after a restart; ``coordinates`` says which groups are its own.
     """
-
-    def __init__(
-        self,
-        store: LogStore,
-        clock: Clock | None = None,
-        settings: GroupSettings | None = None,
-        *,
-        worker: int = 0,
-        coordinates: Callable[[str], bool] = lambda group: True,
-    ) -> None:
-        self.settings = settings or GroupSettings()
-        self._store = store
-        self._clock = clock or Clock()
-        self._coordinates = coordinates
-        self._remote: RemoteGroups = store.groups.remote(worker)
-        self._entries: dict[str, Entry] = {}
-        self._deadlines = Deadlines(self.tick, "segmentlog-groups")
-        self._mutex = threading.Lock()
-        self._has_begun = self._has_looked = self._is_closed = False
-        self._beaten_ms = 0
-        self._told_ms: dict[str, int] = {}
-        forks.on_fork(self, "_forget_parent")
-
-    def _forget_parent(self) -> None:
-        """In a forked child: groups and connections are the parent's."""
-        self._is_closed = True
-        self._entries = {}
-        self._mutex = threading.Lock()
-        self._deadlines.forget_thread()
 
     # ------------------------------------------------------------ what clients ask
 
@@ -93,17 +55,60 @@ class GroupCoordinator:
             return JoinAnswer(error=ErrorCode.INVALID_GROUP_ID, member_id=request.member_id)
         waiter = Waiter()
         with self._locked(group) as entry:
+            if isinstance(entry.machine, ConsumerGroup) and entry.machine.state is State.EMPTY:
+                self._turn(entry, Group(self.settings, topics_of))
             if not entry.is_held and entry.machine.would_add(request):
                 try:
-                    self._claim(entry, request)
+                    self._claim(entry, request.session_timeout_ms, request.protocol_type)
                 except GroupHeld as error:
                     self._tell_once(group, error)
                     return JoinAnswer(error=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=request.member_id)
-            entry.machine.join(waiter, request, self._now_ms())
+            with self._or_given_up(entry):
+                entry.machine.join(waiter, request, self._now_ms())
             self._settle(entry)
         self._wait(group, waiter, is_left)
         assert isinstance(waiter.answer, JoinAnswer)
         return waiter.answer
+
+    def beat(self, group: str, request: Heartbeat) -> Beat:
+        """A member of the consumer protocol joins, stays or leaves."""
+        with self._locked(group) as entry:
+            former, machine = entry.machine, entry.machine
+            with self._or_given_up(entry):
+                settings = self.settings_of(group)
+            if isinstance(machine, Group):
+                if request.epoch != JOINS:
+                    # It was given up, and the group has gone back, or is gone: Kafka does not ask it to join again.
+                    return Beat(error=ErrorCode.UNKNOWN_MEMBER_ID, message="the group has no such members")
+                if not may_upgrade(machine, settings):
+                    return Beat(error=ErrorCode.GROUP_ID_NOT_FOUND, message=f"group {group} is of another protocol")
+                with self._or_given_up(entry):
+                    machine = upgraded(machine, settings, self._catalog, self._now_ms())
+            if not entry.is_held and machine.would_add_by_beat(request):
+                try:
+                    self._claim(entry, settings.consumer_session_timeout_ms, CONSUMER)
+                except GroupHeld as error:
+                    self._tell_once(group, error)
+                    return Beat(error=ErrorCode.GROUP_ID_NOT_FOUND, message=str(error))
+                machine.raise_generation(former.generation)
+            with self._or_given_up(entry):
+                machine.configure(settings)
+                answer = machine.beat(request, self._now_ms())
+            if isinstance(former, Group) and answer.error is ErrorCode.NONE:
+                if former.members:
+                    logger.info("group %s: the consumer protocol from now on: a member that speaks it has come", group)
+                former.end(ErrorCode.REBALANCE_IN_PROGRESS)
+                self._turn(entry, machine)
+            self._settle(entry)
+        return answer
+
+    @staticmethod
+    def _turn(entry: Entry, machine: Machine) -> None:
+        """The group is of the other protocol from now on."""
+        machine.raise_generation(entry.machine.generation)
+        machine.answers += entry.machine.answers
+        entry.machine.answers = []
+        entry.machine = machine
 
     def new_member_id(self, prefix: str) -> str:
         """An id that nobody ever had."""
@@ -154,7 +159,10 @@ class GroupCoordinator:
     def heartbeat(self, group: str, member_id: str, generation: int, *, instance_id: str | None = None) -> ErrorCode:
         """A member lives."""
         with self._locked(group) as entry:
-            return entry.machine.heartbeat(member_id, generation, self._now_ms(), instance_id=instance_id)
+            error = entry.machine.heartbeat(member_id, generation, self._now_ms(), instance_id=instance_id)
+            if isinstance(entry.machine, ConsumerGroup):
+                self._arm(entry)  # who is told to join again has but so long to do so
+        return error
 
     def leave(self, group: str, leavers: Sequence[tuple[str, str | None]]) -> list[tuple[str, ErrorCode]]:
         """Members leave, by their ids or instance ids; what became of each."""
@@ -162,6 +170,12 @@ class GroupCoordinator:
             results = entry.machine.leave(leavers, self._now_ms())
             self._settle(entry)
         return results
+
+    def may_fetch(self, group: str, member_id: str | None, epoch: int) -> ErrorCode:
+        """Whether positions may be asked for by who says that he is this member in this epoch."""
+        with self._locked(group) as entry:
+            machine = entry.machine
+            return machine.may_fetch(member_id, epoch) if isinstance(machine, ConsumerGroup) else ErrorCode.NONE
 
     def commit(
         self,
@@ -171,20 +185,23 @@ class GroupCoordinator:
         member_id: str = "",
         generation: int = -1,
         instance_id: str | None = None,
+        stamp: ProducerStamp | None = None,
     ) -> tuple[ErrorCode, Appended | None]:
         """Write positions, as a member or as nobody in particular; where they are, to be synced. None: nowhere.
 
-        Raises what an append does.
+        ``stamp``: of the transaction that they are part of. Raises what an append does.
         """
         with self._locked(group) as entry:
             machine = entry.machine
-            error = machine.may_commit(member_id, generation, self._now_ms(), instance_id=instance_id)
+            error = machine.may_commit(
+                member_id, generation, self._now_ms(), instance_id=instance_id, is_transactional=stamp is not None
+            )
             if error is not ErrorCode.NONE or not positions:
                 return error, None
-            if machine.state is not State.EMPTY:
-                return error, self._remote.commit(group, positions, generation, member_id)
+            if machine.members:
+                return error, self._remote.commit(group, positions, generation, member_id, stamp)
             try:
-                return error, self._remote.commit_alone(group, positions)
+                return error, self._remote.commit_alone(group, positions, stamp)
             except GroupHeld as held:
                 self._tell_once(group, held)
                 return ErrorCode.UNKNOWN_MEMBER_ID, None
@@ -192,7 +209,7 @@ class GroupCoordinator:
     # ------------------------------------------------------------ what tools ask
 
     @contextlib.contextmanager
-    def looking_at(self, group: str) -> Iterator[Group]:
+    def looking_at(self, group: str) -> Iterator[Machine]:
         """The group as it is now; nothing of it changes within."""
         with self._locked(group) as entry:
             yield entry.machine
@@ -209,7 +226,7 @@ class GroupCoordinator:
             elif machine.protocol_type != CONSUMER:
                 return ErrorCode.NON_EMPTY_GROUP
             else:
-                subscribed = {topic for one in machine.members.values() for topic in machine.topics_of(one)}
+                subscribed = machine.subscribed
             codes = {}
             for topic in {tp.topic for tp in partitions}:
                 some = [tp for tp in partitions if tp.topic == topic]
@@ -233,208 +250,3 @@ class GroupCoordinator:
             entry.machine.end()
             self._drop(entry)
         return ErrorCode.NONE
-
-    # ------------------------------------------------------------ a group in memory
-
-    @contextlib.contextmanager
-    def _locked(self, group: str) -> Iterator[Entry]:
-        """A group, loaded if need be, its lock held."""
-        if not self._has_begun:
-            self._begin()
-        while True:
-            if self._is_closed:
-                raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            entry = self._entries.get(group)
-            if entry is None:
-                with self._mutex:
-                    if self._is_closed or group in self._entries:
-                        continue
-                    entry = self._entries[group] = Entry(group, Group(self.settings, topics_of))
-                    entry.lock.acquire()  # at once: nobody else knows of it yet
-                try:
-                    self._load(entry)
-                    yield entry
-                finally:
-                    self._drop_if_idle(entry)
-                    entry.lock.release()
-                return
-            with entry.lock:
-                if entry.is_gone:
-                    continue
-                try:
-                    yield entry
-                finally:
-                    self._drop_if_idle(entry)
-                return
-
-    def _load(self, entry: Entry) -> None:
-        try:
-            saved = self._remote.load(entry.name)
-        except InvalidConfig:
-            raise Unavailable(ErrorCode.INVALID_GROUP_ID) from None
-        except (SegmentlogError, OSError) as error:
-            self._drop(entry)
-            logger.error("group %s: it cannot be read: %s", entry.name, error)
-            raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-        entry.machine.restore(saved, self._now_ms())
-        entry.is_held = saved.held
-        entry.told_generation = saved.generation
-        if entry.machine.members:
-            logger.info("group %s: %d members go on in generation %d", entry.name, len(saved.members), saved.generation)
-        self._settle(entry)
-
-    def _claim(self, entry: Entry, request: JoinRequest) -> None:
-        """Have the file say that the group is the clients', before the first one joins. Raises `GroupHeld`."""
-        saved = msgspec.structs.replace(
-            entry.machine.snapshot(), session_timeout_ms=request.session_timeout_ms, protocol_type=request.protocol_type
-        )
-        try:
-            entry.machine.raise_generation(self._remote.claim(entry.name, saved))
-        except GroupHeld:
-            raise
-        except (SegmentlogError, OSError) as error:
-            self._give_up(entry, error)
-            raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-        entry.is_held = True
-
-    def _settle(self, entry: Entry) -> None:
-        """Save what was decided, then tell those who wait."""
-        machine = entry.machine
-        is_held = machine.state is not State.EMPTY
-        if machine.is_changed or is_held != entry.is_held:
-            try:
-                self._remote.save(entry.name, with_descriptions(machine.snapshot()))
-            except (SegmentlogError, OSError) as error:
-                self._give_up(entry, error)
-                raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-            machine.is_changed = False
-            entry.is_held = is_held
-            self._tell_of_generation(entry)
-        for member in machine.given_up:
-            logger.info("group %s: member %s was not heard of any more", entry.name, member)
-        machine.given_up.clear()
-        self._tell(machine)
-        self._arm(entry)
-
-    @staticmethod
-    def _tell_of_generation(entry: Entry) -> None:
-        machine = entry.machine
-        if machine.generation != entry.told_generation and machine.state is not State.PREPARING:
-            entry.told_generation = machine.generation
-            logger.info(
-                "group %s: generation %d has %d members", entry.name, machine.generation, len(machine.members),
-                extra={"group": entry.name, "count": len(machine.members)},
-            )  # fmt: skip
-
-    @staticmethod
-    def _tell(machine: Group, error: ErrorCode | None = None) -> None:
-        """Give everybody the answer that is there; with ``error`` that one in its place."""
-        answers, machine.answers = machine.answers, []
-        for token, answer in answers:
-            assert isinstance(token, Waiter)
-            if error is None:
-                token.tell(answer)
-            elif isinstance(answer, JoinAnswer):
-                token.tell(JoinAnswer(error=error, member_id=answer.member_id))
-            else:
-                token.tell(SyncAnswer(error=error))
-
-    def _give_up(self, entry: Entry, error: Exception) -> None:
-        """What the file says counts, and not what is in memory."""
-        logger.error("group %s: what it decided cannot be saved: %s", entry.name, error)
-        entry.machine.end()
-        self._tell(entry.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._drop(entry)
-
-    def _drop_if_idle(self, entry: Entry) -> None:
-        if entry.machine.is_idle and not entry.is_held:
-            self._drop(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        entry.is_gone = True
-        with self._mutex:
-            if self._entries.get(entry.name) is entry:
-                del self._entries[entry.name]
-
-    def _tell_once(self, group: str, error: GroupHeld) -> None:
-        now_ms = self._now_ms()
-        if now_ms - self._told_ms.get(group, -_TELL_EVERY_MS) >= _TELL_EVERY_MS:
-            if len(self._told_ms) >= _TOLD_MAX:
-                self._told_ms.clear()
-            self._told_ms[group] = now_ms
-            logger.warning("a client of the server is refused: %s", error)
-
-    # ------------------------------------------------------------ time
-
-    def _now_ms(self) -> int:
-        return self._clock.monotonic_ms()
-
-    def _begin(self) -> None:
-        with self._mutex:
-            if self._is_closed:
-                raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            if self._has_begun:
-                return
-            if not self._remote.begin():
-                # The process that had this number before is not gone yet.
-                raise Unavailable(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-            self._deadlines.start()
-            self._has_begun = True
-
-    def _arm(self, entry: Entry) -> None:
-        due_ms = entry.machine.next_deadline_ms()
-        if due_ms is not None and (entry.armed_ms is None or due_ms < entry.armed_ms):
-            entry.armed_ms = due_ms
-            self._deadlines.add(due_ms, entry.name)
-
-    def tick(self) -> float | None:
-        """Do what is due; after how many seconds there may be something again. None: when somebody comes."""
-        if not self._has_looked:
-            self._has_looked = True
-            self._look()
-        while (due := self._deadlines.pop(self._now_ms())) is not None:
-            self._expire(*due)
-        next_ms = self._deadlines.first_ms()
-        if next_ms is None:
-            return None
-        # What is due may be of groups that are gone by now: then it wakes up for nothing, and that seldom.
-        now_ms = self._now_ms()
-        if not 0 <= now_ms - self._beaten_ms < BEAT_MS:
-            self._beaten_ms = now_ms
-            self._remote.beat()
-        return max(min(next_ms, self._beaten_ms + BEAT_MS) - now_ms, 1) / 1000
-
-    def _look(self) -> None:
-        """Load what clients held when this worker was there last: who does not come again is to be given up."""
-        for group in self._remote.held():
-            if self._coordinates(group):
-                with contextlib.suppress(Unavailable), self._locked(group):
-                    pass
-
-    def _expire(self, due_ms: int, group: str) -> None:
-        entry = self._entries.get(group)
-        if entry is None:
-            return
-        with entry.lock:
-            if entry.is_gone or entry.armed_ms != due_ms:
-                return
-            entry.armed_ms = None
-            with contextlib.suppress(Unavailable):
-                entry.machine.expire(self._now_ms())
-                self._settle(entry)
-            self._drop_if_idle(entry)
-
-    # ------------------------------------------------------------ the end
-
-    def close(self) -> None:
-        """Send away all who wait. The members stay members: they go on at whoever coordinates their groups next."""
-        with self._mutex:
-            self._is_closed = True
-            entries = list(self._entries.values())
-        for entry in entries:
-            with entry.lock:
-                entry.machine.end()
-                self._tell(entry.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-                self._drop(entry)
-        self._deadlines.close()
-        self._remote.close()

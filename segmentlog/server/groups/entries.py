@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.machine import Group
+from segmentlog.server.groups.migration import Machine
 from segmentlog.server.groups.words import JoinAnswer, SyncAnswer
 
 
@@ -35,9 +35,9 @@ class Waiter:
 class Entry:
     """A group in memory."""
 
-    def __init__(self, name: str, machine: Group) -> None:
+    def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
-        self.machine = machine
+        self.machine: Machine = machine
         self.lock = threading.Lock()
         self.is_held = False
         """Whether the file says that clients hold it."""

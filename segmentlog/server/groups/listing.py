@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from segmentlog.server.groups.consumer_group import ConsumerGroup
+from segmentlog.server.groups.consumer_words import by_topic
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.machine import Group
+from segmentlog.server.groups.migration import Machine
 from segmentlog.server.groups.subscriptions import CONSUMER, encode_partitions, encode_topics
 from segmentlog.server.groups.words import State
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
+
+
+CLASSIC_TYPE: Final = "classic"
+CONSUMER_TYPE: Final = "consumer"
 
 
 class ShownMember(msgspec.Struct, frozen=True):
@@ -35,15 +41,64 @@ class ShownGroup(msgspec.Struct, frozen=True):
     members: tuple[ShownMember, ...]
 
 
-def overview(coordinator: GroupCoordinator, store: LogStore, group: str) -> tuple[str, str]:
-    """State and protocol type of a group."""
+class ShownConsumer(msgspec.Struct, frozen=True):
+    """A member of a group of the consumer protocol. Partitions are numbers by topic id."""
+
+    id: str
+    instance_id: str | None
+    rack_id: str | None
+    epoch: int
+    client_id: str
+    client_host: str
+    topics: tuple[str, ...]
+    regex: str
+    assigned: dict[str, list[int]]
+    target: dict[str, list[int]]
+    is_classic: bool
+
+
+class ShownConsumerGroup(msgspec.Struct, frozen=True):
+    """A group of the consumer protocol."""
+
+    state: str
+    epoch: int
+    assignor: str
+    members: tuple[ShownConsumer, ...]
+
+
+class Overview(NamedTuple):
+    """A group in a list."""
+
+    state: str
+    protocol_type: str
+    type: str
+
+
+def overview(coordinator: GroupCoordinator, store: LogStore, group: str) -> Overview:
+    """A group in a list."""
     with coordinator.looking_at(group) as machine:
+        protocol_type = machine.protocol_type or CONSUMER
+        group_type = CONSUMER_TYPE if isinstance(machine, ConsumerGroup) else CLASSIC_TYPE
         if machine.state is not State.EMPTY:
-            return machine.state, machine.protocol_type
-        protocol_type = machine.protocol_type
+            return Overview(machine.state, protocol_type, group_type)
     if store.groups.has_members(group):
-        return State.STABLE, CONSUMER
-    return State.EMPTY, protocol_type or CONSUMER
+        return Overview(State.STABLE, CONSUMER, CLASSIC_TYPE)
+    return Overview(State.EMPTY, protocol_type, group_type)
+
+
+def describe_consumer(coordinator: GroupCoordinator, store: LogStore, group: str) -> ShownConsumerGroup | None:
+    """A group of the consumer protocol; None when it is of another, or nobody knows it."""
+    with coordinator.looking_at(group) as machine:
+        if not isinstance(machine, ConsumerGroup) or (not machine.members and store.groups.has_members(group)):
+            return None
+        members = tuple(
+            ShownConsumer(
+                one.id, one.instance_id, one.rack_id, one.holding.epoch, one.client_id, one.client_host, one.topics,
+                one.regex, by_topic(one.holding.assigned), by_topic(one.target), one.classic is not None,
+            )
+            for one in machine.all()
+        )  # fmt: skip
+        return ShownConsumerGroup(machine.state, machine.generation, machine.assignor, members)
 
 
 def describe(coordinator: GroupCoordinator, store: LogStore, group: str) -> ShownGroup | None:
@@ -71,7 +126,9 @@ def describe(coordinator: GroupCoordinator, store: LogStore, group: str) -> Show
     return ShownGroup(State.STABLE, CONSUMER, found.strategy, tuple(members))
 
 
-def _of_clients(machine: Group) -> ShownGroup:
+def _of_clients(machine: Machine) -> ShownGroup:
+    if isinstance(machine, ConsumerGroup):
+        return _of_consumers(machine)
     is_stable = machine.state is State.STABLE
     return ShownGroup(
         machine.state, machine.protocol_type, machine.protocol if is_stable else "",
@@ -81,5 +138,20 @@ def _of_clients(machine: Group) -> ShownGroup:
                 member.metadata(machine.protocol) if is_stable else b"", member.assignment if is_stable else b"",
             )
             for member in machine.members.values()
+        ),
+    )  # fmt: skip
+
+
+def _of_consumers(machine: ConsumerGroup) -> ShownGroup:
+    """In the words of the classic protocol, for tools that know no other."""
+    return ShownGroup(
+        machine.state, machine.protocol_type, machine.assignor,
+        tuple(
+            ShownMember(
+                member.id, member.instance_id, member.client_id, member.client_host,
+                encode_topics(tuple(sorted(member.subscribed))),
+                encode_partitions(machine.names_of(member.holding.assigned)),
+            )
+            for member in machine.all()
         ),
     )  # fmt: skip

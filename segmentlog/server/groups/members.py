@@ -48,6 +48,11 @@ class Membership:
         self._is_diminished = False
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the group is there, without members."""
+        return self.state is State.EMPTY
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing of it is worth remembering: nobody is a member, or about to be."""
         return self.state in (State.EMPTY, State.DEAD) and not self._promised
@@ -147,6 +152,11 @@ class Membership:
         metadata = member.metadata(self.protocol) or (member.protocols[0][1] if member.protocols else b"")
         return set(self._topics_of(self.protocol_type, metadata))
 
+    @property
+    def subscribed(self) -> set[str]:
+        """Topics that any member subscribes to."""
+        return {topic for member in self.members.values() for topic in self.topics_of(member)}
+
     def _longest_rebalance_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
@@ -173,9 +183,9 @@ class Membership:
         """Go on from a generation that the group had in other hands."""
         self.generation = max(self.generation, generation)
 
-    def end(self) -> None:
-        """It is no more, or not here."""
+    def end(self, error: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE) -> None:
+        """It is no more, or not here; who waits is told ``error``."""
         for member in self.members.values():
-            self._dismiss(member, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            self._dismiss(member, error)
         self.members, self.state = {}, State.DEAD
         self._static, self._promised, self._unsynced = {}, {}, set()

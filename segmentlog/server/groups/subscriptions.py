@@ -32,6 +32,14 @@ def topics_of(protocol_type: str, metadata: bytes) -> tuple[str, ...]:
         return ()
 
 
+def subscription_of(metadata: bytes) -> ConsumerProtocolSubscription | None:
+    """What a member of protocol type ``consumer`` says; None when nobody can tell."""
+    try:
+        return consumer_protocol.decode_subscription(memoryview(metadata))[1]
+    except Exception:  # as above
+        return None
+
+
 def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]:
     """What a member was assigned; empty when nobody can tell."""
     if protocol_type != CONSUMER or not assignment:
@@ -45,6 +53,8 @@ def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]
 
 def with_descriptions(group: RemoteGroup) -> RemoteGroup:
     """The same, with what each member reads, for people who look at the file."""
+    if group.is_consumer:
+        return group  # which knows what it assigns
     members = tuple(
         msgspec.structs.replace(
             member,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,6 +12,8 @@ from segmentlog.server.codec.errors import ErrorCode
 
 Protocols = tuple[tuple[str, bytes], ...]
 """Ways to assign that a member offers, the best first, each with what it says under it."""
+
+Migration = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 
 NEW_MEMBER_MS: Final = 5 * 60_000
 """How long who has never been answered may wait to join: Kafka's time, for a client that is gone is not seen to be."""
@@ -26,6 +28,8 @@ class State(StrEnum):
     COMPLETING = "CompletingRebalance"
     """They have, and wait for their leader's assignment."""
     STABLE = "Stable"
+    RECONCILING = "Reconciling"
+    """Partitions change hands, in a group of the consumer protocol."""
     DEAD = "Dead"
     """It was deleted, or somebody else coordinates it."""
 
@@ -47,6 +51,26 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_bytes: int = 64 << 20
     """What the members of a group say of themselves, together; and what they are assigned. A group is saved as a
     whole, in Kafka as one record, which may have 1 MiB."""
+    consumer_session_timeout_ms: int = 45_000
+    """`group.consumer.session.timeout.ms`."""
+    consumer_heartbeat_interval_ms: int = 5_000
+    """`group.consumer.heartbeat.interval.ms`: members send one so often."""
+    consumer_min_heartbeat_interval_ms: int = 1_000
+    """`group.consumer.min.heartbeat.interval.ms`, of what a group may be configured with. Kafka has 5 s; its bounds of
+    sessions, 45 s to 60 s, are those of the classic protocol here."""
+    migration: Migration = "bidirectional"
+    """`group.consumer.migration.policy`: which way a group may go from one protocol to the other while it has
+    members."""
+
+    @property
+    def may_upgrade(self) -> bool:
+        """Whether a group of the classic protocol takes members of the consumer protocol."""
+        return self.migration in ("bidirectional", "upgrade")
+
+    @property
+    def may_downgrade(self) -> bool:
+        """Whether a group goes back to the classic protocol when only members of that are left."""
+        return self.migration in ("bidirectional", "downgrade")
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Protocol
 
@@ -21,10 +21,12 @@ from segmentlog.server.codec.messages.describe_configs import (
     DescribeConfigsSynonym,
 )
 from segmentlog.server.faults import code_of
+from segmentlog.server.groups import configuring
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation
+from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.server.topic_configs import (
     SOURCE_DEFAULT,
+    SOURCE_GROUP,
     SOURCE_TOPIC,
     TYPE_BOOLEAN,
     TYPE_INT,
@@ -37,6 +39,7 @@ from segmentlog.server.topic_configs import (
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
+_GROUP: Final = 32
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
@@ -69,18 +72,30 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
         if not call.allows_cluster(Operation.DESCRIBE_CONFIGS):
             result.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             return result
-        entries = _of_broker(call)
+        entries = _of_broker(call) if name else []  # without a name: what was set for all of them, here nothing
+    elif kind == _GROUP:
+        if not call.allows(Operation.DESCRIBE_CONFIGS, ResourceType.GROUP, name):
+            result.error_code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+            return result
+        try:
+            configuring.check_name(name)
+            entries = configuring.describe(call.broker.settings.groups, call.broker.store.groups.configs.find(name))
+        except (SegmentlogError, OSError) as error:
+            result.error_code, result.error_message = code_of(error), str(error)
+            return result
     else:
         result.error_code = ErrorCode.INVALID_REQUEST
-        result.error_message = f"only topics ({_TOPIC}) and brokers ({_BROKER}) have configurations here"
+        result.error_message = (
+            f"only topics ({_TOPIC}), brokers ({_BROKER}) and groups ({_GROUP}) have configurations here"
+        )
         return result
     keys = resource.configuration_keys  # null and, from some clients, an empty list: all of them
-    result.configs = [_told(request, entry) for entry in entries if not keys or entry.name in keys]
+    result.configs = [_told(request, entry, kind) for entry in entries if not keys or entry.name in keys]
     return result
 
 
-def _told(request: DescribeConfigsRequest, entry: Entry) -> DescribeConfigsResourceResult:
-    source = SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC
+def _told(request: DescribeConfigsRequest, entry: Entry, kind: int) -> DescribeConfigsResourceResult:
+    source = SOURCE_DEFAULT if entry.is_default else SOURCE_GROUP if kind == _GROUP else SOURCE_TOPIC
     synonyms = [DescribeConfigsSynonym(entry.name, entry.value, source)] if request.include_synonyms else []
     return DescribeConfigsResourceResult(
         entry.name, entry.value, entry.read_only, source, False, synonyms, entry.type, None
@@ -116,7 +131,16 @@ def incremental_alter_configs(
     """Set, reset, add to and take from keys; all of a topic's or none."""
     responses = []
     for resource in request.resources:
-        code, message = _alter(call, resource, partial(_changes, resource.configs), request.validate_only)
+        if resource.resource_type == _BROKER and all(one.config_operation == _DELETE for one in resource.configs):
+            # Nothing was set: kafka-reassign-partitions.sh takes its throttles away, whether there are any or not.
+            is_allowed = call.allows_cluster(Operation.ALTER_CONFIGS)
+            code = ErrorCode.NONE if is_allowed else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            message = None
+        elif resource.resource_type == _GROUP:
+            changes = partial(_group_changes, resource.configs)
+            code, message = _alter_group(call, resource.resource_name, changes, request.validate_only)
+        else:
+            code, message = _alter(call, resource, partial(_changes, resource.configs), request.validate_only)
         responses.append(
             incremental.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
         )
@@ -127,7 +151,11 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
     """The old way: the keys that are given, and every other back to its default."""
     responses = []
     for resource in request.resources:
-        code, message = _alter(call, resource, partial(_replacement, resource.configs), request.validate_only)
+        if resource.resource_type == _GROUP:
+            replaced = partial(_group_replacement, resource.configs)
+            code, message = _alter_group(call, resource.resource_name, replaced, request.validate_only)
+        else:
+            code, message = _alter(call, resource, partial(_replacement, resource.configs), request.validate_only)
         responses.append(
             whole.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
         )
@@ -136,11 +164,14 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
 
 def _alter(
     call: Call, resource: _Resource, changes_of: Callable[[TopicConfig], dict[str, object]], validate_only: bool
-) -> tuple[int, str | None]:
+) -> tuple[ErrorCode, str | None]:
     """(error code, message)."""
     name = resource.resource_name
     if resource.resource_type != _TOPIC:
-        return ErrorCode.INVALID_REQUEST, "only topics can be altered: a server's settings are its command line's"
+        return (
+            ErrorCode.INVALID_REQUEST,
+            "only topics and groups can be altered: a server's settings are its command line's",
+        )
     if not call.allows_topic(Operation.ALTER_CONFIGS, name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
     if not is_visible(name):
@@ -174,7 +205,6 @@ def _changes(wanted: Iterable[incremental.AlterableConfig], config: TopicConfig)
 def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
     """A list with something added, or taken away: of the keys that do anything, only cleanup.policy is one."""
     if change.name != "cleanup.policy":
-        engine_keys(change.name)
         raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
     words = set(config.cleanup_policy.split(","))
     given = {word.strip() for word in (change.value or "").split(",")}
@@ -182,6 +212,7 @@ def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
 
 
 def _reset(name: str) -> dict[str, object]:
+    """Under a key that is not known nothing was ever set: MirrorMaker resets all that the other side has by default."""
     fresh = TopicConfig()
     return {key: getattr(fresh, key.replace(".", "_")) for key in engine_keys(name)}
 
@@ -191,3 +222,49 @@ def _replacement(wanted: Iterable[whole.AlterableConfig], config: TopicConfig) -
     for key in config.to_mapping():
         resets |= _reset(key)
     return {**resets, **to_engine({change.name: change.value for change in wanted})}
+
+
+# ---------------------------------------------------------------- groups
+
+
+def _alter_group(
+    call: Call, name: str, change: Callable[[Mapping[str, int]], Mapping[str, str | int | None]], validate_only: bool
+) -> tuple[ErrorCode, str | None]:
+    """(error code, message). What is found to be wrong changes nothing of the group's."""
+    if not call.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, name):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED, None
+    configs, settings = call.broker.store.groups.configs, call.broker.settings.groups
+
+    def altered(before: Mapping[str, int]) -> Mapping[str, int]:
+        return configuring.checked(settings, change(before))
+
+    try:
+        configuring.check_name(name)
+        if validate_only:
+            altered(configs.find(name))
+        else:
+            configs.alter(name, altered)
+    except (SegmentlogError, OSError) as error:
+        return code_of(error), str(error)
+    return ErrorCode.NONE, None
+
+
+def _group_changes(
+    wanted: Iterable[incremental.AlterableConfig], before: Mapping[str, int]
+) -> Mapping[str, str | int | None]:
+    found: dict[str, str | int | None] = dict(before)
+    for change in wanted:
+        if change.config_operation == _SET:
+            found[change.name] = change.value
+        elif change.config_operation == _DELETE:
+            configuring.check_key(change.name)
+            found.pop(change.name, None)
+        else:
+            raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
+    return found
+
+
+def _group_replacement(
+    wanted: Iterable[whole.AlterableConfig], before: Mapping[str, int]
+) -> Mapping[str, str | int | None]:
+    return {change.name: change.value for change in wanted}

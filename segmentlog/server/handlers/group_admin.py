@@ -27,7 +27,6 @@ from segmentlog.server.handlers.groups import refusal
 from segmentlog.server.security.principals import Operation, ResourceType
 
 _DESCRIBE_NOT_FOUND: Final = 6
-_TYPE: Final = "classic"
 
 
 def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
@@ -36,8 +35,6 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     states = {state.lower() for state in request.states_filter}
     types = {one.lower() for one in request.types_filter}
     response = ListGroupsResponse()
-    if types and _TYPE not in types:
-        return response
     broker = call.broker
     try:
         for group in broker.store.groups.names():
@@ -45,11 +42,14 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
                 continue
             if not may_see_all and not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group):
                 continue
-            state, protocol_type = overview(broker.groups, broker.store, group)
-            if not states or state.lower() in states:
+            found = overview(broker.groups, broker.store, group)
+            if (not states or found.state.lower() in states) and (not types or found.type in types):
                 response.groups.append(
-                    ListedGroup(group_id=group, protocol_type=protocol_type, group_state=state, group_type=_TYPE)
-                )
+                    ListedGroup(
+                        group_id=group, protocol_type=found.protocol_type, group_state=found.state,
+                        group_type=found.type,
+                    )
+                )  # fmt: skip
     except Unavailable as unavailable:
         return ListGroupsResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:

@@ -47,9 +47,15 @@ if TYPE_CHECKING:
     from segmentlog.topics.topics import Topic
 
 _COMMIT_BY_ID: Final = 10
+_COMMIT_STALE: Final = 9
+"""From here on clients know of member epochs."""
 _FETCH_BY_ID: Final = 10
 _FETCH_MANY: Final = 8
 _FETCH_TOP_ERROR: Final = 2
+_ASK_AGAIN: Final = -1000
+"""Beside an error clients do not look at the offset. librdkafka (2.15) does, when its assignment has changed while it
+waited for a decision: at -1, which Kafka has there, it begins by `auto.offset.reset`, and so does again what was done
+exactly once. This is its own word (RD_KAFKA_OFFSET_STORED) for what is to be asked for."""
 
 
 def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse | PendingAnswer:
@@ -103,11 +109,14 @@ def _commit(
     call: Call, request: OffsetCommitRequest, positions: list[NewPosition]
 ) -> tuple[ErrorCode, Appended | None]:
     try:
-        return call.broker.groups.commit(
+        error, appended = call.broker.groups.commit(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id,
         )  # fmt: skip
+        if error is ErrorCode.STALE_MEMBER_EPOCH and call.version < _COMMIT_STALE:
+            error = ErrorCode.UNSUPPORTED_VERSION
+        return error, appended
     except Unavailable as unavailable:
         return unavailable.code, None
     except (SegmentlogError, OSError) as problem:
@@ -218,7 +227,7 @@ def _topics_once(topics: Iterable[OffsetFetchRequestTopics]) -> Iterable[OffsetF
 def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> OffsetFetchResponseGroup:
     group = wanted.group_id
     response = OffsetFetchResponseGroup(group_id=group)
-    response.error_code = refusal(call, group, Operation.DESCRIBE)
+    response.error_code = refusal(call, group, Operation.DESCRIBE) or _refusal_of_member(call, wanted)
     if response.error_code:
         return response
     positions = call.broker.store.group_offsets
@@ -258,6 +267,15 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
     return response
 
 
+def _refusal_of_member(call: Call, wanted: OffsetFetchRequestGroup) -> ErrorCode:
+    if not wanted.member_id and wanted.member_epoch < 0:
+        return ErrorCode.NONE
+    try:
+        return call.broker.groups.may_fetch(wanted.group_id, wanted.member_id, wanted.member_epoch)
+    except Unavailable as unavailable:
+        return unavailable.code
+
+
 def _tell(
     topic_id: str, partitions: Iterable[int], known: Mapping[PartitionId, CommittedOffset], pending: set[PartitionId]
 ) -> list[OffsetFetchResponsePartitions]:
@@ -268,6 +286,7 @@ def _tell(
         found = known.get(where)
         if where in pending:
             answer.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+            answer.committed_offset = _ASK_AGAIN
         elif found is not None:
             answer.committed_offset = found.offset
             answer.committed_leader_epoch = found.epoch if found.epoch < 0 else wire_epoch(found.epoch)

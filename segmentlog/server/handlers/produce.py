@@ -2,23 +2,28 @@
 
 acks=0     nothing is answered; an error ends the connection, as in Kafka
 acks=1     once they are written: they survive this process (or are on disk, where the topic's policy is ``always``)
-acks=all   once they are on disk; with ``--acks-all written`` as acks=1
+acks=all   once they are on disk; with ``--acks-all written``, and in a transaction, whose end puts all of it on disk,
+           as acks=1
 
 Batches are placed in the order in which they come. One that has to wait for the disk does not keep the connection: its
-answer waits in the queue while the next request is read.
+answer waits in the queue while the next request is read. Those of a transaction are placed where the partition is part
+of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import InvalidRecord, ProducerBusy, SegmentlogError
+from segmentlog.format.wire import Buffer, parse_wire_batch
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.produce import (
+    BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
     PartitionProduceData,
@@ -31,13 +36,16 @@ from segmentlog.server.codec.messages.produce import (
 from segmentlog.server.faults import code_of
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.server.security.principals import Operation
+from segmentlog.server.security.principals import Operation, ResourceType
+from segmentlog.transactions.remote import Numbers, WrongState
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 _LEADERS_FROM = 10
 _IDS_FROM = 13
+_ABORTABLE_FROM = 11
+_JOINS_FROM = 12
 _ALL, _NONE = -1, 0
 
 
@@ -64,7 +72,7 @@ def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAns
     for topic in request.topic_data:
         name, code = (topic.name, refused) if refused else _name_of(call, topic)
         answers = [
-            _append(call, name, data, acks, response, unsynced) if not code else _error(data.index, code)
+            _append(call, name, data, request, response, unsynced) if not code else _error(data.index, code)
             for data in topic.partition_data
         ]
         response.responses.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
@@ -85,7 +93,8 @@ def _refusal(call: Call, request: ProduceRequest) -> ErrorCode | None:
     """Why nothing of the request can be done."""
     if request.acks not in (_ALL, _NONE, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
-    if request.transactional_id is not None:
+    name = request.transactional_id
+    if name is not None and not call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return None
 
@@ -105,8 +114,9 @@ def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, ErrorCode | None
 
 
 def _append(
-    call: Call, name: str, data: PartitionProduceData, acks: int, response: ProduceResponse, unsynced: list[_Unsynced]
-) -> PartitionProduceResponse:
+    call: Call, name: str, data: PartitionProduceData, request: ProduceRequest, response: ProduceResponse,
+    unsynced: list[_Unsynced],
+) -> PartitionProduceResponse:  # fmt: skip
     broker = call.broker
     try:
         partition = broker.partition(name, data.index)
@@ -114,19 +124,49 @@ def _append(
             return _elsewhere(call, partition, response)
         if not isinstance(data.records, memoryview) or not len(data.records):
             return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
+        transaction = _enter(call, request.transactional_id, partition, data.records)
         # Of a compacted topic the records are looked at, and not as many as clients like at a time.
         with broker.unpacking if partition.config.compacts else contextlib.nullcontext():
-            placed = partition.append_wire(data.records, sync=False)
+            placed = partition.append_wire(data.records, sync=False, transaction=transaction)
     except (SegmentlogError, OSError) as error:
-        return _error(data.index, code_of(error), str(error))
+        answer = _error(data.index, _code_of(call, error), str(error))
+        if isinstance(error, InvalidRecord):  # so that the client knows which to send again, without these (KIP-467)
+            answer.record_errors = [BatchIndexAndErrorMessage(index) for index in error.indices]
+        return answer
     broker.arrivals.note_grown(partition)
     answer = PartitionProduceResponse(
         data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
     )
-    waits = acks == _ALL and broker.settings.acks_all == "durable"
+    # The end of a transaction waits for the disk, or finds that a crash came in between.
+    waits = request.acks == _ALL and broker.settings.acks_all == "durable" and transaction is _keep_out
     if waits or placed.owes_sync:
         unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer))
     return answer
+
+
+def _enter(call: Call, name: str | None, partition: Partition, data: Buffer) -> Callable[[], None]:
+    """What lets a transactional batch through, or keeps it out; from a version on the partition joins by it."""
+    if name is None:
+        return _keep_out
+    wire = parse_wire_batch(data)
+    if not wire.is_transactional:
+        return _keep_out  # which nobody asks
+    remote, numbers = call.broker.store.transactions.remote, Numbers(wire.producer_id, wire.producer_epoch)
+    if call.version >= _JOINS_FROM:
+        remote.add(name, numbers, [partition])
+    return remote.guard(name, numbers, partition)
+
+
+def _keep_out() -> None:
+    raise WrongState("", "a transactional batch in a request that names no transaction")
+
+
+def _code_of(call: Call, error: Exception) -> ErrorCode:
+    if isinstance(error, ProducerBusy):
+        return ErrorCode.NOT_ENOUGH_REPLICAS  # which every client takes for a reason to try again
+    if isinstance(error, WrongState) and call.version >= _ABORTABLE_FROM:
+        return ErrorCode.TRANSACTION_ABORTABLE
+    return code_of(error)
 
 
 def _elsewhere(call: Call, partition: Partition, response: ProduceResponse) -> PartitionProduceResponse:

@@ -1,28 +1,101 @@
-"""InitProducerId (22): the number under which an idempotent producer counts its records."""
+"""InitProducerId (22): the numbers under which a producer counts its records. DescribeProducers (61): who counts so."""
 
 from __future__ import annotations
 
+import logging
 import secrets
+from typing import Final
 
+from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
 from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
 from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from segmentlog.server.faults import code_of
+from segmentlog.server.handlers.transactions import code_for, refusal
+from segmentlog.server.names import is_visible
 from segmentlog.server.security.principals import Operation, ResourceType
+from segmentlog.transactions.remote import Numbers
 
-_EPOCH_MAX = 2**15 - 2
+logger = logging.getLogger("segmentlog.server")
+
+_EPOCH_MAX: Final = 2**15 - 2
+_FENCED_FROM: Final = 4
+TIMEOUT_MAX_MS: Final = 900_000
+"""`transaction.max.timeout.ms`: what a client may take for a transaction."""
 
 
 def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """An id that nobody else has: 61 random bits, as the library draws them. Or the next epoch of one (KIP-360)."""
     if request.transactional_id is not None:
-        allowed = call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
-        code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if allowed else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        return InitProducerIdResponse(error_code=code, producer_epoch=-1)
+        return _begin(call, request.transactional_id, request)
     if not call.allows_cluster(Operation.IDEMPOTENT_WRITE) and not call.broker.authorizer.allows_any(
         call.principal, call.client_host, Operation.WRITE, ResourceType.TOPIC
     ):
-        return InitProducerIdResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, producer_epoch=-1)
+        return _refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if NAMED_ID_END <= request.producer_id < 2 * NAMED_ID_END and 0 <= request.producer_epoch < _EPOCH_MAX:
         return InitProducerIdResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
     return InitProducerIdResponse(producer_id=NAMED_ID_END + secrets.randbelow(NAMED_ID_END), producer_epoch=0)
+
+
+def _begin(call: Call, name: str, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """Become the instance of a transactional id; the one before it is fenced, and its transaction aborted."""
+    code = refusal(call, name)
+    if code is not ErrorCode.NONE:
+        return _refused(code)
+    if not 0 < request.transaction_timeout_ms <= TIMEOUT_MAX_MS:
+        return _refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+    if (request.producer_id < 0) is not (request.producer_epoch < 0):
+        return _refused(ErrorCode.INVALID_REQUEST)
+    expected = None if request.producer_id < 0 else Numbers(request.producer_id, request.producer_epoch)
+    try:
+        numbers = call.broker.store.transactions.remote.begin(name, request.transaction_timeout_ms, expected)
+    except ProducerHeld as error:
+        logger.warning("a client of the server is refused: %s", error, extra={"client_id": call.client_id})
+        return _refused(code_of(error))
+    except InvalidConfig:
+        return _refused(ErrorCode.INVALID_REQUEST)  # longer than any name may be
+    except (SegmentlogError, OSError) as error:
+        return _refused(code_for(call, error, _FENCED_FROM))
+    return InitProducerIdResponse(producer_id=numbers.producer_id, producer_epoch=numbers.epoch)
+
+
+def _refused(code: ErrorCode) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=code, producer_epoch=-1)
+
+
+def describe_producers(call: Call, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    """What each of these partitions knows of its producers."""
+    response = DescribeProducersResponse()
+    for topic in request.topics:
+        told = [_describe(call, topic.name, number) for number in dict.fromkeys(topic.partition_indexes)]
+        response.topics.append(TopicResponse(topic.name, told))
+    return response
+
+
+def _describe(call: Call, name: str, number: int) -> PartitionResponse:
+    if not call.allows_topic(Operation.READ, name):
+        return PartitionResponse(number, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if not is_visible(name):
+        return PartitionResponse(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    try:
+        partition = call.broker.partition(name, number)
+        if not call.broker.cluster.leads(partition.topic_id, number):
+            return PartitionResponse(number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        found = [
+            ProducerState(
+                producer_id=one.producer_id, producer_epoch=one.epoch, last_sequence=one.last_sequence,
+                last_timestamp=one.appended_ms, current_txn_start_offset=one.transaction_offset,
+            )
+            for one in partition.producers()
+        ]  # fmt: skip
+    except (SegmentlogError, OSError) as error:
+        return PartitionResponse(number, code_of(error), str(error))
+    return PartitionResponse(number, active_producers=found)

@@ -66,7 +66,7 @@ def _trim(call: Call, name: str, wanted: DeleteRecordsPartition) -> DeleteRecord
 
 
 def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    """How large partitions are, in the one folder that there is."""
+    """How large partitions are, in the one folder that there is. Leaders tell of theirs, so that sums are right."""
     if not call.allows_cluster(Operation.DESCRIBE):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     store = call.broker.store
@@ -80,8 +80,9 @@ def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLo
             continue
         partitions = []
         try:
-            for number in range(store.topic(name).partition_count):
-                if wanted is None or number in wanted[name]:
+            topic = store.topic(name)
+            for number in range(topic.partition_count):
+                if (wanted is None or number in wanted[name]) and call.broker.cluster.leads(topic.id, number):
                     partitions.append(DescribeLogDirsPartition(number, _size_of(call, name, number)))
         except (SegmentlogError, OSError):  # deleted meanwhile, or it cannot be opened: its own requests say so
             continue

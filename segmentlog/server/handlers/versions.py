@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from segmentlog.server.call import Call
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from segmentlog.server.codec.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
 from segmentlog.server.served import API_VERSIONS, PRODUCE, SERVED
 
 _ADVERTISED_FROM = {PRODUCE: 0}
 """Below what can be decoded: librdkafka judges by Produce v0 whether a broker knows compression (KAFKA-18659)."""
+
+_TRANSACTIONS: Final = "transaction.version"
+_EPOCH_OF_EACH: Final = 2
+"""With which each transaction has an epoch of its own (KIP-890). Clients that do not look for it speak as before."""
 
 
 @cache
@@ -25,7 +36,13 @@ def _advertised() -> tuple[ApiVersion, ...]:
 
 def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """Every API that is served, and in which versions."""
-    return ApiVersionsResponse(api_keys=list(_advertised()))
+    return ApiVersionsResponse(
+        api_keys=list(_advertised()),
+        # From 1 on: Java's clients before 3.9 take no version 0 of a feature, and break off.
+        supported_features=[SupportedFeatureKey(_TRANSACTIONS, 1, _EPOCH_OF_EACH)],
+        finalized_features_epoch=0,
+        finalized_features=[FinalizedFeatureKey(_TRANSACTIONS, _EPOCH_OF_EACH, _EPOCH_OF_EACH)],
+    )
 
 
 def of_unknown_version(call: Call) -> ApiVersionsResponse:

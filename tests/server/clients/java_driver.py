@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,32 +26,43 @@ class JavaDriver(ProgramDriver):
         return java_command("Client")
 
 
-def java_command(main: str, *words: object, memory: str = "128m") -> list[str]:
-    """To run one of the programs of the folder ``java``. Raises `Missing` where that cannot be."""
+def java_command(
+    main: str, *words: object, memory: str = "128m", project: Path = _HERE, options: Sequence[str] = ()
+) -> list[str]:
+    """To run ``main``: one of the programs of a folder with a ``pom.xml``, or of the packages that this names.
+
+    Raises `Missing` where that cannot be.
+    """
     # It starts in half the time where the compiler for what runs long is left out.
-    settings = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory}"]
-    return ["java", *settings, "-cp", _class_path(), main, *map(str, words)]
+    settings = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory}", *options]
+    return ["java", *settings, "-cp", class_path(project), main, *map(str, words)]
 
 
 @cache
-def _class_path() -> str:
+def class_path(project: Path = _HERE) -> str:
+    """Of a folder with a ``pom.xml``, whose packages are fetched and whose programs are compiled once.
+
+    Raises `Missing` where that cannot be.
+    """
     tools = {tool: shutil.which(tool) for tool in ("java", "javac", "mvn")}
     missing = [tool for tool, path in tools.items() if path is None]
     if missing:
-        raise Missing(f"Kafka's Java clients need {', '.join(missing)}")
+        raise Missing(f"what Kafka has for Java needs {', '.join(missing)}")
 
     def make(folder: Path) -> None:
         libraries, classes = folder / "libraries", folder / "classes"
         subprocess.run(
-            ["mvn", "-B", "-q", "-f", str(_HERE / "pom.xml"), "dependency:copy-dependencies",
+            ["mvn", "-B", "-q", "-f", str(project / "pom.xml"), "dependency:copy-dependencies",
              f"-DoutputDirectory={libraries}",
              # Java asks the system where home is, and not $HOME: of some users there is none.
              f"-Dmaven.repo.local={Path.home()}/.m2/repository"],
             check=True, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
+        if not sources:
+            return
         command = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), *map(str, sources)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
 
-    sources = sorted(_HERE.glob("*.java"))
-    folder = fetched("java", [_HERE / "pom.xml", *sources], make)
+    sources = sorted(project.glob("*.java"))
+    folder = fetched(project.name, [project / "pom.xml", *sources], make)
     return os.pathsep.join([f"{folder}/classes", f"{folder}/libraries/*"])

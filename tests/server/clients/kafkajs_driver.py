@@ -23,11 +23,12 @@ class KafkajsDriver(ProgramDriver):
 
     @classmethod
     def command(cls) -> list[str]:
-        return ["node", str(_folder() / "client.js")]
+        return node_command(_HERE / "client.js")
 
 
 @cache
-def _folder() -> Path:
+def node_command(program: Path) -> list[str]:
+    """To run a program that needs kafkajs. Raises `Missing` where that cannot be."""
     missing = [tool for tool in ("node", "npm") if shutil.which(tool) is None]
     if missing:
         raise Missing(f"kafkajs needs {', '.join(missing)}")
@@ -35,6 +36,6 @@ def _folder() -> Path:
     def make(folder: Path) -> None:
         command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), _PACKAGE]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        shutil.copy(_HERE / "client.js", folder)  # it looks for packages beside itself
+        shutil.copy(program, folder)  # it looks for packages beside itself
 
-    return fetched("node", [_HERE / "client.js"], make)
+    return ["node", str(fetched(program.parent.name, [program], make) / program.name)]

@@ -6,12 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from server.clients.driver import WAIT_S
 
 from segmentlog.testing.crashfs import CrashFS
 
@@ -74,37 +70,3 @@ class MortalServer:
         """All that was not flushed is gone."""
         self.kill()
         self._disk.crash(0, "none")
-
-
-class Teller:
-    """A process that tells in lines; what it says beside goes into a file."""
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        with open(log, "a") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self.told: list[str] = []
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.told.append(line.rstrip("\n"))
-
-    @property
-    def has_ended(self) -> bool:
-        """By itself."""
-        return self._process.poll() is not None
-
-    def kill(self) -> None:
-        """As `kill -9`. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        self._thread.join(WAIT_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-Start = Callable[[Sequence[str]], Teller]

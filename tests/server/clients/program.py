@@ -25,10 +25,10 @@ from server.clients.driver import WAIT_S, Driver, Got, Header, Sent, bytes_of, t
 
 
 class Program:
-    """One that runs."""
+    """One that runs. It is killed where an answer takes longer than ``wait_s``."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str], wait_s: float = 2 * WAIT_S) -> None:
+        self._command, self._wait_s = command, wait_s
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -38,7 +38,7 @@ class Program:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        too_late = threading.Timer(2 * WAIT_S, process.kill)
+        too_late = threading.Timer(self._wait_s, process.kill)
         too_late.start()
         try:
             process.stdin.write(" ".join(map(str, words)) + "\n")

@@ -1,8 +1,13 @@
-"""`segmentlog serve`, whose groups miss a dead member sooner than its options allow: serve_process.py STORE WORKERS."""
+"""`segmentlog serve`, whose groups miss a dead member sooner than its options allow: serve_process.py STORE WORKERS.
+
+SERVED_LOG  the level from which on its workers log; WARNING
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import logging
+import os
 import signal
 import sys
 from typing import Any
@@ -13,6 +18,7 @@ from segmentlog.server.supervisor import Plan, Supervisor
 
 
 def _child(*args: Any) -> None:
+    logging.basicConfig(level=os.environ.get("SERVED_LOG", "WARNING"))
     faulthandler.register(signal.SIGUSR1)  # for a test that fails: where every thread is
     from segmentlog.server.worker_process import run
 

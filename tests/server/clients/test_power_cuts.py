@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crashfs_mount import disk as disk
+from server.clients.connect_worker import ConnectWorker
 from server.clients.driver import Driver, text_of, until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
-from server.clients.mortal import MortalServer, Start, Teller, free_port
+from server.clients.mortal import MortalServer
+from server.clients.teller import Start, starting
 
 from segmentlog.testing.crashfs import CrashFS
 
@@ -35,18 +34,9 @@ def server(disk: CrashFS) -> Iterator[MortalServer]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts programs; what they said beside is shown of a test that failed."""
-    started: list[Teller] = []
-    log = tmp_path / "said.log"
-
-    def start(command: Sequence[str]) -> Teller:
-        started.append(Teller(command, log))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
-    print(log.read_text()[-20_000:] if log.exists() else "")
+    """Starts programs."""
+    with starting(tmp_path / "said.log") as start:
+        yield start
 
 
 @pytest.fixture
@@ -180,48 +170,27 @@ def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path
 
 
 class _Connect:
-    """Kafka Connect, one worker in distributed mode, that copies the lines of one file to another through a topic."""
+    """Kafka Connect, one worker, that copies the lines of one file to another through a topic."""
 
     def __init__(self, server: MortalServer, start: Start, folder: Path) -> None:
-        self._start = start
         self._folder = folder
-        self._url = f"http://127.0.0.1:{free_port()}"
         (folder / "in").touch()
-        settings = {
-            "bootstrap.servers": server.address, "group.id": "workers", "listeners": self._url,
-            "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-            "value.converter": "org.apache.kafka.connect.storage.StringConverter",
-            "offset.flush.interval.ms": 200, "scheduled.rebalance.max.delay.ms": 0,
-            "session.timeout.ms": 2000, "heartbeat.interval.ms": 300, "rebalance.timeout.ms": 5000,
-            "consumer.session.timeout.ms": 2000, "consumer.heartbeat.interval.ms": 300,
-            "reconnect.backoff.max.ms": 200, "plugin.discovery": "service_load",
-        }  # fmt: skip
-        for what in ("config", "offset", "status"):
-            settings |= {f"{what}.storage.topic": f"connect-{what}", f"{what}.storage.replication.factor": 1}
-            settings |= {f"{what}.storage.fsync": "never"}
-        settings |= {"offset.storage.partitions": 1, "status.storage.partitions": 1}
-        self._properties = folder / "worker.properties"
-        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._process: Teller | None = None
+        fsync = {f"{what}.storage.fsync": "never" for what in ("config", "offset", "status")}
+        self._worker = ConnectWorker(server.address, start, folder / "worker.properties", fsync)
+        self.states = self._worker.states
+        self.kill = self._worker.kill
 
     def start(self) -> None:
         """Until it answers."""
-        main = "org.apache.kafka.connect.cli.ConnectDistributed"
-        self._process = self._start(java_command(main, self._properties, memory="256m"))
-        until(lambda: self._ask("/connectors") is not None, "it does not answer")
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        assert self._process is not None
-        self._process.kill()
+        self._worker.start()
+        until(self._worker.answers, "it does not answer")
 
     def make_connectors(self) -> None:
         """From the file to the topic, and from that to the other file."""
         source = {"connector.class": "FileStreamSource", "file": self._folder / "in", "topic": "lines"}
         sink = {"connector.class": "FileStreamSink", "file": self._folder / "out", "topics": "lines"}
-        for name, settings in (("source", source), ("sink", sink)):
-            body = json.dumps({"tasks.max": "1", **{key: str(value) for key, value in settings.items()}})
-            until(lambda name=name, body=body: self._ask(f"/connectors/{name}/config", body), "no connector is made")
+        until(lambda: self._worker.configure("source", source), "no connector is made")
+        until(lambda: self._worker.configure("sink", sink), "no connector is made")
 
     def write(self, lines: Sequence[str]) -> None:
         """To the one file."""
@@ -232,23 +201,6 @@ class _Connect:
         """To the other one."""
         path = self._folder / "out"
         return path.exists() and set(lines) <= set(path.read_text().splitlines())
-
-    def states(self) -> list[str]:
-        """Of its connectors and their tasks."""
-        found = self._ask("/connectors?expand=status") or {}
-        status = [one["status"] for one in found.values()]
-        return [part["state"] for one in status for part in (one["connector"], *one["tasks"])]
-
-    def _ask(self, path: str, body: str | None = None) -> Any:
-        request = urllib.request.Request(
-            self._url + path, None if body is None else body.encode(), {"Content-Type": "application/json"},
-            method="GET" if body is None else "PUT",
-        )  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                return json.loads(answer.read())
-        except (OSError, http.client.HTTPException):  # not there yet, or at a rebalance
-            return None
 
 
 @pytest.mark.usefixtures("java")
@@ -284,3 +236,100 @@ def test_connect_goes_on(server: MortalServer, start: Start, tmp_path: Path, sur
     connect.start()
     until(lambda: connect.has_copied(numbers(15, 20)), "another one does not go on")
     until(lambda: connect.states() == ["RUNNING"] * 4, "another one does not run")
+
+
+def read_committed(server: MortalServer, topic: str, last: bytes) -> list[bytes]:
+    """What a reader sees of the first partition, up to that value."""
+    consumer = confluent_kafka.Consumer({
+        "bootstrap.servers": server.address, "group.id": "reader", "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+    })  # fmt: skip
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    found: list[bytes] = []
+    try:
+
+        def has_come() -> bool:
+            found.extend(one.value() for one in consumer.consume(100, 0.2) if one.error() is None)
+            return last in found
+
+        until(has_come, f"{last!r} is not to be read")
+        return found
+    finally:
+        consumer.close()
+
+
+def failed(do: Callable[[], object]) -> Any:
+    """What it raises, if it does, and nothing that holds on to the client."""
+    try:
+        do()
+    except confluent_kafka.KafkaException as error:
+        return error.args[0]
+    return None
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["within one", "between two"])
+@pytest.mark.parametrize("writes_on", [True, False], ids=["it writes on", "it commits"])
+def test_transactions_of_librdkafka_go_on(server: MortalServer, is_open: bool, writes_on: bool) -> None:
+    """The first one after the power is back cannot be committed, for nobody knows that it is whole: the client is
+    told to abort, which it does, and goes on with the same producer."""
+    create(server, "t")
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": server.address, "transactional.id": "app", "linger.ms": 0}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("t", b"first", partition=0)
+    producer.commit_transaction(30)
+    if is_open:
+        producer.begin_transaction()
+        producer.produce("t", b"lost", partition=0)
+        producer.flush(30)
+    server.lose_power()
+    server.start()
+    if not is_open:
+        producer.begin_transaction()
+    if writes_on or not is_open:
+        producer.produce("t", b"more", partition=0)
+    error = failed(lambda: producer.commit_transaction(30))
+    if is_open and not writes_on:  # what was asked for may be what was done before the crash
+        assert error.fatal()
+        producer = confluent_kafka.Producer({"bootstrap.servers": server.address, "transactional.id": "app"})
+        producer.init_transactions(30)
+    else:
+        assert error.txn_requires_abort()
+        producer.abort_transaction(30)
+    producer.begin_transaction()
+    producer.produce("t", b"next", partition=0)
+    error = failed(lambda: producer.commit_transaction(30))
+    if error is not None:  # it went on to count what is lost, and needs another epoch
+        assert error.txn_requires_abort()
+        assert error.code() == confluent_kafka.KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+        producer.abort_transaction(30)
+        producer.begin_transaction()
+        producer.produce("t", b"next", partition=0)
+        producer.commit_transaction(30)
+    assert read_committed(server, "t", b"next") == [b"first", b"next"]
+
+
+@pytest.mark.usefixtures("java")
+def test_transactions_of_java_go_on(server: MortalServer, start: Start) -> None:
+    """Whatever it is at when the power fails, three times: it aborts that, and what it was told is there, once."""
+    create(server, "t")
+    client = start(java_command("Persist", server.address, "app", "t"))
+
+    def count() -> int:
+        return sum(line.startswith("committed") for line in client.told)
+
+    for boot in range(4):
+        if boot:
+            server.lose_power()
+            server.start()
+        wanted = count() + 3
+        until(lambda wanted=wanted: count() >= wanted, f"it does not go on: {client.told[-3:]}")  # type: ignore[misc]
+    client.kill()
+    assert not any(line.startswith("over") for line in client.told)
+    assert any(line.startswith("aborted") for line in client.told)
+    done = count()
+    found = read_committed(server, "t", b"%d.2" % (done - 1))
+    expected = [b"%d.%d" % (number, part) for number in range(done) for part in range(3)]
+    assert found[: len(expected)] == expected

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from server.clients.driver import WAIT_S, Driver, Sent, sorted_records, until
+from server.clients.driver import Driver, Sent, sorted_records, until
+from server.clients.served import Served
+from server.clients.served import served as served
+from server.clients.served import store as store
 
-import segmentlog
 from segmentlog.store import LogStore
 
 _START_MS = 2_000_000_000_000
 _PARTITIONS = 6
-_SERVER = Path(__file__).with_name("serve_process.py")
-
-
-class _Served:
-    """The command, in a process of its own."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        self._log = log
-        with open(log, "w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, str(_SERVER), str(folder), "3"], stdout=subprocess.PIPE, stderr=file, text=True
-            )
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
-        assert self.address, "it did not start"
-
-    def workers(self) -> list[int]:
-        """Their process ids."""
-        pid = self._process.pid
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    def stop(self) -> None:
-        """As Ctrl-C; what it said, and what it was at, is shown of a test that failed."""
-        for pid in self.workers():
-            os.kill(pid, signal.SIGUSR1)
-        self._process.terminate()
-        self._process.communicate(timeout=WAIT_S)
-        print(self._log.read_text())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LogStore]:
-    """What is served."""
-    with segmentlog.open(tmp_path / "store") as store:
-        yield store
-
-
-@pytest.fixture
-def served(store: LogStore, tmp_path: Path) -> Iterator[_Served]:
-    """By three workers."""
-    served = _Served(Path(store.path), tmp_path / "served.log")
-    yield served
-    served.stop()
 
 
 @pytest.mark.long
-def test_several_brokers(kind: type[Driver], served: _Served, store: LogStore) -> None:
+def test_several_brokers(kind: type[Driver], served: Served, store: LogStore) -> None:
     """Partitions and groups are spread over workers: a client finds its way, also when one of them was killed."""
     client = kind(served.address)
     if client.has_admin:

@@ -15,7 +15,10 @@ from segmentlog.server.worker import Security
 def main() -> None:
     """Serve for ever."""
     path, port, delay_ms = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    groups = GroupSettings(initial_rebalance_delay_ms=delay_ms, min_session_timeout_ms=100)
+    groups = GroupSettings(
+        initial_rebalance_delay_ms=delay_ms, min_session_timeout_ms=100, consumer_session_timeout_ms=6_000,
+        consumer_heartbeat_interval_ms=200,
+    )  # fmt: skip
     server = Server(
         segmentlog.open(path), host="127.0.0.1", port=port, advertise=None, settings=ServerSettings(groups=groups),
         security=Security(), owns_store=True,

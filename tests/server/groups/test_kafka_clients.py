@@ -4,86 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from server.groups.serving import PARTITIONS, WAIT_S, Served, poll_until, shares
+from server.groups.serving import served as served
+from server.groups.serving import store as store
 
-import segmentlog
 from segmentlog.errors import GroupHeld
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-_SERVER = Path(__file__).with_name("server_process.py")
-_WAIT_S = 30.0
-_PARTITIONS = 3
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topic ``t`` of three partitions of ten records."""
-    with segmentlog.open(tmp_path / "store", background=False) as store:
-        store.create_topic("t", partitions=_PARTITIONS, fsync="never")
-        for partition in store.topic("t").partitions():
-            partition.append([b"%d" % number for number in range(10)])
-        yield store
-
-
-class _Served:
-    """A server that can be killed, and started again on the same port."""
-
-    def __init__(self, store: LogStore) -> None:
-        self._path = store.path
-        self.port = _free_port()
-        self._process: Any = None
-        self.start()
-
-    @property
-    def address(self) -> str:
-        """What clients are given."""
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Start it, and wait until it listens."""
-        command = [sys.executable, str(_SERVER), self._path, str(self.port), "100"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout.readline().strip() == self.address
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
-
-    @property
-    def pid(self) -> int:
-        """Of its process."""
-        return int(self._process.pid)
-
-
-@pytest.fixture
-def served(store: LogStore) -> Iterator[_Served]:
-    """The store, served."""
-    served = _Served(store)
-    yield served
-    served.kill()
-
-
-@pytest.fixture
-def consumer(served: _Served) -> Iterator[Callable[..., Any]]:
+def consumer(served: Served) -> Iterator[Callable[..., Any]]:
     """Makes consumers of librdkafka's, and closes them at the end."""
     made: list[Any] = []
 
@@ -103,43 +41,25 @@ def consumer(served: _Served) -> Iterator[Callable[..., Any]]:
         one.close()
 
 
-def _poll_until(consumers: list[Any], what: Callable[[], Any]) -> list[Any]:
-    """Poll all of them until something is so; the records that came."""
-    records = []
-    ends_s = time.monotonic() + _WAIT_S
-    while not what():
-        assert time.monotonic() < ends_s, "it did not come to it in time"
-        for one in consumers:
-            message = one.poll(0.02)
-            if message is not None and not message.error():
-                records.append(message)
-    return records
-
-
-def _shares(consumers: list[Any]) -> bool:
-    numbers = [tp.partition for one in consumers for tp in one.assignment()]
-    return sorted(numbers) == list(range(_PARTITIONS)) and all(one.assignment() for one in consumers)
-
-
-def test_three_consumers_one_dies(consumer: Callable[..., Any], served: _Served, store: LogStore) -> None:
+def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
     """They share; a server that is killed changes nothing of that; what one had that leaves goes to the others."""
     consumers = [consumer() for _ in range(3)]
-    _poll_until(consumers, lambda: _shares(consumers))
+    poll_until(consumers, lambda: shares(consumers))
     before = store.groups.describe("g")
     assert (before.state, len(before.members)) == ("Stable", 3)
     assert {tp for member in before.members for tp in member.partitions} == {
-        TopicPartition("t", number) for number in range(_PARTITIONS)
+        TopicPartition("t", number) for number in range(PARTITIONS)
     }
     served.kill()
     with pytest.raises(GroupHeld, match=f"pid {served.pid}"):
         store.consumer("t", group="g")
     served.start()
     done_s = time.monotonic() + 3
-    _poll_until(consumers, lambda: time.monotonic() > done_s)
+    poll_until(consumers, lambda: time.monotonic() > done_s)
     after = store.groups.describe("g")
     assert (after.generation, after.members) == (before.generation, before.members)
     consumers[0].close()
-    _poll_until(consumers[1:], lambda: _shares(consumers[1:]))
+    poll_until(consumers[1:], lambda: shares(consumers[1:]))
     assert store.groups.describe("g").generation > before.generation
 
 
@@ -148,7 +68,7 @@ def test_positions_are_both_kinds(consumer: Callable[..., Any], store: LogStore)
     first = consumer()
     records: list[Any] = []
     while len(records) < 15:
-        records += _poll_until([first], lambda: bool(first.assignment()))
+        records += poll_until([first], lambda: bool(first.assignment()))
         message = first.poll(1.0)
         if message is not None and not message.error():
             records.append(message)
@@ -159,11 +79,11 @@ def test_positions_are_both_kinds(consumer: Callable[..., Any], store: LogStore)
         rest = [(record.partition, record.offset) for record in library]
         library.commit()
     assert read.isdisjoint(rest)
-    assert read | set(rest) == {(number, offset) for number in range(_PARTITIONS) for offset in range(10)}
+    assert read | set(rest) == {(number, offset) for number in range(PARTITIONS) for offset in range(10)}
     store.topic("t").partition(1).append([b"new"])
     second = consumer()
     found: list[Any] = []
-    ends_s = time.monotonic() + _WAIT_S
+    ends_s = time.monotonic() + WAIT_S
     while not found:
         assert time.monotonic() < ends_s
         message = second.poll(0.1)
@@ -178,35 +98,35 @@ def test_the_library_has_the_group(consumer: Callable[..., Any], store: LogStore
     with store.consumer("t", group="g") as library:
         library.poll_group()
         client = consumer()
-        ends_s = time.monotonic() + _WAIT_S
+        ends_s = time.monotonic() + WAIT_S
         while not errors and time.monotonic() < ends_s:
             message = client.poll(0.1)
             if message is not None and message.error():
                 errors.append(message.error().name())
         assert not client.assignment()
-    _poll_until([client], lambda: _shares([client]))
+    poll_until([client], lambda: shares([client]))
     assert set(errors) == {"INCONSISTENT_GROUP_PROTOCOL"}
 
 
 def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None:
     """One that is started again under its instance id takes its place without the others joining again."""
     one, other = consumer(group_instance_id="one"), consumer(group_instance_id="other")
-    _poll_until([one, other], lambda: _shares([one, other]))
+    poll_until([one, other], lambda: shares([one, other]))
     before = store.groups.describe("g").generation
     had = {tp.partition for tp in one.assignment()}
     one.close()  # a static member leaves nothing behind by that, nor does it leave
     again = consumer(group_instance_id="one")
-    _poll_until([again, other], lambda: _shares([again, other]))
+    poll_until([again, other], lambda: shares([again, other]))
     assert {tp.partition for tp in again.assignment()} == had
     assert store.groups.describe("g").generation == before
 
 
-def test_tools(consumer: Callable[..., Any], served: _Served, store: LogStore) -> None:
+def test_tools(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
     """Groups are listed, described and deleted, of whatever kind; positions of one that is empty are set."""
     admin_of = pytest.importorskip("confluent_kafka.admin")
     admin = admin_of.AdminClient({"bootstrap.servers": served.address})
     client = consumer()
-    _poll_until([client], lambda: _shares([client]))
+    poll_until([client], lambda: shares([client]))
     with store.consumer("t", group="library") as library:
         library.poll_group()
         listed = admin.list_consumer_groups().result()
@@ -214,7 +134,7 @@ def test_tools(consumer: Callable[..., Any], served: _Served, store: LogStore) -
         described = {name: future.result() for name, future in admin.describe_consumer_groups(["g", "library"]).items()}
         for group in described.values():
             (member,) = group.members
-            assert len(member.assignment.topic_partitions) == _PARTITIONS
+            assert len(member.assignment.topic_partitions) == PARTITIONS
         with pytest.raises(confluent_kafka.KafkaException, match=r"NON_EMPTY|not empty"):
             admin.delete_consumer_groups(["library"])["library"].result()
     moved = confluent_kafka.ConsumerGroupTopicPartitions("library", [confluent_kafka.TopicPartition("t", 1, 7)])
@@ -226,7 +146,7 @@ def test_tools(consumer: Callable[..., Any], served: _Served, store: LogStore) -
     assert store.groups.names() == ["g"]
 
 
-def test_aiokafka(served: _Served, store: LogStore) -> None:
+def test_aiokafka(served: Served, store: LogStore) -> None:
     """Another client, with another idea of the protocol's versions."""
     aiokafka = pytest.importorskip("aiokafka")
 
@@ -239,7 +159,7 @@ def test_aiokafka(served: _Served, store: LogStore) -> None:
         try:
             found = []
             while len(found) < 30:
-                record = await asyncio.wait_for(consumer.getone(), _WAIT_S)
+                record = await asyncio.wait_for(consumer.getone(), WAIT_S)
                 found.append((record.partition, record.offset))
             await consumer.commit()
             return found
@@ -248,10 +168,10 @@ def test_aiokafka(served: _Served, store: LogStore) -> None:
 
     assert len(set(asyncio.run(read()))) == 30
     committed = store.group_offsets.committed("aio")
-    assert {tp.partition: one.offset for tp, one in committed.items()} == dict.fromkeys(range(_PARTITIONS), 10)
+    assert {tp.partition: one.offset for tp, one in committed.items()} == dict.fromkeys(range(PARTITIONS), 10)
 
 
-def test_kafka_python(served: _Served, store: LogStore) -> None:
+def test_kafka_python(served: Served, store: LogStore) -> None:
     """And one more, two of them at a time."""
     kafka = pytest.importorskip("kafka")
 
@@ -266,9 +186,9 @@ def test_kafka_python(served: _Served, store: LogStore) -> None:
 
     members = [make()]
     found: set[tuple[int, int]] = set()
-    ends_s = time.monotonic() + _WAIT_S
+    ends_s = time.monotonic() + WAIT_S
     try:
-        while positions() != [10] * _PARTITIONS or len(members) < 2 or not all(one.assignment() for one in members):
+        while positions() != [10] * PARTITIONS or len(members) < 2 or not all(one.assignment() for one in members):
             assert time.monotonic() < ends_s
             for one in members:
                 for tp, records in one.poll(timeout_ms=50, max_records=7).items():

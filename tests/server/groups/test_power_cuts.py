@@ -1,11 +1,17 @@
-"""The power is cut while a group is at work: what clients were told is there, and no generation comes twice."""
+"""The power is cut while a group is at work: what clients were told is there, and no generation comes twice.
+
+In the classic protocol and in that of consumers (KIP-848), where no partition has two owners, either.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, cast
 from unittest import mock
 
 import pytest
@@ -16,6 +22,7 @@ from server.groups.clients import SETTINGS, Client
 
 from segmentlog.groups.coordinating import NewPosition
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.consumer_words import LEAVES, STEPS_OUT, Heartbeat, Partitions, in_a_set
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.deadlines import Deadlines
 from segmentlog.storage.fs import replace_file
@@ -32,14 +39,16 @@ def _note(moments: list[CrashPoint], disk: SimulatedDisk) -> None:
     moments.append(disk.point())
 
 
-class _Trial:
-    """One seeded life: a client that joins, works, leaves, comes again; and a machine that dies during or after it."""
+class _Life(ABC):
+    """One seeded life: clients that join, work, leave, come again; and a machine that dies during or after it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = FakeClock()
         self.disk = SimulatedDisk()
         self.states = 0
+        self.topic_id = ""
+        self.committed = 0
 
     def open(self, disk: SimulatedDisk) -> tuple[LogStore, GroupCoordinator]:
         """A machine that was started."""
@@ -47,32 +56,100 @@ class _Trial:
         store = LogStore(PATH, fs=disk.process(), clock=self.clock, background=False)
         return store, GroupCoordinator(store, self.clock, SETTINGS)
 
+    @contextlib.contextmanager
+    def after(self, disk: SimulatedDisk) -> Iterator[tuple[LogStore, GroupCoordinator]]:
+        """What the power cut left, started."""
+        self.states += 1
+        store, coordinator = self.open(disk)
+        yield store, coordinator
+        coordinator.close()
+        store.close()
+
     def run(self) -> None:
         """Live, and look at what each power cut leaves."""
         self.disk.make_folders(PATH)
         replace_file(self.disk.process(), f"{PATH}/store.json", json.dumps({"format": 1, "store_id": "00"}).encode())
         with simulated_paths(lambda: self.disk), mock.patch.object(Deadlines, "start"):
             store, coordinator = self.open(self.disk)
-            topic_id = store.create_topic("t").id
-            client = Client(coordinator, "c", instance_id="i")
-            committed = 0
+            self.topic_id = store.create_topic("t", self.partitions).id
             for _ in range(_STEPS):
                 alive = self.disk
-                before = client.generation, committed
+                before, committed = self.told(), self.committed
                 moments: list[CrashPoint] = []
                 alive.on_effect = partial(_note, moments, alive)
-                committed = self._step(client, store, topic_id, committed)
+                self.step(coordinator)
                 alive.on_effect = None
                 for point in self.rng.sample(moments, min(len(moments), _MOMENTS)):
                     for disk in point.crashes(self.rng, 1):
-                        self._check_middle(disk, *before)
+                        self._check_middle(disk, before, committed)
                 for disk in alive.point().crashes(self.rng, _VARIANTS):
-                    self._check(disk, client, committed)
+                    self._check(disk)
                 self.disk = alive
             coordinator.close()
             store.close()
 
-    def _step(self, client: Client, store: LogStore, topic_id: str, committed: int) -> int:
+    def _check_middle(self, disk: SimulatedDisk, before: Any, committed: int) -> None:
+        """Of what was under way nobody knows; what was told before is as it was, or has gone on."""
+        with self.after(disk) as (store, coordinator):
+            assert _position(store) - committed in (0, 1)
+            self.check_middle(coordinator, before)
+
+    def _check(self, disk: SimulatedDisk) -> None:
+        with self.after(disk) as (store, coordinator):
+            self.check(coordinator)
+            assert _position(store) == self.committed
+
+    def commit(
+        self, coordinator: GroupCoordinator, number: int, member_id: str, generation: int, **options: Any
+    ) -> bool:
+        """Whether the next position is on disk now; not, where the group is at a rebalance."""
+        position = NewPosition("t", self.topic_id, number, self.committed + 1)
+        error, appended = coordinator.commit("g", [position], member_id=member_id, generation=generation, **options)
+        if appended is None:
+            assert error is ErrorCode.REBALANCE_IN_PROGRESS
+            return False
+        log, base_offset, end_offset = appended
+        log.sync_upto(end_offset, base_offset)
+        self.committed += 1
+        return True
+
+    partitions = 1
+
+    @abstractmethod
+    def told(self) -> Any:
+        """What clients know, in a copy."""
+
+    @abstractmethod
+    def step(self, coordinator: GroupCoordinator) -> None:
+        """Something happens."""
+
+    @abstractmethod
+    def check_middle(self, coordinator: GroupCoordinator, before: Any) -> None:
+        """After a power cut within a step."""
+
+    @abstractmethod
+    def check(self, coordinator: GroupCoordinator) -> None:
+        """After a power cut between two."""
+
+
+def _position(store: LogStore) -> int:
+    """The farthest of all."""
+    return max((one.offset for one in store.group_offsets.committed("g").values()), default=0)
+
+
+class _Classic(_Life):
+    """A client whose leader assigns."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.client = Client(cast("GroupCoordinator", None), "c", instance_id="i")
+
+    def told(self) -> int:
+        return self.client.generation
+
+    def step(self, coordinator: GroupCoordinator) -> None:
+        client = self.client
+        client.coordinator = coordinator
         what = self.rng.randrange(5) if client.id else 0
         if what == 0:
             before = client.generation
@@ -83,38 +160,20 @@ class _Trial:
         elif what == 2:
             client.join(member_id="")  # started again
         elif what == 3 and client.assignment:
-            committed += 1
-            position = NewPosition("t", topic_id, 0, committed)
-            error, appended = client.coordinator.commit(
-                "g", [position], member_id=client.id, generation=client.generation, instance_id="i"
-            )
-            if appended is None:
-                assert error is ErrorCode.REBALANCE_IN_PROGRESS
-                return committed - 1
-            log, base_offset, end_offset = appended
-            log.sync_upto(end_offset, base_offset)
+            self.commit(coordinator, 0, client.id, client.generation, instance_id="i")
         elif what == 4 and self.rng.randrange(3) == 0:
             assert client.leave() is ErrorCode.NONE
             client.id, client.assignment = "", b""
-        return committed
 
-    def _check_middle(self, disk: SimulatedDisk, generation: int, committed: int) -> None:
-        """Of what was under way nobody knows; what was told before is as it was, or has gone on."""
-        self.states += 1
-        store, coordinator = self.open(disk)
+    def check_middle(self, coordinator: GroupCoordinator, before: int) -> None:
         with coordinator.looking_at("g") as group:
-            assert group.generation >= generation
-        found = [one.offset for one in store.group_offsets.committed("g").values()]
-        assert (max(found, default=0)) - committed in (0, 1)
+            assert group.generation >= before
         new = Client(coordinator, "c", instance_id="i")
         assert new.join().error is ErrorCode.NONE
-        assert new.generation >= generation
-        coordinator.close()
-        store.close()
+        assert new.generation >= before
 
-    def _check(self, disk: SimulatedDisk, client: Client, committed: int) -> None:
-        self.states += 1
-        store, coordinator = self.open(disk)
+    def check(self, coordinator: GroupCoordinator) -> None:
+        client = self.client
         after = Client(coordinator, "c", instance_id="i")
         after.id, after.generation, after.members = client.id, client.generation, client.members
         if client.id:
@@ -126,16 +185,116 @@ class _Trial:
         elif client.generation > 0:
             after.join()
             assert after.generation > client.generation
-        positions: Any = store.group_offsets.committed("g")
-        assert [one.offset for one in positions.values()] == ([committed] if committed else [])
-        coordinator.close()
-        store.close()
+
+
+class _Told(NamedTuple):
+    """What a member of the consumer protocol knows; without an epoch it is none."""
+
+    epoch: int | None = None
+    owned: Partitions = frozenset()
+
+
+class _Consumers(_Life):
+    """Three clients whose server assigns; one has an instance id and steps out at times."""
+
+    partitions = 6
+    _INSTANCES: ClassVar[dict[str, str | None]] = {"a": None, "b": None, "static": "i"}
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.members = dict.fromkeys(self._INSTANCES, _Told())
+        self.epoch = 0
+
+    def told(self) -> tuple[int, dict[str, _Told]]:
+        return self.epoch, dict(self.members)
+
+    def step(self, coordinator: GroupCoordinator) -> None:
+        name = self.rng.choice(sorted(self.members))
+        told = self.members[name]
+        what = self.rng.randrange(8)
+        if told.epoch is None:
+            self.members[name] = self._beat(coordinator, name, told)
+        elif what == 0:
+            steps_out = self._INSTANCES[name] is not None and self.rng.random() < 0.7
+            request = self._request(name, epoch=STEPS_OUT if steps_out else LEAVES)
+            assert coordinator.beat("g", request).error is ErrorCode.NONE
+            self.members[name] = _Told()
+        elif what <= 2 and told.owned:
+            number = min(told.owned).partition
+            self.commit(coordinator, number, name, told.epoch, instance_id=self._INSTANCES[name])
+        else:
+            self.members[name] = self._beat(coordinator, name, told)
+        self.epoch = max([self.epoch, *(one.epoch for one in self.members.values() if one.epoch is not None)])
+        _has_one_owner_each(self.members)
+
+    def _request(self, name: str, **options: Any) -> Heartbeat:
+        return Heartbeat(member_id=name, instance_id=self._INSTANCES[name], **options)
+
+    def _beat(self, coordinator: GroupCoordinator, name: str, told: _Told) -> _Told:
+        """It says what it has, and lets go at once of what it is not to have."""
+        if told.epoch is None:
+            request = self._request(name, topics=("t",), owned=frozenset(), rebalance_timeout_ms=5_000)
+        else:
+            request = self._request(name, epoch=told.epoch, owned=told.owned)
+        answer = coordinator.beat("g", request)
+        assert answer.error is ErrorCode.NONE, answer
+        return _Told(answer.epoch, told.owned if answer.assigned is None else in_a_set(answer.assigned))
+
+    def check_middle(self, coordinator: GroupCoordinator, before: tuple[int, dict[str, _Told]]) -> None:
+        epoch, members = before
+        with coordinator.looking_at("g") as group:
+            assert group.generation >= epoch
+        # Who was asking has had no answer, and does it again; nobody else knows of anything.
+        asking = [name for name, told in members.items() if told != self.members[name]]
+        assert len(asking) <= 1
+        others = {name: told for name, told in members.items() if name not in asking}
+        self._go_on(coordinator, others)
+        for name in asking:
+            told = members[name]
+            if told.epoch is not None and self.members[name].epoch is None:
+                continue  # it leaves, and may have left
+            if told.epoch is None and self._INSTANCES[name]:
+                coordinator.beat("g", self._request(name, epoch=STEPS_OUT))  # it gave up, and another begins
+            others[name] = self._beat(coordinator, name, told)
+        if len(others) == len(members):
+            self._go_on(coordinator, others)
+
+    def check(self, coordinator: GroupCoordinator) -> None:
+        """Everybody goes on, and the partitions come to those who are there."""
+        with coordinator.looking_at("g") as group:
+            assert group.generation >= self.epoch
+        members = dict(self.members)
+        self._go_on(coordinator, members)
+        there = [told for told in members.values() if told.epoch is not None]
+        has_a_place_kept = any(
+            one.id == "static" and members["static"].epoch is None for one in self._shown(coordinator)
+        )
+        if there and not has_a_place_kept:
+            assert sum(len(told.owned) for told in there) == self.partitions
+
+    @staticmethod
+    def _shown(coordinator: GroupCoordinator) -> list[Any]:
+        with coordinator.looking_at("g") as group:
+            return list(group.members.values())
+
+    def _go_on(self, coordinator: GroupCoordinator, members: dict[str, _Told]) -> None:
+        for _ in range(4):
+            for name, told in members.items():
+                if told.epoch is not None:
+                    members[name] = self._beat(coordinator, name, told)
+                    _has_one_owner_each(members)
+
+
+def _has_one_owner_each(members: dict[str, _Told]) -> None:
+    owned = [one for told in members.values() for one in told.owned]
+    assert len(owned) == len(set(owned)), "a partition has two owners"
 
 
 @pytest.mark.parametrize("seed", seeds("group power cuts"))
-def test_what_clients_were_told_survives_power_cuts(seed: int) -> None:
+@pytest.mark.parametrize("life", [_Classic, _Consumers])
+def test_what_clients_were_told_survives_power_cuts(life: type[_Life], seed: int) -> None:
     """Member ids, generations, leaders, assignments, positions: in every state a disk may be in then."""
     for number in range(4):
-        trial = _Trial(seed + number)
+        trial = life(seed + number)
         trial.run()
         assert trial.states > _STEPS

@@ -274,8 +274,12 @@ public class Client {
         settings.put("value.deserializer", ByteArrayDeserializer.class.getName());
         settings.put("auto.offset.reset", "earliest");
         settings.put("enable.auto.commit", false);
-        settings.put("session.timeout.ms", 1000);
-        settings.put("heartbeat.interval.ms", 200);
+        if (System.getProperty("group.protocol", "classic").equals("consumer")) {
+            settings.put("group.protocol", "consumer"); // whose times are the server's
+        } else {
+            settings.put("session.timeout.ms", 1000);
+            settings.put("heartbeat.interval.ms", 200);
+        }
         return settings;
     }
 

@@ -1,0 +1,259 @@
+"""A group of the consumer protocol, whole: with members that speak the classic one, and with the time.
+
+While a group goes from one protocol to the other some members join, sync and send heartbeats as they always did. They
+are told what `consumer_beats` would tell them: a generation is the member's epoch, an assignment what it is
+assigned, and that there is a rebalance what it is to come by for. Nobody leads, and nobody waits. A call is answered
+by an entry of `answers` as in `machine`, which has the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from segmentlog.policy.reconciliation import Stage
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.consumer_beats import ConsumerBeats
+from segmentlog.server.groups.consumer_words import STEPS_OUT, ClassicSide, ConsumerMember
+from segmentlog.server.groups.subscriptions import encode_partitions, subscription_of
+from segmentlog.server.groups.words import JoinAnswer, JoinRequest, SyncAnswer, size_of
+
+
+class ConsumerGroup(ConsumerBeats):
+    """One group. Not thread-safe, and nothing of it waits."""
+
+    # ------------------------------------------------------------ joining
+
+    def would_add(self, request: JoinRequest) -> bool:
+        """Whether `join` makes a member of who is none yet, if it is not refused."""
+        is_known = request.member_id in self.members or request.instance_id in self._static
+        is_sent_away = request.is_told_its_id and request.instance_id is None and not request.member_id
+        return not is_known and not is_sent_away
+
+    def join(self, token: object, request: JoinRequest, now_ms: int) -> None:
+        """A JoinGroup request."""
+        error = self._refusal(request)
+        member_id = request.member_id
+        if error is ErrorCode.NONE and not member_id:
+            member_id = request.fresh_id
+            if request.is_told_its_id and request.instance_id is None:
+                error = ErrorCode.MEMBER_ID_REQUIRED
+        if error is not ErrorCode.NONE:
+            self.answers.append((token, JoinAnswer(error=error, member_id=member_id)))
+            return
+        held_by = self.members.get(self._static.get(request.instance_id or "", member_id))
+        if held_by is None:
+            member = ConsumerMember(member_id, request.instance_id)
+            self._add(member)
+        elif held_by.id != member_id:
+            member = self._replace(held_by, member_id)
+        else:
+            member = held_by
+        self._join(member, request, now_ms, is_new=held_by is None)
+        answer = JoinAnswer(
+            member_id=member_id, generation=member.holding.epoch, protocol_type=self.protocol_type,
+            protocol=request.protocols[0][0],
+        )  # fmt: skip
+        self.answers.append((token, answer))
+
+    def _join(self, member: ConsumerMember, request: JoinRequest, now_ms: int, *, is_new: bool) -> None:
+        said = subscription_of(request.protocols[0][1])
+        assert said is not None
+        before = (member.topics, member.regex, member.rack_id, member.classic is not None)
+        member.topics, member.regex, member.matched = tuple(sorted(set(said.topics))), "", ()
+        member.rack_id, member.assignor = said.rack_id, None
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.classic = ClassicSide(
+            request.session_timeout_ms, request.protocols, sync_ends_ms=now_ms + max(request.rebalance_timeout_ms, 1)
+        )
+        self.is_changed = True
+        has_changed = is_new or before != (member.topics, member.regex, member.rack_id, True)
+        if self._look(now_ms, at_once=has_changed) or has_changed:
+            self._begin_epoch()
+        owned: dict[str, list[int]] = {}
+        for one in said.owned_partitions:
+            owned.setdefault(one.topic, []).extend(one.partitions)
+        self._reconcile(member, self.ids_of(owned), now_ms)
+        member.deadline_ms = now_ms + request.session_timeout_ms
+        self._note_due(member)
+
+    def _refusal(self, request: JoinRequest) -> ErrorCode:
+        settings = self._settings
+        if self._is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        known = self._static.get(request.instance_id or "", request.member_id)
+        if self._is_full(known, size_of(request.protocols)):
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if request.protocol_type != self.protocol_type or not request.protocols:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        common = {name for name, _ in request.protocols}
+        for one in self.all():
+            if one.classic is not None and one.id != known:
+                common.intersection_update(name for name, _ in one.classic.protocols)
+        if not common:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        said = subscription_of(request.protocols[0][1])
+        if said is None:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return self._refusal_of_place(request, has_partitions=bool(said.owned_partitions))
+
+    def _refusal_of_place(self, request: JoinRequest, *, has_partitions: bool) -> ErrorCode:
+        """Whether somebody else is who it says that it is."""
+        if request.instance_id is not None:
+            holder = self.members.get(self._static.get(request.instance_id, ""))
+            if holder is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID if request.member_id else ErrorCode.NONE
+            if request.member_id:
+                error = self._unknown(request.member_id, request.instance_id)
+                return error if holder.classic else error or ErrorCode.UNKNOWN_MEMBER_ID
+            is_left = holder.classic is not None or holder.holding.epoch == STEPS_OUT
+            return ErrorCode.NONE if is_left else ErrorCode.UNRELEASED_INSTANCE_ID
+        member = self.members.get(request.member_id)
+        if member is not None:
+            return ErrorCode.NONE if member.classic is not None else ErrorCode.UNKNOWN_MEMBER_ID
+        # An id may have been given out just now, or by the group while it was of the other protocol. Who has
+        # partitions has been given up: others may read them by now.
+        return ErrorCode.UNKNOWN_MEMBER_ID if request.member_id and has_partitions else ErrorCode.NONE
+
+    # ------------------------------------------------------------ assigning
+
+    def sync(
+        self,
+        token: object,
+        member_id: str,
+        generation: int,
+        assignments: Iterable[tuple[str, bytes]],
+        now_ms: int,
+        *,
+        instance_id: str | None = None,
+        protocol_type: str | None = None,
+        protocol: str | None = None,
+    ) -> None:
+        """A SyncGroup request; what somebody assigns who believes that it leads is not looked at."""
+        error = self._error_of(member_id, instance_id, generation)
+        if error is not ErrorCode.NONE:
+            self.answers.append((token, SyncAnswer(error=error)))
+            return
+        member = self.members[member_id]
+        assert member.classic is not None
+        # Until it has joined again it knows the one that a group of the classic protocol elected.
+        offers = [name for name, _ in member.classic.protocols]
+        chosen = offers[0] if protocol is None else protocol
+        if protocol_type not in (None, self.protocol_type) or chosen not in offers:
+            error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        elif member.holding.epoch != self.generation and member.holding.stage is not Stage.REVOKING:
+            self._expect_to_join(member, now_ms)
+            error = ErrorCode.REBALANCE_IN_PROGRESS
+        if error is not ErrorCode.NONE:
+            self.answers.append((token, SyncAnswer(error=error)))
+            return
+        member.classic.sync_ends_ms = None
+        member.deadline_ms = now_ms + member.classic.session_timeout_ms
+        self._note_due(member)
+        assignment = encode_partitions(self.names_of(member.holding.assigned))
+        answer = SyncAnswer(protocol_type=self.protocol_type, protocol=chosen, assignment=assignment)
+        self.answers.append((token, answer))
+
+    def _error_of(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        if self._is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        error = self._unknown(member_id, instance_id)
+        if error is ErrorCode.NONE and self.members[member_id].classic is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if error is ErrorCode.NONE and self.members[member_id].holding.epoch != generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        return error
+
+    def _expect_to_join(self, member: ConsumerMember, now_ms: int) -> None:
+        assert member.classic is not None
+        if member.classic.join_ends_ms is None:
+            member.classic.join_ends_ms = now_ms + max(member.rebalance_timeout_ms, 1)
+            self._note_due(member)
+
+    # ------------------------------------------------------------ staying, leaving
+
+    def heartbeat(self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None) -> ErrorCode:
+        """A Heartbeat request: a member is told to join again when there is something for it to come by for."""
+        error = self._error_of(member_id, instance_id, generation)
+        if error is not ErrorCode.NONE:
+            return error
+        member = self.members[member_id]
+        member.deadline_ms = now_ms + self._session_ms(member)
+        self._note_due(member)
+        holding = member.holding
+        lacking = member.target - holding.assigned
+        if (
+            holding.epoch != self.generation
+            or holding.stage is Stage.REVOKING
+            or (holding.stage is Stage.AWAITING and any(self._is_free_for(member, where) for where in lacking))
+        ):
+            self._expect_to_join(member, now_ms)
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def may_commit(
+        self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None,
+        is_transactional: bool = False,
+    ) -> ErrorCode:  # fmt: skip
+        """Whether positions may be committed by who says that he is this member, in this epoch."""
+        if self._is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and not self.members:
+            return ErrorCode.NONE
+        if generation < 0 and not member_id and instance_id is None and is_transactional:
+            return ErrorCode.NONE
+        error = self._unknown(member_id, instance_id)
+        if error is ErrorCode.NONE:
+            member = self.members[member_id]
+            if generation != member.holding.epoch:
+                # Of a transaction no client knows STALE_MEMBER_EPOCH: it would take that for the producer's end.
+                is_told = member.classic is None and not is_transactional
+                return ErrorCode.STALE_MEMBER_EPOCH if is_told else ErrorCode.ILLEGAL_GENERATION
+        return error
+
+    def may_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
+        """Whether positions may be asked for by who says that he is this member, or nobody in particular."""
+        if not member_id and epoch < 0:
+            return ErrorCode.NONE
+        member = self.members.get(member_id or "")
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if epoch == member.holding.epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def leave(self, leavers: Sequence[tuple[str, str | None]], now_ms: int) -> list[tuple[str, ErrorCode]]:
+        """A LeaveGroup request, as in `machine`: of members of either protocol when a tool names their instance id."""
+        results = []
+        has_changed = False
+        for member_id, instance_id in leavers:
+            known = member_id or self._static.get(instance_id or "", "")
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE if self._is_dead else self._unknown(known, instance_id)
+            if error is ErrorCode.NONE and self.members[known].classic is None and member_id:
+                error = ErrorCode.UNKNOWN_MEMBER_ID
+            if error is ErrorCode.NONE:
+                self._remove(self.members[known])
+                has_changed = True
+            results.append((known or member_id, error))
+        if has_changed:
+            self._go_on_without()
+        return results
+
+    def withdraw(self, token: object, now_ms: int) -> None:
+        """Nobody waits here, so nobody ceases to."""
+
+    # ------------------------------------------------------------ time
+
+    def next_deadline_ms(self) -> int | None:
+        """Before which `expire` has nothing to do; None: never."""
+        return self._due_ms if self.members else None
+
+    def expire(self, now_ms: int) -> None:
+        """Give up whoever was not heard of for too long, or did not do in time what it was told to."""
+        overdue = [member for member in self.all() if now_ms >= member.due_ms]
+        for member in overdue:
+            self.given_up.append(member.id)
+            self._remove(member)
+        if overdue:
+            self._go_on_without()
+        self._due_ms = min((member.due_ms for member in self.all()), default=None)

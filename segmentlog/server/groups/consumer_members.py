@@ -1,0 +1,288 @@
+"""Who is in a group of the consumer protocol, who holds which partition, and who is to have it.
+
+What happens to a group is in `consumer_beats` and `consumer_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from segmentlog.groups.remote import RemoteConsumer, RemoteGroup, RemoteMember
+from segmentlog.policy.assignment import assign
+from segmentlog.policy.reconciliation import Holding, Stage
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.consumer_words import (
+    ASSIGNORS,
+    Catalog,
+    ClassicSide,
+    ConsumerMember,
+    Shape,
+    by_topic,
+    in_a_set,
+)
+from segmentlog.server.groups.members import Answer
+from segmentlog.server.groups.subscriptions import CONSUMER
+from segmentlog.server.groups.topic_pattern import TopicPattern
+from segmentlog.server.groups.words import GroupSettings, State, size_of
+
+LOOK_MS: Final = 1_000
+"""How often a group looks whether its topics have changed, when it is heard of."""
+_PATTERNS_MAX: Final = 100
+
+
+class ConsumerMembership:
+    """The members of a group."""
+
+    protocol_type: Final = CONSUMER
+
+    def __init__(self, settings: GroupSettings, catalog: Catalog) -> None:
+        self.generation = 0
+        """The group's epoch, and that of the target assignment, which is made with it."""
+        self.assignor = next(iter(ASSIGNORS))
+        self.members: dict[str, ConsumerMember] = {}
+        self.answers: list[tuple[object, Answer]] = []
+        self.is_changed = False
+        self.given_up: list[str] = []
+        """Ids of members that were not heard of for too long, for the log."""
+        self._settings = settings
+        self._catalog = catalog
+        self._static: dict[str, str] = {}
+        self._holders: dict[PartitionId, str] = {}
+        self._shapes: dict[str, Shape] = {}
+        """Of the topics that the target was made for."""
+        self._looked_ms: int | None = None
+        self._matches: dict[str, tuple[Collection[str], list[str]]] = {}
+        """By expression: the topics there were, and those of them that it means."""
+        self._patterns: dict[str, TopicPattern] = {}
+        self._is_dead = False
+        self._due_ms: int | None = None
+        """No member's time is over before that. To look at all of them with each heartbeat is too much."""
+
+    def configure(self, settings: GroupSettings) -> None:
+        """Somebody may have set others; sessions that run end when they would have."""
+        self._settings = settings
+
+    @property
+    def state(self) -> State:
+        """Of the group."""
+        if self._is_dead:
+            return State.DEAD
+        if not self.members:
+            return State.EMPTY
+        if all(one.holding.stage is Stage.SETTLED and one.holding.epoch == self.generation for one in self.all()):
+            return State.STABLE
+        return State.RECONCILING
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group is there, without members."""
+        return not self.members and not self._is_dead
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is worth remembering."""
+        return not self.members
+
+    @property
+    def wants_classic(self) -> bool:
+        """Whether only members of the classic protocol are left."""
+        return (
+            bool(self.members)
+            and self._settings.may_downgrade
+            and all(member.classic is not None for member in self.all())
+        )
+
+    def all(self) -> Collection[ConsumerMember]:
+        """The members."""
+        return self.members.values()
+
+    @property
+    def subscribed(self) -> set[str]:
+        """Topics that any member subscribes to."""
+        return {name for member in self.all() for name in member.subscribed}
+
+    def names_of(self, partitions: Collection[PartitionId]) -> dict[str, list[int]]:
+        """Partitions by the name of their topic, as far as members read it."""
+        names = {shape.id: name for name, shape in self._shapes.items()}
+        return {names[topic_id]: numbers for topic_id, numbers in by_topic(partitions).items() if topic_id in names}
+
+    def ids_of(self, partitions: Mapping[str, Collection[int]]) -> frozenset[PartitionId]:
+        """The opposite."""
+        known = {name: shape.id for name, shape in self._shapes.items()}
+        return in_a_set({known[name]: numbers for name, numbers in partitions.items() if name in known})
+
+    # ------------------------------------------------------------ who may
+
+    def _unknown(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        if instance_id is not None:
+            known = self._static.get(instance_id)
+            if known is not None and known != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+            if known is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def _is_full(self, known: str, said_bytes: int) -> bool:
+        """Whether there is no room for who is ``known`` by that id, or by none, and says so much of itself."""
+        if known not in self.members and len(self.members) >= self._settings.max_size:
+            return True
+        said = sum(_size_of(member) for member in self.all() if member.id != known)
+        return said + said_bytes > self._settings.group_bytes
+
+    # ------------------------------------------------------------ changing one
+
+    def _note_due(self, member: ConsumerMember) -> None:
+        """The member's time was set anew."""
+        due_ms = member.due_ms
+        if self._due_ms is None or due_ms < self._due_ms:
+            self._due_ms = due_ms
+
+    def _hold(self, member: ConsumerMember, holding: Holding) -> None:
+        if holding == member.holding:
+            return
+        for where in member.holding.held - holding.held:
+            del self._holders[where]
+        for where in holding.held - member.holding.held:
+            assert where not in self._holders, "a partition has one owner"
+            self._holders[where] = member.id
+        member.holding = holding
+        self.is_changed = True
+
+    def _is_free_for(self, member: ConsumerMember, where: PartitionId) -> bool:
+        return self._holders.get(where, member.id) == member.id
+
+    def _add(self, member: ConsumerMember) -> None:
+        self.members[member.id] = member
+        if member.instance_id is not None:
+            self._static[member.instance_id] = member.id
+
+    def _remove(self, member: ConsumerMember) -> None:
+        self._hold(member, Holding())
+        del self.members[member.id]
+        if member.instance_id is not None:
+            del self._static[member.instance_id]
+        self.is_changed = True
+
+    def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
+        """A static member has come again, maybe under another id: it has what it had, and knows nothing of it."""
+        assigned, target = old.holding.assigned, old.target
+        self._remove(old)
+        member = ConsumerMember(member_id, old.instance_id, target=target)
+        member.topics, member.regex, member.matched = old.topics, old.regex, old.matched
+        member.assignor, member.rack_id = old.assignor, old.rack_id
+        self._add(member)
+        self._hold(member, Holding(assigned=assigned))
+        return member
+
+    # ------------------------------------------------------------ who is to have what
+
+    def _look(self, now_ms: int, *, at_once: bool = False) -> bool:
+        """Whether the topics of the group have changed."""
+        if not at_once and self._looked_ms is not None and now_ms - self._looked_ms < LOOK_MS:
+            return False
+        shapes = dict(self._catalog.shapes(self.subscribed))
+        self._looked_ms = now_ms
+        if shapes == self._shapes:
+            return False
+        self._shapes = shapes
+        return True
+
+    def _matching(self, regex: str) -> list[str]:
+        """Topics that an expression means. Raises `BadPattern`."""
+        names = self._catalog.names()
+        seen, found = self._matches.get(regex, (None, []))
+        if seen is not names:
+            pattern = self._patterns.get(regex) or TopicPattern(regex)
+            found = pattern.matching(names)
+            if len(self._matches) >= _PATTERNS_MAX:
+                self._matches.clear()
+                self._patterns.clear()
+            self._patterns[regex], self._matches[regex] = pattern, (names, found)
+        return found
+
+    def _begin_epoch(self) -> None:
+        """Something has changed that the assignment hangs on: say who is to have what from now on."""
+        self.generation += 1
+        self.is_changed = True
+        votes: dict[str, int] = {}
+        for member in self.all():
+            if member.assignor is not None:
+                votes[member.assignor] = votes.get(member.assignor, 0) + 1
+        self.assignor = max(votes, key=votes.__getitem__, default=next(iter(ASSIGNORS)))
+        counts = {shape.id: shape.partition_count for shape in self._shapes.values()}
+        members = {
+            member.id: [self._shapes[name].id for name in member.subscribed if name in self._shapes]
+            for member in self.all()
+        }
+        previous = {member.id: [TopicPartition(*where) for where in member.target] for member in self.all()}
+        # The strategies do not care what a topic's name is: here it is its id.
+        found = assign(ASSIGNORS[self.assignor], members, counts, previous)
+        for member in self.all():
+            target = frozenset(PartitionId(*where) for where in found[member.id])
+            if target != member.target:
+                member.target = target
+
+    # ------------------------------------------------------------ what outlives the process
+
+    def snapshot(self) -> RemoteGroup:
+        """What is to be saved: what somebody has been told, or is about to be."""
+        sessions = [self._session_ms(member) for member in self.all()]
+        return RemoteGroup(
+            held=bool(self.members), state=self.state.value, generation=self.generation,
+            protocol_type=self.protocol_type, protocol=self.assignor, session_timeout_ms=max(sessions, default=0),
+            is_consumer=True, topics={name: (of.id, of.partition_count) for name, of in sorted(self._shapes.items())},
+            members=tuple(self._saved(member) for member in self.all()),
+        )  # fmt: skip
+
+    def _session_ms(self, member: ConsumerMember) -> int:
+        classic = member.classic
+        return classic.session_timeout_ms if classic else self._settings.consumer_session_timeout_ms
+
+    def _saved(self, member: ConsumerMember) -> RemoteMember:
+        holding = member.holding
+        return RemoteMember(
+            member.id, member.instance_id, member.client_id, member.client_host, self._session_ms(member),
+            member.rebalance_timeout_ms, member.classic.protocols if member.classic else (),
+            topics=tuple(sorted(member.subscribed)), partitions=self.names_of(holding.assigned),
+            consumer=RemoteConsumer(
+                holding.epoch, holding.previous_epoch, holding.stage, member.rack_id, member.topics, member.regex,
+                member.matched, member.assignor, by_topic(holding.assigned), by_topic(holding.revoking),
+                by_topic(member.target), member.classic is not None,
+            ),
+        )  # fmt: skip
+
+    def restore(self, saved: RemoteGroup, now_ms: int) -> None:
+        """Go on from a snapshot, in a group that is as new: everybody's session begins anew, and nobody has to join."""
+        self.generation = saved.generation
+        self.assignor = saved.protocol if saved.protocol in ASSIGNORS else self.assignor
+        self._shapes = {name: Shape(*shape) for name, shape in saved.topics.items()}
+        for one in saved.members:
+            known = one.consumer or RemoteConsumer()
+            member = ConsumerMember(
+                one.id, one.instance_id, known.rack_id, one.client_id, one.client_host, one.rebalance_timeout_ms,
+                known.topics, known.regex, known.matched, known.assignor, target=in_a_set(known.target),
+                deadline_ms=now_ms + one.session_timeout_ms,
+                classic=ClassicSide(one.session_timeout_ms, one.protocols) if known.is_classic else None,
+            )  # fmt: skip
+            self._add(member)
+            assigned, revoking = in_a_set(known.assigned), in_a_set(known.revoking)
+            self._hold(member, Holding(known.epoch, known.previous_epoch, Stage(known.stage), assigned, revoking))
+            if revoking and member.classic is None:
+                member.revoked_by_ms = now_ms + member.rebalance_timeout_ms
+            self._note_due(member)
+        self.is_changed = False
+
+    def raise_generation(self, generation: int) -> None:
+        """Go on from an epoch or a generation that the group had in other hands."""
+        self.generation = max(self.generation, generation)
+
+    def end(self) -> None:
+        """It is no more, or not here."""
+        self.members, self._static, self._holders, self._is_dead = {}, {}, {}, True
+
+
+def _size_of(member: ConsumerMember) -> int:
+    said = sum(map(len, (*member.topics, *member.matched, member.regex, member.rack_id or "")))
+    return said + (size_of(member.classic.protocols) if member.classic else 0)

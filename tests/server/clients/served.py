@@ -1,0 +1,60 @@
+"""`segmentlog serve` with several workers, to be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server.clients.driver import WAIT_S
+
+import segmentlog
+from segmentlog.store import LogStore
+
+_SERVER = Path(__file__).with_name("serve_process.py")
+
+
+class Served:
+    """The command, in a process of its own."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self._log = log
+        with open(log, "w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_SERVER), str(folder), "3"], stdout=subprocess.PIPE, stderr=file, text=True
+            )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, "it did not start"
+
+    def workers(self) -> list[int]:
+        """Their process ids."""
+        pid = self._process.pid
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def stop(self) -> None:
+        """As Ctrl-C; what it said, and what it was at, is shown of a test that failed."""
+        for pid in self.workers():
+            os.kill(pid, signal.SIGUSR1)
+        self._process.terminate()
+        self._process.communicate(timeout=WAIT_S)
+        print(self._log.read_text())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    """What is served, as a library."""
+    with segmentlog.open(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def served(store: LogStore, tmp_path: Path) -> Iterator[Served]:
+    """By three workers, which may be killed."""
+    served = Served(Path(store.path), tmp_path / "served.log")
+    yield served
+    served.stop()

@@ -1,0 +1,45 @@
+"""Which records of a batch were to blame: a client is told (KIP-467), and knows which of them to send again."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from server.clients.driver import WAIT_S
+
+from segmentlog.log.append import wire
+from segmentlog.store import LogStore
+from segmentlog.testing.pytest_plugin import ServerOfTests
+
+_KEYS = [b"a", None, b"b", None, b"c", None]
+
+
+def codes_of(server: ServerOfTests) -> list[int]:
+    """What became of each record of one batch."""
+    told: dict[int, int] = {}
+    producer = Producer({"bootstrap.servers": server.bootstrap_servers, "linger.ms": 1000, "retries": 0})
+    for number, key in enumerate(_KEYS):
+
+        def note(error: KafkaError | None, _: object, number: int = number) -> None:
+            told[number] = error.code() if error else KafkaError.NO_ERROR
+
+        producer.produce("t", b"v", key=key, partition=0, on_delivery=note)
+    assert producer.flush(WAIT_S) == 0
+    return [told[number] for number in range(len(_KEYS))]
+
+
+def test_records_without_a_key_are_named(server: ServerOfTests, store: LogStore) -> None:
+    """In a compacted topic each of them is invalid; the others were only in their company."""
+    store.create_topic("t", cleanup_policy="compact")
+    bad, other = KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD
+    assert codes_of(server) == [other, bad, other, bad, other, bad]
+    assert store.topic("t").partition(0).log_end_offset == 0
+
+
+def test_not_more_are_named_than_an_answer_takes(
+    server: ServerOfTests, store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them: a batch may hold millions."""
+    monkeypatch.setattr(wire, "_NAMED_MAX", 2)
+    store.create_topic("t", cleanup_policy="compact")
+    bad, other = KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD
+    assert codes_of(server) == [other, bad, other, bad, other, other]

@@ -1,0 +1,135 @@
+"""What tools do to configurations: keys of Kafka's that are not ours, and what belongs to brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.wire_client import Desk
+
+from segmentlog.server.broker import Broker
+from segmentlog.server.cluster import Cluster, Node
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.messages.describe_log_dirs import DescribeLogDirsRequest
+from segmentlog.server.codec.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from segmentlog.server.security.acls import Authorizer, OpenAuthorizer
+from segmentlog.server.settings import ServerSettings
+from segmentlog.store import LogStore
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND = 0, 1, 2
+CREATE_TOPICS, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, INCREMENTAL_ALTER_CONFIGS = 19, 32, 35, 44
+NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    """With topic t of eight partitions."""
+    store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+    store.create_topic("t", 8)
+    return store
+
+
+@pytest.fixture
+def brokers(store: LogStore) -> Iterator[list[Broker]]:
+    """Two workers."""
+    brokers = [Broker(store, Cluster("c", NODES, one.node_id), ServerSettings(), OpenAuthorizer()) for one in NODES]
+    yield brokers
+    brokers[0].close()
+
+
+@pytest.fixture
+def desk(brokers: list[Broker]) -> Desk:
+    """The first of them."""
+    return Desk(brokers[0])
+
+
+def alter(desk: Desk, *changes: tuple[str, int, str | None], kind: int = TOPIC, name: str = "t") -> Any:
+    """An alteration of one resource, and what is said of it."""
+    configs = [AlterableConfig(name=key, config_operation=operation, value=value) for key, operation, value in changes]
+    resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+    (answer,) = desk.ask(INCREMENTAL_ALTER_CONFIGS, 1, IncrementalAlterConfigsRequest(resources=[resource])).responses
+    return answer
+
+
+def described(desk: Desk, kind: int, name: str) -> dict[str, str | None]:
+    """The configuration of a resource."""
+    resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+    (result,) = desk.ask(DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=[resource])).results
+    assert result.error_code == ErrorCode.NONE, result.error_message
+    return {one.name: one.value for one in result.configs}
+
+
+def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
+    """MirrorMaker resets each key that Kafka has a default of, along with what it sets: all of it is to be done."""
+    answer = alter(desk, ("remote.storage.enable", DELETE, None), ("retention.ms", SET, "60000"))
+    assert answer.error_code == ErrorCode.NONE, answer.error_message
+    assert described(desk, TOPIC, "t")["retention.ms"] == "60000"
+
+
+@pytest.mark.parametrize("operation", [SET, APPEND])
+def test_what_is_not_known_cannot_be_set(desk: Desk, operation: int) -> None:
+    """Who sets a key relies on it. Nothing else of the request is done either."""
+    answer = alter(desk, ("remote.storage.enable", operation, "true"), ("retention.ms", SET, "60000"))
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert "remote.storage.enable" in answer.error_message
+    assert described(desk, TOPIC, "t")["retention.ms"] == "604800000"
+
+
+def test_levels_of_compression_are_taken(desk: Desk) -> None:
+    """A topic of Kafka's that has one can be made here: batches of clients keep what they were compressed with."""
+    levels = {"compression.gzip.level": "5", "compression.lz4.level": "12", "compression.zstd.level": "9"}
+    configs = [CreatableTopicConfig(name=name, value=value) for name, value in levels.items()]
+    topic = CreatableTopic(name="levels", num_partitions=1, replication_factor=1, configs=configs)
+    (made,) = desk.ask(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic])).topics
+    assert made.error_code == ErrorCode.NONE, made.error_message
+
+
+def test_brokers_have_no_common_settings(desk: Desk) -> None:
+    """Without a name a broker resource is what was set for all of them: nothing, since each has its command line."""
+    assert described(desk, BROKER, "") == {}
+    assert described(desk, BROKER, "1")["num.partitions"] == "1"
+
+
+@pytest.mark.parametrize("name", ["", "1"])
+def test_throttles_of_a_broker_are_taken_away(desk: Desk, name: str) -> None:
+    """kafka-reassign-partitions.sh does it to find out how things stand, whether there are any or not."""
+    key = "leader.replication.throttled.rate"
+    assert alter(desk, (key, DELETE, None), kind=BROKER, name=name).error_code == ErrorCode.NONE
+    refused = alter(desk, (key, SET, "1"), (key, DELETE, None), kind=BROKER, name=name)
+    assert refused.error_code == ErrorCode.INVALID_REQUEST
+    assert "command line" in refused.error_message
+
+
+def test_who_may_not_alter_brokers_may_reset_nothing(store: LogStore, tmp_path: Path) -> None:
+    """It is an alteration, though nothing comes of it."""
+    (tmp_path / "acls").write_text("allow User:ANONYMOUS alter-configs topic:t\n")
+    broker = Broker(store, Cluster("c", NODES, 1), ServerSettings(), Authorizer(str(tmp_path / "acls")))
+    try:
+        answer = alter(Desk(broker), ("log.cleaner.threads", DELETE, None), kind=BROKER, name="1")
+        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    finally:
+        broker.close()
+
+
+def test_each_partition_lies_at_one_worker(brokers: list[Broker]) -> None:
+    """Sizes are told by leaders alone: tools add up what workers say, and show where replicas are."""
+    found = []
+    for broker in brokers:
+        (result,) = Desk(broker).ask(DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=None)).results
+        (topic,) = result.topics
+        numbers = [one.partition_index for one in topic.partitions]
+        assert numbers, "a worker that leads nothing proves nothing"
+        assert all(broker.cluster.leads(broker.store.topic("t").id, number) for number in numbers)
+        found += numbers
+    assert sorted(found) == list(range(8))

@@ -1,0 +1,54 @@
+"""A broker over a store with a topic of two partitions, asked without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from leftovers import opened
+from logs import NoSyncFileSystem
+from server.wire_client import Desk
+
+from segmentlog.clock import Clock
+from segmentlog.server.broker import Broker
+from segmentlog.server.cluster import Cluster, Node
+from segmentlog.server.groups.words import GroupSettings
+from segmentlog.server.security.acls import OpenAuthorizer
+from segmentlog.server.settings import ServerSettings
+from segmentlog.store import LogStore
+
+NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+SETTINGS = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1))
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a store with a topic."""
+    with LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()) as store:
+        store.create_topic("t", 2)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def make_desk(path: Path) -> Iterator[MakeDesk]:
+    """A worker, of one or two; each has the store open for itself."""
+    brokers: list[Broker] = []
+
+    def make(number: int = 1, *, workers: int = 1, clock: Clock | None = None) -> Desk:
+        store = opened(LogStore(path, background=False, fs=NoSyncFileSystem(), clock=clock))
+        cluster = Cluster("c", NODES[:workers], number)
+        broker = Broker(store, cluster, SETTINGS, OpenAuthorizer(), clock)  # type: ignore[arg-type]
+        brokers.append(broker)
+        return Desk(broker)
+
+    yield make
+    for broker in brokers:
+        broker.close()
+
+
+@pytest.fixture
+def desk(make_desk: MakeDesk) -> Desk:
+    """One worker alone."""
+    return make_desk()

@@ -1,0 +1,113 @@
+"""Positions of groups in transactions of Kafka's clients: they count with what was written, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from server.transactions.clients import Client, both
+from server.wire_client import Desk
+
+from segmentlog.records import TopicPartition
+from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
+from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
+
+NONE = ErrorCode.NONE
+PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
+
+
+def position(desk: Desk, *, stable: bool = False) -> tuple[int, int]:
+    """OffsetFetch: (offset, error) of group g in t/0."""
+    topics = [OffsetFetchRequestTopics("t", partition_indexes=[0])]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=topics)], require_stable=stable)
+    told = desk.ask(9, 8, request).groups[0].topics[0].partitions[0]
+    return told.committed_offset, told.error_code
+
+
+@PROTOCOLS
+def test_positions_count_with_the_records(desk: Desk, is_new: bool) -> None:
+    """While they are pending who asks for what is stable is sent away; the library sees the same."""
+    client = Client(desk, is_new=is_new)
+    client.begin()
+    offsets = desk.broker.store.group_offsets
+    expected = -1
+    for number, committed in enumerate((True, False, True)):
+        assert client.write(b"%d" % number) == NONE
+        assert client.commit_offset(number + 5) == NONE
+        assert position(desk) == (expected, NONE)
+        assert position(desk, stable=True) == (-1000, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        assert offsets.pending("g") == {TopicPartition("t", 0)}
+        assert client.end(committed=committed) == NONE
+        expected = number + 5 if committed else expected
+        assert position(desk, stable=True) == (expected, NONE)
+        assert offsets.committed("g")[TopicPartition("t", 0)].offset == expected
+    assert both(desk) == [b"0", b"2"]
+
+
+@PROTOCOLS
+def test_positions_alone(desk: Desk, is_new: bool) -> None:
+    """A transaction may hold nothing else."""
+    client = Client(desk, is_new=is_new)
+    client.begin()
+    assert client.commit_offset(1) == client.commit_offset(2) == client.end() == NONE
+    assert position(desk) == (2, NONE)
+
+
+def test_a_member_of_the_generation(desk: Desk) -> None:
+    """Who says that he is a member has to be one, of the generation that there is; others may commit all the same."""
+    protocol = JoinGroupRequestProtocol("range", b"\0\0\0\0\0\0\xff\xff\xff\xff")
+    request = JoinGroupRequest("g", 10_000, 10_000, protocol_type="consumer", protocols=[protocol])
+    joined = desk.ask(11, 3, request)
+    assert desk.ask(14, 2, SyncGroupRequest("g", joined.generation_id, joined.member_id)).error_code == 0
+    client = Client(desk, is_new=True)
+    client.begin()
+    member = {"generation_id": joined.generation_id, "member_id": joined.member_id}
+    assert client.commit_offset(1, **member) == NONE
+    assert client.commit_offset(2, **member | {"member_id": "other"}) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert client.commit_offset(2, **member | {"generation_id": 7}) == ErrorCode.ILLEGAL_GENERATION
+    assert client.end() == NONE
+    assert position(desk) == (1, NONE)
+    assert client.commit_offset(3) == NONE
+    assert client.end() == NONE
+    assert position(desk) == (3, NONE)
+    assert desk.ask(12, 3, HeartbeatRequest("g", joined.generation_id, joined.member_id)).error_code == 0
+
+
+def test_members_of_the_library_keep_others_out(desk: Desk) -> None:
+    """A group has members of one kind; those commit its positions."""
+    store = desk.broker.store
+    client = Client(desk, is_new=True)
+    client.begin()
+    with store.consumer("t", group="g") as consumer:
+        list(consumer)
+        assert client.commit_offset(1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert client.end(committed=False) == NONE
+
+
+def test_late_positions(desk: Desk) -> None:
+    """Those that outlive their transaction are not let through, in either protocol."""
+    for is_new in (False, True):
+        client = Client(desk, f"app-{is_new}", is_new=is_new)
+        client.begin()
+        numbers = client.numbers
+        assert client.commit_offset(1) == client.end() == NONE
+        client.numbers = numbers
+        late = client.send_offset(9, group="g", topic="t", partition=0)
+        assert late == (ErrorCode.INVALID_PRODUCER_EPOCH if is_new else ErrorCode.INVALID_TXN_STATE)
+        assert position(desk, stable=True) == (1, NONE)
+
+
+def test_what_is_no_position(desk: Desk) -> None:
+    """And what there is not, beside one that is taken."""
+    client = Client(desk, is_new=True)
+    client.begin()
+    assert client.commit_offset(1, topic="nowhere") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.commit_offset(1, partition=2) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.commit_offset(-1) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert client.commit_offset(7) == client.end() == NONE
+    assert position(desk) == (7, NONE)
