@@ -15,10 +15,10 @@ PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
 WORKERS ?= auto
 
-.PHONY: help run test test-crash lint types codec docs bench bench-full bench-compare clean
+.PHONY: help run test test-crash test-ecosystem lint types codec docs bench bench-full bench-compare clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
@@ -30,8 +30,8 @@ MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORK
 test: $(VENV)/.installed-test  ## all tests; the quick ones alone must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
-	    -m "not long and not spark"
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "long or spark"
+	    -m "not long and not spark and not ecosystem"
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "(long or spark) and not ecosystem"
 else
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 endif
@@ -42,10 +42,14 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 	    SEGMENTLOG_DELIVERY_ROUNDS=5000 SEGMENTLOG_DELIVERY_STATES=50000 SEGMENTLOG_EMBEDDED_ROUNDS=30000 \
 	    SEGMENTLOG_TRANSFER_EXAMPLES=5000 SEGMENTLOG_LOADING_POINTS=1000 SEGMENTLOG_DESCRIPTOR_STEP=1 \
 	    SEGMENTLOG_FORK_POINTS=0 SEGMENTLOG_LOCAL_ERRORS_EVERY=1 SEGMENTLOG_INTERRUPT_POINTS=0 \
-	    SEGMENTLOG_ADMIN_ROUNDS=5000 \
+	    SEGMENTLOG_ADMIN_ROUNDS=5000 SEGMENTLOG_PROTOCOL_ROUNDS=2000 \
 	    $(PY) -m pytest -n $(WORKERS) --timeout 0 tests/crash tests/groups/test_groups.py tests/exchange/test_transfer.py \
 	    tests/cli/test_loading.py tests/damage/test_batches_in_values.py tests/log/test_lost_descriptors.py \
+	    tests/ecosystem/protocol \
 	    $(PYTEST_ARGS)
+
+test-ecosystem: $(VENV)/.installed-test  ## an hour of what people build around Kafka, killed while it works
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --durations=25 tests/ecosystem $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: which way imports go
 	$(PY) -m ruff check

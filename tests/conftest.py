@@ -59,7 +59,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-_LONG = {"crash", "damage", "fuzz"}
+_LONG = {"crash", "damage", "ecosystem", "fuzz"}
 # Folders whose tests are all there to crash, damage and try a lot.
 
 

@@ -5,10 +5,12 @@ reported may have happened or not; everything else is held against the log as it
 
     ["send", process, txn, topic, partition, values]   about to append; txn "" outside of a transaction
     ["ok", process]                                    what was sent last is acknowledged
+    ["acked", process, topic, partition, [[offset, value], ...]]    of what was sent, this; offset -1: it does not say
     ["refused", process]                               nothing of it was appended
     ["commit", process, txn], ["abort", process, txn]  about to end a transaction
     ["committed", process, txn], ["aborted", process, txn]
     ["handed", process, isolation, topic, partition, [[offset, value], ...]]     what a reader was given
+    ["trims", process, topic, partition, [[offset, value, committed], ...]]      about to delete these from the front
     ["owns", process, ns, member, generation, topic, partition]                  a member of a group reads it
     ["disowns", process, ns, member, topic, partition]
     ["error", process, text]                           what should not have happened
@@ -40,6 +42,8 @@ class Final(msgspec.Struct):
     committed: Content
     log_end_offset: int
     last_stable_offset: int
+    log_start_offset: int = 0
+    """What was before it was deleted."""
     lost: list[tuple[int, int]] = []
     """Ranges of offsets that a power cut took, as the log tells them."""
 
@@ -72,6 +76,12 @@ class History(msgspec.Struct):
     acknowledged: list[tuple[Place, str]] = []
     refused: list[tuple[Place, str]] = []
     sent: set[str] = set()
+    orders: dict[tuple[str, Place], list[str]] = {}
+    """What each process sent to each place, in that order; all but what is written again after an abort."""
+    placed: list[tuple[Place, int, str]] = []
+    """What a producer was told of where its records are."""
+    trimmed: dict[Place, list[tuple[int, str, bool]]] = {}
+    """Offsets, values, and whether they were committed: what was there before it was deleted."""
     handed: dict[tuple[str, str, Place], list[tuple[int, str]]] = {}
     """By reader, isolation and partition, in the order in which they were handed out."""
     owned: list[Event] = []
@@ -88,12 +98,19 @@ def gather(events: Iterable[Event]) -> History:
             sent = [((topic, partition), value) for value in values]
             last[process] = (txn, sent)
             history.sent.update(values)
+            history.orders.setdefault((process, (topic, partition)), []).extend(values)
             if txn:
                 history.transactions.setdefault(txn, Transaction()).values += sent
         elif kind in ("ok", "refused"):
             txn, sent = last[process]
             if not txn:
                 (history.acknowledged if kind == "ok" else history.refused).extend(sent)
+        elif kind == "acked":
+            place = (rest[0], rest[1])
+            history.acknowledged += [(place, value) for _, value in rest[2]]
+            history.placed += [(place, offset, value) for offset, value in rest[2] if offset >= 0]
+        elif kind == "trims":
+            history.trimmed.setdefault((rest[0], rest[1]), []).extend((at, value, kept) for at, value, kept in rest[2])
         elif kind in ("commit", "abort"):
             history.transactions.setdefault(rest[0], Transaction()).intent = kind
         elif kind in ("committed", "aborted"):
@@ -115,16 +132,32 @@ def check(history: History, store: Store, *, power_cut: bool = False) -> list[st
     ``power_cut``: records that were handed to ``read_uncommitted`` readers, or acknowledged without
     being durable, may be gone if the log says so; give those only that were durable.
     """
+    store = _with_trimmed(history, store)
     return [
         *(f"error: {error}" for error in history.errors),
         *_check_acknowledged(history, store),
         *_check_doubled(history, store),
         *_check_named(store),
+        *_check_order(history, store),
         *_check_transactions(history, store),
         *_check_offsets(history, store, power_cut=power_cut),
         *_check_readers(history, store, power_cut=power_cut),
         *_check_blocked(store),
     ]
+
+
+def _with_trimmed(history: History, store: Store) -> Store:
+    """The store as it would be had nothing been deleted. Who deletes reads before, and only what is decided."""
+    found = dict(store)
+    for place, records in history.trimmed.items():
+        final = store[place]
+        gone = {at: (value, kept) for at, value, kept in records if at < final.log_start_offset}
+        everything = {at: value for at, (value, _) in sorted(gone.items())}
+        committed = {at: value for at, (value, kept) in sorted(gone.items()) if kept}
+        found[place] = msgspec.structs.replace(
+            final, everything={**everything, **final.everything}, committed={**committed, **final.committed}
+        )
+    return found
 
 
 def _check_acknowledged(history: History, store: Store) -> Iterator[str]:
@@ -162,6 +195,26 @@ def _check_named(store: Store) -> Iterator[str]:
                 yield f"miscounted: {name} in {place} goes {found[max(at - 3, 0) : at + 4]} at its {at}th"
 
 
+def _check_order(history: History, store: Store) -> Iterator[str]:
+    """What a process sent to a partition lies there in that order, as far as it is there.
+
+    But for what may be sent again: by names, which count (see above), and by pipelines.
+    """
+    offsets = {
+        place: {value: offset for offset, value in final.everything.items() if not value.startswith(("n:", "o:"))}
+        for place, final in store.items()
+    }
+    for (process, place), values in history.orders.items():
+        known = offsets.get(place, {})
+        previous, before = -1, ""
+        for value in values:
+            offset = known.get(value, -1)
+            if 0 <= offset < previous:
+                yield f"sent order: {process} sent {value} after {before} to {place}, where it lies before it"
+            if offset >= 0:
+                previous, before = offset, value
+
+
 def _check_transactions(history: History, store: Store) -> Iterator[str]:
     """All of a transaction or none of it; all of what was committed, none of what was aborted."""
     visible = {(place, value) for place, final in store.items() for value in final.committed.values()}
@@ -186,6 +239,10 @@ def _check_offsets(history: History, store: Store, *, power_cut: bool) -> Iterat
     known: dict[tuple[Place, int], str] = {}
     for place, final in store.items():
         known.update({((place), offset): value for offset, value in final.everything.items()})
+    for place, offset, value in history.placed:
+        found = known.setdefault((place, offset), value)
+        if found != value:
+            yield f"offset: a producer was told that {value} is at {offset} of {place}, where others have {found}"
     for (reader, isolation, place), records in history.handed.items():
         for offset, value in records:
             found = known.setdefault((place, offset), value)
@@ -211,6 +268,7 @@ def _check_readers(history: History, store: Store, *, power_cut: bool) -> Iterat
                 yield f"order: {reader} was handed {offset} of {place} after {previous}"
             elif previous >= 0 and not power_cut:
                 skipped = offsets[bisect_right(offsets, previous) : bisect_left(offsets, offset)]
+                skipped = [at for at in skipped if at >= final.log_start_offset]  # others may have been deleted by then
                 if skipped:
                     over = f"over {skipped[:5]}"
                     yield f"skipped: {reader} ({isolation}) went from {previous} to {offset} of {place}, {over}"

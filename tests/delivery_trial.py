@@ -269,10 +269,11 @@ def settled(store: LogStore, topics: dict[str, int]) -> dict[checker.Place, chec
     }
     for _ in range(3):
         store.finish_transactions()
-    return {place: _contents(log) for place, log in logs.items()}
+    return {place: contents(log) for place, log in logs.items()}
 
 
-def _contents(log: Any) -> checker.Final:
+def contents(log: Any) -> checker.Final:
+    """Of a partition, as it is now."""
     found: dict[str, dict[int, str]] = {}
     for isolation in ("read_uncommitted", "read_committed"):
         content = found[isolation] = {}
@@ -281,8 +282,9 @@ def _contents(log: Any) -> checker.Final:
                 content[offset] = (value or b"").decode()
     lost = [(one.base_offset, one.end_offset) for one in log.lost_ranges()]
     return checker.Final(
-        found["read_uncommitted"], found["read_committed"], log.log_end_offset, log.last_stable_offset, lost
-    )
+        found["read_uncommitted"], found["read_committed"], log.log_end_offset, log.last_stable_offset,
+        log.log_start_offset, lost,
+    )  # fmt: skip
 
 
 def run_trial(seed: int) -> int:

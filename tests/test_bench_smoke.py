@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from bench import results
+from bench.ecosystem import page as ecosystem_page
 from bench.limits import rows as limit_rows
 from bench.measure import RowResult
 from bench.peers import WORKLOADS, PeerRow, Peers, rows_of
@@ -167,6 +168,23 @@ def test_rows_of_other_sizes_do_not_join(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "other rounds than what is there" in done.stderr
     assert (tmp_path / "server.json").read_bytes() == before
+
+
+def test_ecosystem(tmp_path: Path) -> None:
+    """Of the rows that need no Java: each says what it measured, and a page is made of it."""
+    rows = "transactions,rebalance/consumer"
+    options = ["--tiny", "--rounds", "1", "--systems", OURS, "--out", str(tmp_path)]
+    run("ecosystem", *options, "--rows", rows)
+    run("ecosystem", *options, "--again", "transactions/copy")
+    measured = results.load(tmp_path, "ecosystem")
+    assert measured is not None
+    found = results.load_rows(measured, Result)
+    names = ["transactions/records", "transactions/records", "transactions/copy", "rebalance/consumer"]
+    assert [one.row for one in found] == names
+    assert all(one.ours > 0 for one in found)
+    page = ecosystem_page.write_page(tmp_path, tmp_path / "page.md").read_text()
+    assert "## Transactions on disk" in page
+    assert ": transactions/copy." in page
 
 
 def test_ratios_are_of_the_same_round() -> None:

@@ -97,6 +97,39 @@ def test_a_corrupted_history_is_caught(kind: str, event: Event) -> None:
     assert kind in found([*EVENTS, *events], STORE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "acked"),
+    [(None, [[7, "7"]]), (None, [[-1, "7"]]), ("offset", [[6, "7"]]), ("lost", [[-1, "8"]]), ("lost", [[8, "8"]])],
+)
+def test_what_a_producer_is_told_is_held_against_the_log(kind: str | None, acked: list[Any]) -> None:
+    """That it is there, and where."""
+    events: list[Event] = [*EVENTS, ["send", "p", "", "b", 0, ["7", "8"]], ["acked", "p", "b", 0, acked]]
+    store = {A: STORE[A], B: final({0: "4", 4: "6", 6: "9", 7: "7"}, {2: "5"})}
+    assert found([*events, ["send", "z", "", "b", 0, ["9"]]], store) == ({kind} if kind else set())
+
+
+def test_what_is_not_in_the_order_in_which_it_was_sent_is_caught() -> None:
+    """Of one process and one partition."""
+    events: list[Event] = [["send", "p", "", "a", 0, ["1", "2"]], ["send", "p", "", "a", 0, ["3"]]]
+    assert found(events, {A: final({0: "1", 1: "2", 2: "3"})}) == set()
+    assert found(events, {A: final({0: "1", 2: "3"})}) == set()
+    assert found(events, {A: final({0: "1", 1: "3", 2: "2"})}) == {"sent order"}
+    assert found([*events[:1], ["send", "q", "", "a", 0, ["3"]]], {A: final({0: "1", 1: "3", 2: "2"})}) == set()
+
+
+def test_what_was_deleted_was_there() -> None:
+    """Who deletes tells what there is; all of it is held against that, and not against what is left."""
+    left = {A: final({2: "3"}, log_start_offset=2), B: STORE[B]}
+    told: Event = ["trims", "d", "a", 0, [[0, "1", True], [1, "2", True]]]
+    assert found([*EVENTS, told], left) == set()
+    assert "gone" in found(EVENTS, left)
+    assert "uncommitted" in found([*EVENTS, told], {A: final({2: "3"}, log_start_offset=1), B: STORE[B]})
+    assert "dirty" in found([*EVENTS, ["trims", "d", "a", 0, [[0, "1", True], [1, "2", False]]]], left)
+    skips: Event = ["handed", "x", "read_committed", "a", 0, [[0, "1"], [2, "3"]]]
+    assert found([*EVENTS, told, skips], left) == set()
+    assert "skipped" in found([*EVENTS, skips], STORE)
+
+
 def test_half_of_an_unknown_transaction_is_caught() -> None:
     """Unknown means all or nothing; who never said "commit" has nothing."""
     events: list[Event] = [

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 import segmentlog
+from segmentlog import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@of_each_page
 def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
     """Files and folders by path, functions by name."""
     text = page.read_text()
@@ -22,6 +26,37 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in set(re.findall(r"`(test_\w+)`", text)):
         assert f"def {name}(" in sources, name
+
+
+@of_each_page
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    """From where the page lies."""
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+@of_each_page
+def test_the_commands_of_a_page_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands, options and what they take; in each block of what is typed into a shell."""
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"^```(?:sh|console)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for typed in re.findall(r"(?:^|[|;&$] *)(?:\$ )?segmentlog ([^|<>&;#]*)", line):
+                words = shlex.split(typed)
+                for word in words:
+                    if re.fullmatch(r"[\w-]+\.\w+", word):
+                        Path(word).touch()
+                _parse(words)
+
+
+def _parse(words: list[str]) -> None:
+    """Without doing it. Raises `click.UsageError`."""
+    command: click.Command = cli.cli
+    context = command.make_context("segmentlog", words)
+    while isinstance(command, click.Group):
+        name, found, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None, name
+        command, context = found, found.make_context(name, words, parent=context)
 
 
 @pytest.mark.parametrize("name", ["delivery.md", "retention.md", "table.md"])

@@ -2,68 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from full_disk import FullDisk
 
 from segmentlog.errors import DiskFull, SegmentlogError
-from segmentlog.storage.fs import Buffer, FileSystem
 from segmentlog.store import LogStore
-
-
-class FullDisk(FileSystem):
-    """While ``is_full``, no file grows, none is made, and no name is added to a folder."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_full = False
-        self.refused = 0
-        real_open, real_mkdir, real_pwritev = os.open, os.mkdir, FileSystem.pwritev
-
-        def open_file(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
-            if flags & os.O_CREAT and not os.path.exists(path):
-                self.check(path)
-            return real_open(path, flags, mode, **options)
-
-        def mkdir(path: Any, mode: int = 0o777, **options: Any) -> None:
-            if not os.path.exists(path):
-                self.check(path)
-            real_mkdir(path, mode, **options)
-
-        def pwritev(fd: int, buffers: Sequence[Buffer], position: int) -> int:
-            if position + sum(map(len, buffers)) > os.fstat(fd).st_size:
-                self.check(fd)
-            return real_pwritev(fd, buffers, position)
-
-        monkeypatch.setattr(os, "open", open_file)
-        monkeypatch.setattr(os, "mkdir", mkdir)
-        self.pwritev = pwritev
-
-    def check(self, what: object) -> None:
-        """Raise ENOSPC when the disk is full."""
-        if self.is_full:
-            self.refused += 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(what))
-
-    def fallocate(self, fd: int, position: int, size_bytes: int) -> None:
-        if position + size_bytes > os.fstat(fd).st_size:
-            self.check(fd)
-        super().fallocate(fd, position, size_bytes)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     """One with room, so far."""
-    return FullDisk(monkeypatch)
+    return FullDisk(monkeypatch.setattr)
 
 
 @pytest.fixture
 def store(tmp_path: Path, disk: FullDisk) -> Iterator[LogStore]:
     """A topic of two segments, and a compacted one of four."""
-    with LogStore(tmp_path / "store", background=False, fs=disk) as opened:
+    with LogStore(tmp_path / "store", background=False) as opened:
         log = opened.create_topic("t", segment_records=50).partition(0)
         log.append([b"%d" % number for number in range(100)])
         opened.create_topic("c", cleanup_policy="compact", segment_records=10).partition(0).append(
@@ -146,6 +104,6 @@ def test_no_room_is_told_as_that_and_passes(store: LogStore, disk: FullDisk, wha
 def test_a_topic_can_be_deleted_to_make_room(store: LogStore, disk: FullDisk) -> None:
     """Also by a store that was opened on the full disk."""
     disk.is_full = True
-    with LogStore(store.path, background=False, fs=disk) as other:
+    with LogStore(store.path, background=False) as other:
         other.delete_topic("c")
         assert other.topics() == ["t"]

@@ -43,6 +43,8 @@ class Start(msgspec.Struct, frozen=True):
 
     core: int | None = None
     of: str = ""
+    kafka: tuple[tuple[str, str], ...] = ()
+    """What of Kafka's settings is not as it comes."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -186,6 +188,7 @@ class KafkaBroker(Broker):
             "transaction.state.log.min.isr": "1",
             # What a row has written is to be gone when the next one begins, and not a minute later.
             "log.segment.delete.delay.ms": "500",
+            **dict(self._start.kafka),
         }
         self._config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = ["java", "-cp", kafka_jars.fetch_jars(kafka_jars.SERVER), "kafka.tools.StorageTool", "format",

@@ -29,12 +29,17 @@ class Release(msgspec.Struct, frozen=True):
 
     version: str
     artifacts: tuple[str, ...] = ("kafka_2.13",)
+    part: str = ""
+    """Of the folder's name, where there is another one of that version."""
 
 
 ENGINE = Release(KAFKA_VERSION)
 """What the log is compared with; the driver over its log classes is compiled against these."""
 SERVER = Release("4.3.1", ("kafka_2.13", "kafka-tools"))
 """What the server is compared with, and Kafka's own tools for measuring."""
+
+STREAMS = Release("4.3.1", ("kafka-streams",), "-streams")
+"""What Kafka Streams applications run with."""
 
 # slf4j-simple: without a backend Kafka does not say why it does not start.
 _POM = """\
@@ -97,7 +102,7 @@ def java_version() -> int:
 
 def jars_folder(release: Release = ENGINE) -> Path:
     """Where the jars are, once they were fetched."""
-    return cache_folder() / f"kafka-{release.version}"
+    return cache_folder() / f"kafka{release.part}-{release.version}"
 
 
 def fetch_jars(release: Release = ENGINE) -> str:

@@ -118,6 +118,17 @@ def test_who_cannot_erase_gets_no_status(
         assert "requests/s" not in terminal.end()
 
 
+def test_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
+    """It is made, where one stands, as `segmentlog --dir data serve` says it."""
+    arguments = ("serve", "--listen", "127.0.0.1:0", "--workers", "1")
+    with started(Path("data"), *arguments, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"data: listening on")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    assert (tmp_path / "data" / "store.json").exists()
+
+
 def test_as_json_every_line_is_an_object(tmp_path: Path) -> None:
     """From where it listens to the end; a worker that died is named."""
     store = tmp_path / "store"

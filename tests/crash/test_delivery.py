@@ -1,18 +1,13 @@
 """Producers, transactions, pipelines and readers are killed and stopped at any moment; what they saw is held together.
 
-SEGMENTLOG_DELIVERY_ROUNDS  how many kills and stops (CI: 200)
+SEGMENTLOG_DELIVERY_ROUNDS  how many kills and stops (CI: 150)
 SEGMENTLOG_SEED             a failure names the one that shows it again, as far as scheduling lets it
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +17,7 @@ import delivery_checker as checker
 import msgspec
 import pytest
 from crashfs_mount import disk as disk
+from delivery_cast import PATIENCE_S, Cast, Nursery
 from seeds import endless, seeds, share
 
 import segmentlog
@@ -33,70 +29,33 @@ TOPICS = {"in": 2, "other": 1}
 TARGET = "out"
 STRIKES = 10
 """Kills and stops in the life of one store."""
-PATIENCE_S = 120.0
 GAMES_MORE = 30
 """On a busy machine some kind of event may not have come in time: so many games more are played until it does."""
-
-
-class Nursery:
-    """Forks workers; see `delivery_worker`."""
-
-    def __init__(self, script: Path = WORKER) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(WORKER.parent.parent), *sys.path))},
-        )  # fmt: skip
-
-    def ask(self, **order: Any) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer, "the nursery died"
-        return int(answer)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(PATIENCE_S)
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     """One for all tests."""
-    made = Nursery()
+    made = Nursery(WORKER)
     yield made
     made.close()
 
 
-class Game:
+class Game(Cast):
     """The life of one store: its workers, what is done to them, and the check in the end."""
 
     def __init__(self, folder: Path, seed: int, nursery: Nursery, disk: CrashFS | None = None) -> None:
-        self.seed = seed
-        self.rng = random.Random(seed)
-        self.nursery = nursery
-        self.folder = folder
+        super().__init__(folder, seed, nursery)
         self.path = (folder if disk is None else disk.path) / "store"
-        self.logs = folder / "logs"
-        self.logs.mkdir(parents=True)
         self.boot = "" if disk is None else "boot-0"
         self.durable = disk is not None
-        self.count = 0
-        self.running: dict[int, dict[str, Any]] = {}
-        self.stopped: dict[int, dict[str, Any]] = {}
-        self.ending: list[int] = []
-        """Told to end: they may have to wait for a lock that a stopped one holds."""
         rng = self.rng
         self.evictions = rng.random() < 0.5
         shared: dict[str, Any] = {
             "store": str(self.path), "topics": TOPICS, "durable": self.durable,
             "transaction_timeout_ms": rng.choice((150, 60_000)),
             "max_poll_interval_ms": rng.choice((200, 1000)) if self.evictions else 300_000,
-            "group": "g", "source": "in", "target": TARGET,
+            "group": "g", "source": "in", "target": TARGET, "targets": 2,
         }  # fmt: skip
         self.orders: list[dict[str, Any]] = [
             {**shared, "job": "plain"},
@@ -113,10 +72,7 @@ class Game:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for pid in (*self.running, *self.stopped, *self.ending):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
+        self.close()
 
     def make(self) -> None:
         """The store and its topics."""
@@ -124,26 +80,9 @@ class Game:
             for topic, partitions in {**TOPICS, TARGET: 2}.items():
                 store.create_topic(topic, partitions, segment_bytes=self.rng.choice((3000, 1 << 20)), fsync="never")
 
-    def spawn(self, order: dict[str, Any]) -> int:
-        self.count += 1
-        label = f"{order['job']}{self.count}"
-        pid = self.nursery.ask(
-            **order, label=label, log=str(self.logs / label), seed=self.rng.randrange(1 << 30), boot=self.boot,
-            background=self.rng.random() < 0.5,
-        )  # fmt: skip
-        self.running[pid] = order
-        return pid
-
-    def end(self, pid: int) -> None:
-        self.running.pop(pid, None)
-        status = self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
-        if status == -1:
-            os.kill(pid, signal.SIGKILL)
-        assert status in (0, -signal.SIGKILL & 0xFF), f"a worker ended with {status}; {self.where}"
-
-    @property
-    def where(self) -> str:
-        return f"SEGMENTLOG_SEED={self.seed}, {self.folder}"
+    def enter(self, order: dict[str, Any]) -> int:
+        """One more process."""
+        return self.spawn(order, boot=self.boot, background=self.rng.random() < 0.5)
 
     def strike(self) -> None:
         """Do something to one of them."""
@@ -156,67 +95,25 @@ class Game:
         order = self.running[pid]
         how = rng.random()
         if how < 0.5:
-            os.kill(pid, signal.SIGKILL)
-            self.end(pid)
+            self.kill(pid)
         elif how < 0.9:
-            os.kill(pid, signal.SIGSTOP)
-            self.stopped[pid] = self.running.pop(pid)
+            self.stop(pid)
         else:
             self.terminate(pid)
-        self.spawn(order)
-
-    def terminate(self, pid: int) -> None:
-        self.running.pop(pid, None)
-        os.kill(pid, signal.SIGTERM)
-        self.ending.append(pid)
-
-    def wake(self, pid: int) -> None:
-        """A stopped one goes on, and ends itself: by then there is another one in its place."""
-        self.stopped.pop(pid)
-        self.terminate(pid)
-        os.kill(pid, signal.SIGCONT)
+        self.enter(order)
 
     def play(self, strikes: int) -> None:
         for order in self.orders:
-            self.spawn(order)
+            self.enter(order)
         time.sleep(0.1)
         for _ in range(strikes):
             self.strike()
-
-    def kill_all(self) -> None:
-        """All at the same moment."""
-        pids = [*self.running, *self.stopped, *self.ending]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        self.stopped.clear()
-        self.ending.clear()
-        for pid in pids:
-            self.end(pid)
-
-    def finish(self) -> None:
-        """Let all of them end, the stopped ones as well."""
-        for pid in list(self.running):
-            if self.rng.random() < 0.5:
-                os.kill(pid, signal.SIGKILL)
-                self.end(pid)
-        for pid in list(self.stopped):
-            self.wake(pid)
-        for pid in list(self.running):
-            self.terminate(pid)
-        while self.ending:
-            self.end(self.ending.pop())
-
-    def events(self) -> Iterator[checker.Event]:
-        for log in sorted(self.logs.iterdir()):
-            for line in log.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):  # else it was killed in the middle of the line, and nothing came after
-                    yield json.loads(line)
 
     def look(self) -> checker.Store:
         """Settle, and read everything, in a process of its own."""
         found = self.folder / "found"
         order = {**self.orders[4], "max_poll_interval_ms": 300_000, "transaction_timeout_ms": 60_000}
-        self.end(self.spawn({**order, "job": "look", "broken": (), "found": str(found), "patience_s": PATIENCE_S / 2}))
+        self.end(self.enter({**order, "job": "look", "broken": (), "found": str(found), "patience_s": PATIENCE_S / 2}))
         return {
             (topic, partition): msgspec.convert(one, checker.Final, strict=False)
             for topic, partition, one in json.loads(found.read_text())

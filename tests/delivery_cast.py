@@ -1,0 +1,140 @@
+"""Processes that use a store, seen from the test that kills and stops them: see `delivery_process`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import delivery_checker as checker
+
+PATIENCE_S = 120.0
+_TESTS = Path(__file__).parent
+
+
+class Nursery:
+    """Forks processes."""
+
+    def __init__(self, script: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(_TESTS), *sys.path))},
+        )  # fmt: skip
+
+    def ask(self, **order: Any) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, "the nursery died"
+        return int(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(PATIENCE_S)
+        self.process.stdout.close()
+
+
+class Cast:
+    """The processes that use one store, and their journals."""
+
+    def __init__(self, folder: Path, seed: int, nursery: Nursery) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.nursery = nursery
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True)
+        self.count = 0
+        self.running: dict[int, dict[str, Any]] = {}
+        self.stopped: dict[int, dict[str, Any]] = {}
+        self.ending: list[int] = []
+        """Told to end: they may have to wait for a lock that a stopped one holds."""
+
+    def close(self) -> None:
+        """Leave nobody behind."""
+        for pid in (*self.running, *self.stopped, *self.ending):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
+
+    @property
+    def where(self) -> str:
+        return f"SEGMENTLOG_SEED={self.seed}, {self.folder}"
+
+    def spawn(self, order: dict[str, Any], **more: Any) -> int:
+        self.count += 1
+        label = f"{order['job']}{self.count}"
+        order = {**order, "label": label, "log": str(self.logs / label)}
+        pid = self.nursery.ask(**order, seed=self.rng.randrange(1 << 30), **more)
+        self.running[pid] = order
+        return pid
+
+    def end(self, pid: int) -> None:
+        """Wait until it has ended, and see that it ended well."""
+        self.running.pop(pid, None)
+        self.stopped.pop(pid, None)
+        status = self.nursery.ask(wait=pid, timeout_s=PATIENCE_S)
+        if status == -1:
+            os.kill(pid, signal.SIGKILL)
+        assert status in (0, -signal.SIGKILL & 0xFF), f"a worker ended with {status}; {self.where}"
+
+    def kill(self, pid: int) -> None:
+        """As `kill -9`."""
+        os.kill(pid, signal.SIGKILL)
+        self.end(pid)
+
+    def stop(self, pid: int) -> None:
+        """Until it is woken up."""
+        os.kill(pid, signal.SIGSTOP)
+        self.stopped[pid] = self.running.pop(pid)
+
+    def terminate(self, pid: int) -> None:
+        """Ask it to end."""
+        self.running.pop(pid, None)
+        os.kill(pid, signal.SIGTERM)
+        self.ending.append(pid)
+
+    def wake(self, pid: int) -> None:
+        """A stopped one goes on, and ends itself: by then there is another one in its place."""
+        self.stopped.pop(pid)
+        self.terminate(pid)
+        os.kill(pid, signal.SIGCONT)
+
+    def kill_all(self) -> None:
+        """All at the same moment."""
+        pids = [*self.running, *self.stopped, *self.ending]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.stopped.clear()
+        self.ending.clear()
+        for pid in pids:
+            self.end(pid)
+
+    def finish(self) -> None:
+        """Let all of them end, the stopped ones as well."""
+        for pid in list(self.running):
+            if self.rng.random() < 0.5:
+                self.kill(pid)
+        for pid in list(self.stopped):
+            self.wake(pid)
+        for pid in list(self.running):
+            self.terminate(pid)
+        while self.ending:
+            self.end(self.ending.pop())
+
+    def events(self) -> Iterator[checker.Event]:
+        for log in sorted(self.logs.iterdir()):
+            for line in log.read_text().splitlines(keepends=True):
+                if line.endswith("\n"):  # else it was killed in the middle of the line, and nothing came after
+                    yield json.loads(line)

@@ -1,0 +1,63 @@
+"""From topic to topic, exactly once, by confluent-kafka: confluent_copy.py BOOTSTRAP FROM TO.
+
+Runs until it is killed. It tells ``committed COUNT`` of each transaction, and ``aborted`` of each that failed, as every
+fifth is made to.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+
+PATIENCE_S = 30.0
+
+
+def main() -> None:
+    """Copy for ever; an error that is final ends the program, and it is started again."""
+    bootstrap, source, target = sys.argv[1:4]
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "copy"})
+    producer.init_transactions(PATIENCE_S)  # first: what its predecessor left open is aborted, and positions are final
+    consumer = Consumer({
+        "bootstrap.servers": bootstrap, "group.id": "copy", "auto.offset.reset": "earliest",
+        "enable.auto.commit": False, "isolation.level": "read_committed", "session.timeout.ms": 3000,
+        "heartbeat.interval.ms": 300,
+    })  # fmt: skip
+    consumer.subscribe([source])
+    for turn in count(1):
+        messages = [message for message in consumer.consume(50, 0.2) if message.error() is None]
+        if not messages:
+            continue
+        try:
+            producer.begin_transaction()
+            for message in messages:
+                producer.produce(target, message.value(), message.key(), message.partition())
+            producer.send_offsets_to_transaction(behind(messages), consumer.consumer_group_metadata(), PATIENCE_S)
+            if turn % 5:
+                producer.commit_transaction(PATIENCE_S)
+                print("committed", len(messages), flush=True)
+                continue
+        except KafkaException as error:
+            if error.args[0].fatal():
+                raise
+        producer.abort_transaction(PATIENCE_S)
+        print("aborted", flush=True)
+        rewind(consumer)
+
+
+def behind(messages: list[Message]) -> list[TopicPartition]:
+    """The positions behind them."""
+    last = {(message.topic(), message.partition()): message.offset() + 1 for message in messages}
+    return [TopicPartition(topic, partition, offset) for (topic, partition), offset in last.items()]
+
+
+def rewind(consumer: Consumer) -> None:
+    """To what is committed."""
+    for place in consumer.committed(consumer.assignment(), PATIENCE_S):
+        if place.offset < 0:
+            place.offset = OFFSET_BEGINNING
+        consumer.seek(place)
+
+
+main()

@@ -1,0 +1,111 @@
+"""A copy in transactions by each client that has them, killed with its server's workers: each record once, in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from server.clients.driver import until
+from server.clients.fetching import Missing
+from server.clients.java_driver import java_command
+from server.clients.kafkajs_driver import node_command
+from server.clients.served import Served
+from server.clients.teller import Start, Teller
+
+from segmentlog.store import LogStore
+
+_HERE = Path(__file__).parent
+_PARTITIONS, _ALL_WITHIN_S = 3, 120.0
+
+
+def _python(name: str) -> list[str]:
+    return [sys.executable, str(_HERE / name)]
+
+
+_COMMANDS: dict[str, Callable[[], Sequence[str]]] = {
+    "confluent-kafka": lambda: _python("confluent_copy.py"),
+    "aiokafka": lambda: _python("aiokafka_copy.py"),
+    "kafka-python": lambda: _python("kafka_python_copy.py"),
+    "kafkajs": lambda: node_command(_HERE / "copy.js"),
+    "java": lambda: java_command("Copy", project=_HERE / "java"),
+}
+
+
+def command_of(client: str) -> Sequence[str]:
+    """How its program is started."""
+    try:
+        return _COMMANDS[client]()
+    except Missing as error:
+        if "CI" in os.environ:
+            raise
+        pytest.skip(str(error))
+
+
+def values_of(store: LogStore, topic: str) -> list[list[bytes | None]]:
+    """What a reader of the library sees of each partition."""
+    return [
+        [value for batch in log.read(0, isolation="read_committed") for value in batch.values]
+        for log in store.topic(topic).partitions()
+    ]
+
+
+def has_come_on(running: Teller, seen: int) -> bool:
+    """By some transactions; or it has ended."""
+    return running.has_ended or sum(line.startswith("committed") for line in running.told[seen:]) >= 3
+
+
+def copy(store: LogStore, served: Served, start: Start, client: str, count: int, kills: int) -> None:
+    """Of ``count`` records a partition, while program and workers are killed in turn; the copy is right."""
+    command = command_of(client)
+    store.create_topic("from", partitions=_PARTITIONS)
+    store.create_topic("to", partitions=_PARTITIONS)
+    for log in store.topic("from").partitions():
+        for first in range(0, count, 100):
+            log.append([b"%d/%d" % (log.number, number) for number in range(first, first + 100)])
+    expected = values_of(store, "from")
+
+    def begin() -> Teller:
+        return start([*command, served.address, "from", "to"])
+
+    def copied() -> int:
+        return sum(map(len, values_of(store, "to")))
+
+    running = begin()
+    for kill in range(kills):
+        until(partial(has_come_on, running, len(running.told)))
+        assert copied() < _PARTITIONS * count, "too little to be killed at"
+        if kill % 2:
+            os.kill(served.workers()[kill // 2 % 3], signal.SIGKILL)
+        else:
+            running.kill()
+        if running.has_ended:
+            running = begin()
+    ends_s = time.monotonic() + _ALL_WITHIN_S
+    while copied() < _PARTITIONS * count:
+        assert time.monotonic() < ends_s, f"{copied()} records of {_PARTITIONS * count}"
+        if running.has_ended:
+            running = begin()
+        time.sleep(0.1)
+    running.kill()
+    assert values_of(store, "to") == expected
+    positions = store.group_offsets.committed("copy").values()
+    assert sorted(one.offset for one in positions) == [count] * _PARTITIONS
+
+
+@pytest.mark.parametrize("client", _COMMANDS)
+def test_a_copy_is_exactly_once(store: LogStore, served: Served, start: Start, client: str) -> None:
+    """Killed in the middle, and then a worker."""
+    copy(store, served, start, client, 1000, 2)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("client", _COMMANDS)
+def test_a_long_copy_is_exactly_once(store: LogStore, served: Served, start: Start, client: str) -> None:
+    """The same, for longer."""
+    copy(store, served, start, client, 20_000, 21)

@@ -1,0 +1,15 @@
+"""confluent-kafka on a machine where Java has the cores: whoever says nothing for a second is not taken for dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import Consumer
+from server.clients.confluent_driver import ConfluentDriver
+
+
+class PatientDriver(ConfluentDriver):
+    """Its members leave in words; they are not missed."""
+
+    def _consumer(self, group: str, **settings: Any) -> Consumer:
+        return super()._consumer(group, **{"session.timeout.ms": 30_000, **settings})
