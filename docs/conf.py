@@ -15,7 +15,14 @@ version = release = segmentlog.__version__
 html_title = f"{project} {version}"
 
 # The root of the site is that of the repository: links from page to page, and to any other file, are the same in both.
-include_patterns = ["index.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "bench/results/*/README.md"]
+include_patterns = [
+    "index.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/*.md",
+    "docs/ecosystem/*.md",
+    "bench/results/*/README.md",
+]
 exclude_patterns = [".*", "build"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
