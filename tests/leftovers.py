@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
 import sys
 import threading
 import time
@@ -63,12 +64,14 @@ class Snapshot(NamedTuple):
     descriptors: frozenset[tuple[int, str]]
     threads: frozenset[threading.Thread]
     children: frozenset[int]
+    clients: frozenset[tuple[int, str]] = frozenset()
+    """Threads of librdkafka: a client that is not closed connects anew now and then, whatever test is at work then."""
 
     @classmethod
     def take(cls) -> Snapshot:
         """As it is now."""
         threads = (one for one in threading.enumerate() if not isinstance(one, threading._DummyThread))
-        return cls(frozenset(_descriptors()), frozenset(threads), frozenset(_children()))
+        return cls(frozenset(_descriptors()), frozenset(threads), frozenset(_children()), frozenset(_clients()))
 
     def since(self, before: Snapshot) -> Snapshot:
         """What has come, and is still here."""
@@ -76,6 +79,7 @@ class Snapshot(NamedTuple):
             frozenset(one for one in self.descriptors - before.descriptors if _is_a_leak(*one)),
             self.threads - before.threads,
             self.children - before.children - _helpers()[1],
+            self.clients - before.clients,
         )
 
     def within(self, folder: str) -> Snapshot:
@@ -88,6 +92,7 @@ class Snapshot(NamedTuple):
         """In lines."""
         lines = [f"descriptor {fd}: {target}" for fd, target in sorted(self.descriptors)]
         lines += [f"thread {thread.name}" for thread in self.threads]
+        lines += [f"thread {name} of librdkafka" for _, name in sorted(self.clients)]
         lines += [f"child process {pid}: {_command(pid)}" for pid in sorted(self.children)]
         return "\n  ".join(lines)
 
@@ -100,7 +105,7 @@ def left_since(before: Snapshot, folder: str | None = None) -> str:
         left = left if folder is None else left.within(folder)
         if not any(left):
             return ""
-        if not (left.threads or left.children) or time.monotonic() > ends_s:
+        if not (left.threads or left.children or left.clients) or time.monotonic() > ends_s:
             break
         time.sleep(0.002)
     text = left.describe()
@@ -126,7 +131,25 @@ def _descriptors() -> list[tuple[int, str]]:
 
 
 def _is_a_leak(fd: int, target: str) -> bool:
+    if target.startswith("socket:") and _is_sparks(fd):
+        return False
     return not target.startswith(_LIBRARIES) and fd not in _helpers()[0]
+
+
+def _is_sparks(fd: int) -> bool:
+    """Whether a socket leads to the JVM of this process's session.
+
+    What the collector finds of Java's objects, in whatever test, is told there, over as many connections as it takes.
+    """
+    pyspark = sys.modules.get("pyspark")
+    gateway = None if pyspark is None else pyspark.SparkContext._gateway
+    if gateway is None:
+        return False
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return bool(copy.getpeername()[1] == gateway.gateway_parameters.port)
+    except OSError:  # connected to nobody, or gone by now
+        return False
 
 
 def _helpers() -> tuple[set[int], set[int]]:
@@ -151,6 +174,19 @@ def _children() -> list[int]:
             pass
         finally:
             os.close(fd)
+    return found
+
+
+def _clients() -> list[tuple[int, str]]:
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                name = file.read().strip()
+        except OSError:  # it has ended meanwhile
+            continue
+        if name.startswith("rdk:"):
+            found.append((int(thread), name))
     return found
 
 

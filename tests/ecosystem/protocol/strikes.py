@@ -164,9 +164,9 @@ class Strikes:
         label = game.label(pid)
         held = set(game.until_told(label, "*holding")[2])
         game.stop(pid)
-        before = Counter(self._sent_by_others(label))  # some may have been tried in vain
+        before = Counter(self._done_by_others(label))
         until(
-            lambda: held & (Counter(self._sent_by_others(label)) - before).keys(),
+            lambda: held & (Counter(self._done_by_others(label)) - before).keys(),
             f"nobody does the work of {label}; {game.where}",
         )
         game.running[pid] = game.stopped.pop(pid)
@@ -182,13 +182,19 @@ class Strikes:
         kinds = [str(one[0]) for one in self.game.told(label, "*holding", "*refused", "*met", "*aborts", "committed")]
         return kinds[kinds.index("*holding") + 1 :]
 
-    def _sent_by_others(self, label: str) -> list[str]:
-        """What other members have written so far, as often as they have."""
+    def _done_by_others(self, label: str) -> list[str]:
+        """What other members have committed so far, as often as they have."""
         game = self.game
         labels = [game.label(pid) for pid in game.running if game.running[pid]["job"] == "pipeline"]
         if game.java is not None:
             labels.append(game.java.label)
-        return [value for one in labels if one != label for event in game.told(one, "send") for value in event[5]]
+        done = {(one, event[1], event[2]) for one in labels for event in game.told(one, "committed")}
+        return [
+            value
+            for one in labels if one != label
+            for event in game.told(one, "send") if (one, event[1], event[2]) in done
+            for value in event[5]
+        ]  # fmt: skip
 
     def regroup(self) -> None:
         """Members leave, and come again by either protocol."""
