@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES
+from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES, SHIP_INTERVAL_MS
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         DiskFull as DiskFull,
+    )
+    from segmentlog.errors import (
+        GrantExhausted as GrantExhausted,
     )
     from segmentlog.errors import (
         GroupHeld as GroupHeld,
@@ -52,6 +56,12 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         LogTruncated as LogTruncated,
+    )
+    from segmentlog.errors import (
+        NotShipped as NotShipped,
+    )
+    from segmentlog.errors import (
+        ObjectStoreError as ObjectStoreError,
     )
     from segmentlog.errors import (
         OffsetOutOfRange as OffsetOutOfRange,
@@ -84,7 +94,13 @@ if TYPE_CHECKING:
         SegmentlogError as SegmentlogError,
     )
     from segmentlog.errors import (
+        ShippingRefused as ShippingRefused,
+    )
+    from segmentlog.errors import (
         StoreClosed as StoreClosed,
+    )
+    from segmentlog.errors import (
+        StoreFenced as StoreFenced,
     )
     from segmentlog.errors import (
         StoreVersionError as StoreVersionError,
@@ -149,11 +165,11 @@ _HOMES = {
     "segmentlog.consuming.consumer": ("Consumer",),
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GroupHeld", "GroupNotEmpty", "InvalidConfig",
-        "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError", "LogTruncated",
-        "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProducerBusy",
-        "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
-        "RecordTooLarge", "SegmentlogError", "StoreClosed", "StoreVersionError", "TopicExists",
+        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GrantExhausted", "GroupHeld",
+        "GroupNotEmpty", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError",
+        "LogTruncated", "NotShipped", "ObjectStoreError", "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy",
+        "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore", "RecordTooLarge",
+        "SegmentlogError", "ShippingRefused", "StoreClosed", "StoreFenced", "StoreVersionError", "TopicExists",
         "TransactionAborted", "UnknownTopic",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
@@ -188,6 +204,10 @@ def open(
     cleaner_dedupe_buffer_bytes: int = CLEANER_BUFFER_BYTES,
     cleaner_io_max_bytes_per_second: int | None = None,
     offsets_retention_minutes: int = OFFSETS_RETENTION_MINUTES,
+    ship: str | None = None,
+    ship_topics: Iterable[str] = (),
+    ship_interval_ms: int = SHIP_INTERVAL_MS,
+    ship_bytes: int | None = None,
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 
@@ -207,6 +227,10 @@ def open(
 
     offsets_retention_minutes  how long a consumer group without members keeps its committed positions
 
+    ship        the URL of an object store (``s3://bucket/path``, ``file:///folder``...) that it is shipped to in the
+                background every ``ship_interval_ms``, or as soon as ``ship_bytes`` are new; all topics, or those that
+                match the names and patterns ``ship_topics``. Of several processes one does it. Extra: ``objects``
+
     A store on a read-only file system is opened read_only, with a warning.
 
     Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
@@ -224,6 +248,10 @@ def open(
         cleaner_dedupe_buffer_bytes=cleaner_dedupe_buffer_bytes,
         cleaner_io_max_bytes_per_second=cleaner_io_max_bytes_per_second,
         offsets_retention_minutes=offsets_retention_minutes,
+        ship=ship,
+        ship_topics=ship_topics,
+        ship_interval_ms=ship_interval_ms,
+        ship_bytes=ship_bytes,
     )
 
 

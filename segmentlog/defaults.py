@@ -6,5 +6,8 @@ Those of topics, and all that needs a unit or a choice, are in `segmentlog.confi
 CLEANER_BUFFER_BYTES = 128 << 20
 """Memory for one compaction's offset map, as Kafka's `log.cleaner.dedupe.buffer.size`."""
 
+SHIP_INTERVAL_MS = 1000
+"""How often a store is shipped to an object store."""
+
 OFFSETS_RETENTION_MINUTES = 7 * 24 * 60
 """Kafka's `offsets.retention.minutes`."""

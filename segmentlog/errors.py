@@ -226,6 +226,71 @@ class PartitionFailed(SegmentlogError):
         )
 
 
+class GrantExhausted(SegmentlogError):
+    """A partition that is shipped has handed out all offsets that the object store knows of; it needs to be shipped."""
+
+    def __init__(self, log: str, ceiling: int) -> None:
+        super().__init__(log, ceiling)
+        self.log, self.ceiling = log, ceiling
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: nothing is appended at offset {self.ceiling} or above before the store was shipped again;"
+            " see that the object store can be reached and that somebody ships ('segmentlog ship --follow'),"
+            " or end shipping for good ('segmentlog ship --stop')"
+        )
+
+
+class NotShipped(SegmentlogError):
+    """Records that were to be shipped are on this machine's disk, and nobody knows whether they are anywhere else."""
+
+    def __init__(self, log: str, base_offset: int, end_offset: int, why: str) -> None:
+        super().__init__(log, base_offset, end_offset, why)
+        self.log, self.base_offset, self.end_offset, self.why = log, base_offset, end_offset, why
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: offsets {self.base_offset} to {self.end_offset - 1} are on disk here, and not known to be"
+            f" in the object store: {self.why}; they are shipped as soon as it is possible"
+        )
+
+
+class StoreFenced(SegmentlogError):
+    """The store belongs to another machine by now: what was appended here would be two histories of one log."""
+
+    def __init__(self, what: str, owner: str) -> None:
+        super().__init__(what, owner)
+        self.what, self.owner = what, owner
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: taken over by {self.owner}; nothing is appended here any more,"
+            " reads go on; records that were not shipped before are in this copy alone"
+        )
+
+
+class ObjectStoreError(SegmentlogError):
+    """An object store did not do what it was asked to. ``retriable``: the same may work in a moment."""
+
+    def __init__(self, url: str, what: str, why: str, retriable: bool = True) -> None:
+        super().__init__(url, what, why, retriable)
+        self.url, self.what, self.why, self.retriable = url, what, why, retriable
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.what}: {self.why}"
+
+
+class ShippingRefused(SegmentlogError):
+    """What lies in the object store and what this store is do not go together; nothing was changed."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(url, why)
+        self.url, self.why = url, why
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.why}"
+
+
 class PartitionBusy(SegmentlogError):
     """Another process is in the middle of something in the partition, or its topic, and did not finish it in time."""
 

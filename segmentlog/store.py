@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.arguments import as_bool, as_mapping
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
-from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES
+from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES, SHIP_INTERVAL_MS
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name
 from segmentlog.inspection.scrubber import ScrubReport
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from segmentlog.groups.admin import Groups
     from segmentlog.groups.positions import CommittedPositions
     from segmentlog.log.partition import Ack, Isolation
+    from segmentlog.objects.shipper import ShippedNow
+    from segmentlog.objects.shipping import Shipping
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producing.producer import Producer
@@ -67,6 +69,10 @@ class LogStore:
         cleaner_dedupe_buffer_bytes: int = CLEANER_BUFFER_BYTES,
         cleaner_io_max_bytes_per_second: int | None = None,
         offsets_retention_minutes: int = OFFSETS_RETENTION_MINUTES,
+        ship: str | None = None,
+        ship_topics: Iterable[str] = (),
+        ship_interval_ms: int = SHIP_INTERVAL_MS,
+        ship_bytes: int | None = None,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -85,6 +91,7 @@ class LogStore:
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._producers: Producers | None = None
+        self._shipping: Shipping | None = None
         self._members: weakref.WeakSet[Consumer] = weakref.WeakSet()
         """Consumers that are members of groups: they leave when the store is closed."""
         self._topics = Topics(
@@ -108,6 +115,14 @@ class LogStore:
         forks.on_fork(self, "_forget_parent")
         self._is_complete = True
         self._topics.background.ensure_running()
+        if ship is not None:
+            try:
+                self.shipping.begin(
+                    ship, topics=ship_topics, interval_ms=ship_interval_ms, max_bytes=ship_bytes, threads=background
+                )
+            except BaseException:
+                self.close()
+                raise
 
     def _forget_parent(self) -> None:
         """In a forked child: whoever is a member of a group is the parent's."""
@@ -252,6 +267,7 @@ class LogStore:
         follow: bool = False,
         isolation: Isolation = "read_uncommitted",
         durable_only: bool = False,
+        shipped_only: bool = False,
         fetch_bytes: int = 1 << 20,
         skip_damaged: bool = False,
         auto_offset_reset: OffsetReset | None = None,
@@ -271,7 +287,8 @@ class LogStore:
 
         self._topics.check_open()
         options = ConsumerOptions(
-            start=start, follow=follow, isolation=isolation, durable_only=durable_only, fetch_bytes=fetch_bytes,
+            start=start, follow=follow, isolation=isolation, durable_only=durable_only,
+            shipped_only=shipped_only, fetch_bytes=fetch_bytes,
             skip_damaged=skip_damaged, auto_offset_reset=auto_offset_reset, group=group, auto_commit=auto_commit,
             auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
             max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
@@ -346,6 +363,33 @@ class LogStore:
         self._topics.check_open()
         return Table(self._topics, topic, follow=follow, isolation=isolation, durable_only=durable_only)
 
+    # ------------------------------------------------------------ shipping
+
+    @property
+    def shipping(self) -> Shipping:
+        """How it is shipped to an object store: begin, end, status; see docs/ship.md."""
+        if self._shipping is None:
+            from segmentlog.objects.shipping import Shipping
+
+            with self._mutex:
+                self._shipping = self._shipping or Shipping(self._topics)
+        return self._shipping
+
+    def ship(self, url: str, *, topics: Iterable[str] = ()) -> ShippedNow:
+        """Ship all that was appended so far to an object store; returns once it lies there.
+
+        ``topics`` are names and patterns, none for all. Raises `ShippingRefused` (something else lies there, or another
+        process is at it), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
+        """
+        return self.shipping.ship(url, topics=topics)
+
+    def ship_tick(self, now_ms: int | None = None) -> float:
+        """One turn of shipping, for a store that was opened with ``ship``; with ``background`` a thread does it.
+
+        Returns the seconds until the next. Raises what `ship` does.
+        """
+        return self.shipping.tick(now_ms)
+
     # ------------------------------------------------------------ background, closing
 
     def flush_tick(self, now_ms: int | None = None) -> float:
@@ -387,7 +431,7 @@ class LogStore:
         if self._transactions is not None:
             for producer, why in self._transactions.troubles.items():
                 problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
-        return problems
+        return problems if self._shipping is None else problems | self._shipping.health()
 
     def close(self) -> None:
         """Flush and close the producers, fsync everything appended here and leave a clean store. Idempotent.
@@ -401,6 +445,8 @@ class LogStore:
                 consumer.close()
             except (SegmentlogError, OSError) as error:  # its locks are free all the same
                 logger.warning("%s: a consumer could not be closed cleanly: %s", self.path, error)
+        if self._shipping is not None:
+            self._shipping.close()
         try:
             self._topics.close()
         except (SegmentlogError, OSError) as error:

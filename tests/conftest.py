@@ -93,6 +93,7 @@ def small_steps() -> Iterator[None]:
     """Ceilings and recovery points move often enough to fail in a short workload."""
     with (
         mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 10),
+        mock.patch("segmentlog.log.granting.OFFSET_CEILING_STEP", 10),
         mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 800),
     ):
         yield

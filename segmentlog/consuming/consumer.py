@@ -39,6 +39,7 @@ class Consumer:
     follow        go on waiting for records; without it iteration ends at the log ends it met
     isolation     "read_committed" shows no record of an open or aborted transaction
     durable_only  shows only what no crash can take back
+    shipped_only  shows only what the loss of this machine cannot take back: it lies in an object store (docs/ship.md)
     fetch_bytes   how much is read of one partition before it is the next one's turn
     skip_damaged  step over damaged bytes; `skipped` tells which offsets
     auto_offset_reset  where to go on when retention has deleted what comes next: "earliest" (what is

@@ -157,7 +157,10 @@ class Cursors:
 
     def end_of(self, log: Partition) -> int:
         """Where reading a partition ends now."""
-        return log.end_offset(isolation=self._options.isolation, durable_only=self._options.durable_only)
+        options = self._options
+        return log.end_offset(
+            isolation=options.isolation, durable_only=options.durable_only, shipped_only=options.shipped_only
+        )
 
     def resolve(self, log: Partition, start: Start) -> int:
         """The offset that is meant. Raises `OffsetOutOfRange`, `LogTruncated`."""
@@ -219,6 +222,7 @@ class Cursors:
             options.fetch_bytes,
             isolation=options.isolation,
             durable_only=options.durable_only,
+            shipped_only=options.shipped_only,
             on_skip=note if options.skip_damaged else None,
         ):
             if batch.base_offset >= cursor.end_offset:

@@ -32,6 +32,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     follow: bool
     isolation: Isolation
     durable_only: bool
+    shipped_only: bool
     fetch_bytes: int
     skip_damaged: bool
     auto_offset_reset: OffsetReset | None
@@ -48,7 +49,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         check_start(self.start)
-        for name in ("follow", "durable_only", "skip_damaged", "auto_commit"):
+        for name in ("follow", "durable_only", "shipped_only", "skip_damaged", "auto_commit"):
             setattr(self, name, as_bool(name, getattr(self, name)))
         for name in ("max_poll_interval_ms", "max_poll_records", "auto_commit_interval_ms", "fetch_bytes"):
             setattr(self, name, as_int(name, getattr(self, name), 1))

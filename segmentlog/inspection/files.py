@@ -13,9 +13,12 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint, MalformedCheckpoint, decode_slot, slot_size
+from segmentlog.format.grant import MalformedGrant, decode_grant
 from segmentlog.format.names import (
+    GRANT_FILE,
     MAX_PARTITIONS,
     READABLE_FORMATS,
+    SHIP_FILE,
     STATE_FILE,
     STORE_FILE,
     TOPIC_FILE,
@@ -159,6 +162,37 @@ class StateReader:
         if page.header_is_sound and not page.is_about(boot_id, folder):
             return StateFound(why="of another boot, or of the folder that this one is a copy of: not believed")
         return StateFound(why="damaged; the next open recovers the log without it", severity="warning")
+
+
+# ---------------------------------------------------------------- shipping
+
+
+def check_grant(fs: FileSystem, folder: str) -> Iterator[Finding]:
+    """``grant``, where there is one, says how far offsets may be handed out."""
+    path = f"{folder}/{GRANT_FILE}"
+    try:
+        grant = decode_grant(read_file(fs, path))
+    except FileNotFoundError:
+        return
+    except MalformedGrant as error:
+        what = f"{error}; nothing is appended beyond what is reserved until the store is shipped again"
+        yield Finding("warning", path, what)
+    else:
+        if grant.fenced:
+            yield Finding("note", path, f"taken over by {grant.fenced}: nothing is appended here any more")
+
+
+def check_ship_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
+    """``@ship``, where there is one, is JSON that says where the store is shipped to."""
+    path = f"{folder}/{SHIP_FILE}"
+    try:
+        document = json.loads(read_file(fs, path))
+        document["url"], document["owner_id"], document["owner_epoch"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"not JSON with 'url', 'owner_id' and 'owner_epoch' ({error}): the store is not shipped any more"
+        yield Finding("damage", path, f"{what}; remove the file, and take the store over anew")
 
 
 # ---------------------------------------------------------------- store and topic

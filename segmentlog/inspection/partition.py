@@ -12,6 +12,7 @@ from segmentlog.format.names import (
     CLEANED_SUFFIX,
     CLEANER_FILE,
     DELETED_SUFFIX,
+    GRANT_FILE,
     LOCK_FILE,
     LOG_SUFFIX,
     PRODUCERS_FILE,
@@ -27,6 +28,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.inspection.files import (
     StateReader,
+    check_grant,
     checkpoint_flaws,
     read_checkpoint,
 )
@@ -112,6 +114,8 @@ class _Look:
             base: f"{self._folder}/{copy_name(base, offsets.stop, SWAP_SUFFIX)}" for base, offsets in copies.items()
         }
         LogLook(fs, found, self._tally, paths, self._inspect_segment).run(bases)
+        for finding in check_grant(fs, self._folder):
+            found.add(finding.severity, finding.path, finding.what)
         self._look_for_unknown_files(bases)
 
     def _deleted_among(self, bases: list[int]) -> list[int]:
@@ -235,7 +239,7 @@ class _Look:
     # ------------------------------------------------------------ other files
 
     def _look_for_unknown_files(self, bases: list[int]) -> None:
-        known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, PRODUCERS_FILE, QUARANTINE_FOLDER}
+        known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, GRANT_FILE, PRODUCERS_FILE, QUARANTINE_FOLDER}
         stems = {segment_name(base) for base in bases}
         deleted = {segment_name(base) for base in self._deleted}
         for name in sorted(self._fs.listdir(self._folder)):

@@ -20,13 +20,14 @@ from segmentlog.format.names import (
     HIDDEN,
     PRODUCERS_FOLDER,
     SERVER_FILE,
+    SHIP_FILE,
     STAGING_FOLDER,
     STORE_FILE,
     TEMPORARY_SUFFIX,
     TOPIC_FILE,
     USERS_FILE,
 )
-from segmentlog.inspection.files import check_store_file, read_topic_file, read_topic_id
+from segmentlog.inspection.files import check_ship_file, check_store_file, read_topic_file, read_topic_id
 from segmentlog.inspection.findings import Finding, Tally
 from segmentlog.inspection.found import PartitionFound
 from segmentlog.inspection.partition import inspect_partition, log_sizes
@@ -96,9 +97,10 @@ def inspect_store(
     for name in topics:
         yield from inspect_topic(fs, path, name, tally, inspect)
     if topic is None:
+        yield from check_ship_file(fs, path)
         yield from _ids_given_twice(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
-        for name in (USERS_FILE, ACLS_FILE):
+        for name in (USERS_FILE, ACLS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
-from segmentlog.errors import LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, UnknownTopic
+from segmentlog.errors import LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, StoreFenced, UnknownTopic
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.format.scan import Around, KnownBatches
@@ -20,11 +20,15 @@ from segmentlog.storage import forks
 from segmentlog.storage.file_locks import kept_in_place
 from segmentlog.storage.forks import Held, LockableFiles, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
+from segmentlog.storage.grant import read_grant
 from segmentlog.storage.index import SegmentIndex, batches_known
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
 from segmentlog.storage.segment import MappedSegment, SealedSegment, list_segments, segment_stem
+from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.storage.state import LogState, StatePage
 
+_NEVER = -1
+"""No version of the configuration: whoever appends looks at it every time."""
 _SEALED_KEPT = 8
 """Segments that are sealed faster than they are synced are closed beyond so many."""
 
@@ -53,6 +57,7 @@ class Handle:
         load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
         on_roll: Callable[[Handle], None] | None = None,
+        ship_signals: ShipSignals | None = None,
     ) -> None:
         self.fs = fs
         self.folder = folder
@@ -70,6 +75,7 @@ class Handle:
         """No batch of this log holds more bytes, uncompressed."""
         self._on_open = on_open
         self._on_roll = on_roll
+        self.ship_signals = ship_signals
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
@@ -83,6 +89,8 @@ class Handle:
         self.is_snapshot = False
         """Opened read-only when nobody had the log open: its end is where it was then."""
         self.failed: str | None = None
+        self.fenced = ""
+        """Who owns the log now, when that is another machine."""
         self.used = True
         """Set by whoever uses the files; the descriptor budget clears it and closes what stays unused."""
         self.config_version = 0
@@ -148,8 +156,14 @@ class Handle:
         # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
         # the topic may have been altered, or deleted, since the files were opened.
         self._moved, version = page.moved, page.config_version
+        self._take_over(version)
+
+    def _take_over(self, version: int) -> None:
+        """Go by what is on disk now. What keeps it from being read is told every time, and so is a fence."""
         self.config = self._load_config()
-        self.config_version = version
+        granted = read_grant(self.fs, self.folder)
+        self.fenced = "" if granted is None else granted.fenced
+        self.config_version = _NEVER if self.fenced else version
 
     def check_named(self) -> None:
         """Raise `UnknownTopic` unless the name is the topic's still, by its id."""
@@ -377,13 +391,14 @@ class Handle:
         if self.page.failed:
             self.fail("an fsync failed")
         self.refresh_config()
+        if self.fenced:
+            raise StoreFenced(self.log_name, self.fenced)
 
     def refresh_config(self) -> None:
         """Take over the configuration if it was altered, by whatever process."""
         version = self.page.config_version
         if version != self.config_version:
-            self.config = self._load_config()
-            self.config_version = version  # once it is read: what keeps it from that is told every time
+            self._take_over(version)
 
     def raise_local(self, error: OSError, outcome: str) -> None:
         """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""

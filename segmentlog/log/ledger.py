@@ -40,6 +40,8 @@ from segmentlog.storage.state import (
     FAILED_WORD,
     PRODUCERS_WORD,
     REWRITING,
+    SHIPPED_WORD,
+    WANTED_WORD,
     WRITING,
     WRITING_WORD,
     LogState,
@@ -212,6 +214,18 @@ class Ledger:
         page = self.page
         if not until_ms <= page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
             page.waiting_until_ms = until_ms
+
+    def want_offsets(self, offset: int) -> None:
+        """An append needs offsets below this one. Under the append lock."""
+        self.page.words[WANTED_WORD] = offset
+
+    def note_shipped(self, offset: int) -> None:
+        """Everything below ``offset`` lies in the object store. Without a lock: one process ships at a time."""
+        self.page.words[SHIPPED_WORD] = offset
+
+    def count_config_change(self) -> None:
+        """Everybody who has the log open reads anew what is configured, and what is granted. Without a lock."""
+        self.page.count_config_change()
 
     def count_move(self) -> None:
         """The folder is not this log's any more: everybody who has it open looks where it is. Without a lock."""

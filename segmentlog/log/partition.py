@@ -23,6 +23,7 @@ from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.appends import Ack as Ack
 from segmentlog.log.append.appends import Appends
 from segmentlog.log.append.encoding import Columns, check_columns
+from segmentlog.log.append.shipped import wait_shipped
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.append.wire import WireAppended, append_wire
 from segmentlog.log.compaction.cleaner import Cleaner
@@ -46,6 +47,8 @@ from segmentlog.records import (
 )
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import held
+from segmentlog.storage.ship_signals import ShipSignals
+from segmentlog.storage.state import SHIPPED_WORD
 
 logger = logging.getLogger("segmentlog")
 
@@ -75,11 +78,12 @@ class Partition:
         load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
         on_roll: Callable[[Handle], None] | None = None,
+        ship_signals: ShipSignals | None = None,
     ) -> None:
         self._handle = Handle(
             fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
             read_only=read_only, recovery=recovery, load_batch_limit=load_batch_limit,
-            on_open=on_open, on_roll=on_roll,
+            on_open=on_open, on_roll=on_roll, ship_signals=ship_signals,
         )  # fmt: skip
         self._closed = False
         self._appender = Appender(self._handle)
@@ -131,7 +135,8 @@ class Partition:
         timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now
         headers     for each record a sequence of (name, value) pairs, or None
         ack         "durable" returns once the records are on disk, whatever the topic's fsync
-                    policy; "written" and None once they survive this process, or as the policy says
+                    policy; "shipped" once the object store has them, too, so that they survive this machine;
+                    "written" and None once they survive this process, or as the policy says
         producer    id and epoch of an idempotent producer, and the sequence of the first record: what
                     was appended under them before is not appended again, the offset is the one it has
 
@@ -142,10 +147,11 @@ class Partition:
         before, or with "durable" the records may be there and not yet on disk, as it says),
         `LogTruncated` (with "durable": another process's recovery or truncation has dropped records of
         this call before they were on disk), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
-        `ProducerFenced` and `OutOfOrderSequence`: nothing was appended.
+        `ProducerFenced` and `OutOfOrderSequence`: nothing was appended. In a store that is shipped also `StoreFenced`
+        and `GrantExhausted`: nothing was appended; with "shipped" `NotShipped`: the records are on disk here.
         """
         if not isinstance(ack, str | None) or ack not in _ACKS:
-            raise InvalidConfig("ack", ack, "'written' or 'durable'")
+            raise InvalidConfig("ack", ack, "'written', 'durable' or 'shipped'")
         if producer is not None and not isinstance(producer, ProducerStamp):
             raise InvalidConfig("producer", producer, "a ProducerStamp, or None")
         columns = check_columns(values, keys, timestamps, headers)
@@ -278,6 +284,14 @@ class Partition:
         self._check_open()
         return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
 
+    def wait_shipped(self, offset: int) -> None:
+        """Return once everything below ``offset``, which is on disk, lies in the object store.
+
+        Raises `NotShipped` when nobody ships, or the object store cannot be reached for two minutes; `StoreFenced`.
+        """
+        self._check_open()
+        wait_shipped(self._handle, self.shipped_offset, offset)
+
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
         """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
         return self._appends.sync_due(slack_ms, now_ms)
@@ -291,13 +305,15 @@ class Partition:
         *,
         isolation: Isolation = "read_uncommitted",
         durable_only: bool = False,
+        shipped_only: bool = False,
         on_skip: SkipListener | None = None,
         control: bool = False,
     ) -> Iterator[RecordBatch]:
         """Batches from exactly ``offset`` on, to the end the log has now or until ``max_bytes`` were read.
 
-        ``durable_only`` ends at the durable offset, ``isolation="read_committed"`` at the last
-        stable offset. At least one batch comes if there is one, however small ``max_bytes``.
+        ``durable_only`` ends at the durable offset, ``shipped_only`` at what the object store has,
+        ``isolation="read_committed"`` at the last stable offset. At least one batch comes if there is one, however
+        small ``max_bytes``.
         Damage raises `CorruptBatch` when it is reached; with ``on_skip`` it is stepped over,
         and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped. A
         partition that was opened with ``recovery="salvage"`` steps over it anyway, see `damage`.
@@ -316,7 +332,7 @@ class Partition:
         control = as_bool("control", control)
         if on_skip is None and self._handle.recovery == "salvage":
             on_skip = self._note_damage
-        bound = self.end_offset(isolation=isolation, durable_only=durable_only)
+        bound = self.end_offset(isolation=isolation, durable_only=durable_only, shipped_only=shipped_only)
         return self._reader.read(
             self._reader.check_position(offset),
             bound,
@@ -348,7 +364,9 @@ class Partition:
         name = self._handle.log_name
         logger.warning("%s: stepped over offsets %d to %d: %s", name, base_offset, end_offset - 1, damage)
 
-    def end_offset(self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False) -> int:
+    def end_offset(
+        self, *, isolation: Isolation = "read_uncommitted", durable_only: bool = False, shipped_only: bool = False
+    ) -> int:
         """Where a reader of that kind ends now."""
         durable_only = as_bool("durable_only", durable_only)
         log = self._handle.page.log.read()
@@ -358,6 +376,8 @@ class Partition:
             bound = log.last_stable_offset
         else:
             raise InvalidConfig("isolation", isolation, "'read_uncommitted' or 'read_committed'")
+        if shipped_only:
+            bound = min(bound, self.shipped_offset)
         return min(bound, self.durable_offset) if durable_only else bound
 
     def check_position(self, offset: int) -> int:
@@ -389,6 +409,11 @@ class Partition:
     def durable_offset(self) -> int:
         """Everything below it is fsynced."""
         return self._handle.page.sync.read().durable_offset
+
+    @property
+    def shipped_offset(self) -> int:
+        """Everything below it lies in the object store that the store is shipped to; 0 where nobody knows of that."""
+        return self._handle.page.words[SHIPPED_WORD]
 
     @property
     def last_stable_offset(self) -> int:
@@ -431,6 +456,11 @@ class Partition:
     def segments(self) -> list[SegmentInfo]:
         """The segments, oldest first."""
         return self._reader.describe()
+
+    def max_timestamp(self, base_offset: int) -> int:
+        """The largest timestamp in the segment that begins there; -1 when it holds nothing, or there is none."""
+        self._check_open()
+        return self._reader.max_timestamp(as_offset("base_offset", base_offset), self._handle.page.log.read())
 
     def _checkpoint(self) -> Checkpoint:
         return self._handle.ledger.last_checkpoint()
@@ -597,4 +627,4 @@ def _at_full_speed(size_bytes: int) -> None:
 
 
 _BUFFER_BYTES_MAX = 1 << 40
-_ACKS = (None, "written", "durable")
+_ACKS = (None, "written", "durable", "shipped")

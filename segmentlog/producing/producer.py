@@ -61,7 +61,7 @@ class Producer:
                  partitions, so many for each of them, up to 8 MiB
     partitioner  where a record goes that names no partition: by its key (murmur2, as Kafka's
                  clients do), without a key to one partition a chunk, in turn
-    ack          "durable": a record counts as delivered once it is on disk
+    ack          "durable": a record counts as delivered once it is on disk; "shipped": once the object store has it
     name         a *named* producer counts on where its last instance stopped (`last_sequence`), and
                  fences that one, should it still run: `ProducerFenced` is what it gets
     enable_idempotence      give every batch a number, so that none is ever appended twice
@@ -267,7 +267,10 @@ class Producer:
         identity.begin()
 
     def commit_transaction(self, note: str | None = None) -> None:
-        """Send what is left, and commit: durable when it returns. See `transaction` for what it raises."""
+        """Send what is left, and commit: durable, or as ``ack`` says shipped, when it returns.
+
+        See `transaction` for what it raises.
+        """
         identity = self._idempotent("a transaction")
         identity.check_open()
         _check_note(note)
@@ -283,6 +286,8 @@ class Producer:
                 self.abort_transaction()
             raise TransactionAborted(identity.label, str(error)) from error
         identity.commit(note)
+        if self._ack == "shipped":
+            identity.wait_shipped()
 
     def abort_transaction(self) -> None:
         """Take back everything that was sent in the transaction."""

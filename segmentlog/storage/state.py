@@ -7,6 +7,7 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
          3-4  device and inode of the partition's folder
          5    XXH3-64 of words 0-4 and 6
          6    the mount that the page was made under, 0 where the kernel does not tell them apart
+         7    wanted      an append needs offsets below this one, and more have to be granted for it
          8    writing     an append is in progress: bytes beyond the end may be torn
          9    failed      an fsync failed: no appends until the partition is reopened
          10   config      another number with every change of the topic's configuration
@@ -14,6 +15,7 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
          12   waiting     monotonic milliseconds until which somebody waits to be woken
          13   producers   1 once a batch with a producer id was appended: appenders keep track of producers
          14   aborts      grows with every transaction that is aborted: readers look for them again
+         15   shipped     everything below this offset lies in the object store that the store is shipped to
          16   `LogState`  (written under the append lock)
          64   `SyncState` (written under the sync lock)
 
@@ -46,6 +48,7 @@ from segmentlog.storage.fs import FileSystem, write_all
 PAGE_SIZE: Final = 4096
 MOUNT_WORD: Final = 6
 _HEADER_WORDS: Final = 7
+WANTED_WORD: Final = 7
 WRITING_WORD: Final = 8
 FAILED_WORD: Final = 9
 CONFIG_WORD: Final = 10
@@ -53,6 +56,7 @@ MOVED_WORD: Final = 11
 WAITING_WORD: Final = 12
 PRODUCERS_WORD: Final = 13
 ABORTS_WORD: Final = 14
+SHIPPED_WORD: Final = 15
 WRITING: Final = 1
 REWRITING: Final = 2
 """Values of `StatePage.writing`: an append is in progress; segments are being replaced (a truncation)."""

@@ -27,6 +27,7 @@ from segmentlog.records import PartitionId, RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.network import NetworkMark
+from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.topics.administration import Administration, needs_upgrade
 from segmentlog.topics.background import Background
 from segmentlog.topics.compacting import PartitionName
@@ -109,6 +110,7 @@ class Topics:
         self._folders = TopicFolders(fs, path)
         self.administration = Administration(fs, path, self._folders)
         self.is_closed = False
+        self.ship_signals = ShipSignals(fs, path)
         self.background = Background(
             self,
             clock,
@@ -276,6 +278,7 @@ class Topics:
                     background=self.background.has_threads,
                     on_open=self._opened,
                     on_roll=self.background.rolled,
+                    ship_signals=self.ship_signals,
                 )
             except FileNotFoundError:
                 self.read_topic_file(name, file.topic_id)  # deleted or renamed meanwhile?

@@ -250,6 +250,10 @@ class Identity:
                 registration.unsure = True  # until it returns: the next one must not go on with what this one wrote
                 self._transactions.commit(registration, transaction.ends, note)
 
+    def wait_shipped(self) -> None:
+        """Return once what was committed lies in the object store. Raises `NotShipped`: it is committed here."""
+        self._transactions.wait_shipped()
+
     def abort(self) -> None:
         """Decide against it."""
         with self._mutex:

@@ -224,6 +224,12 @@ class TransactionLog:
                 self._log = None
         return self._log
 
+    def wait_shipped(self) -> None:
+        """Return once the object store has all that was decided durably, and so all that it was decided about."""
+        log = self._find_log(create=True)
+        assert log is not None
+        log.wait_shipped(log.durable_offset)
+
     def tidy(self) -> None:
         """Keep the topic short."""
         with self._mutex:

@@ -150,6 +150,10 @@ class Transactions:
             registration.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
         self._end(registration, "PrepareCommit", tuple(ends.get(where, 0) for where in state.partitions), note)
 
+    def wait_shipped(self) -> None:
+        """Return once all that was decided lies in the object store, with its data. Raises `NotShipped`."""
+        self._log.wait_shipped()
+
     def abort(self, registration: Registration) -> None:
         """Take back what the transaction wrote."""
         self._end(registration, "PrepareAbort")

@@ -12,15 +12,17 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
-from segmentlog.errors import InvalidWireBatch, ProducerFenced, SegmentlogError
+from segmentlog.errors import GrantExhausted, InvalidWireBatch, ProducerFenced, SegmentlogError
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.active_end import ActiveEnd, Observed
+from segmentlog.log.append.shipped import wait_granted
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp, ProducerStates
 from segmentlog.log.recovery.opening import settle
 from segmentlog.policy.roll import should_roll
 from segmentlog.storage.fs import DiskFailed
+from segmentlog.storage.grant import read_grant
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held
 from segmentlog.storage.state import (
     CONFIG_WORD,
@@ -93,6 +95,7 @@ class Appender:
         process's own affair: the log is as before then, here and for everybody else.
         """
         handle = self._handle
+        exhausted = None
         with handle.append_mutex:
             if handle.lock_fd < 0:
                 handle.ensure_open()
@@ -113,9 +116,14 @@ class Appender:
             except OSError as error:
                 handle.raise_local(error, "nothing was appended")
                 raise
+            except GrantExhausted as error:
+                exhausted = error
             finally:
                 self._wakes = True
                 flock(fd, UNLOCK)
+        if not wait_granted(handle, exhausted.ceiling):
+            raise exhausted
+        return self.place(batches, now_ms, stamp, numbered, wakes=wakes)
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool, now_ms: int) -> int | None:
         """Write the marker that decides the producer's open transaction; its offset, or None when none is open.
@@ -424,6 +432,12 @@ class Appender:
             handle.fail(
                 f"it has used up its numbers (offset {log.log_end_offset}, epoch {log.epoch}): make a new topic"
             )
+        granted = read_grant(handle.fs, handle.folder)
+        if granted is not None:
+            if next_offset >= granted.ceiling:
+                handle.ledger.want_offsets(next_offset)
+                raise GrantExhausted(handle.log_name, granted.ceiling)
+            ceiling = min(ceiling, granted.ceiling)
         with handle.sync_locked():
             try:
                 log = handle.ledger.reserve_offsets(log, ceiling)

@@ -7,19 +7,23 @@ durable     the same for all threads that ask at the same time (`group_commit`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.encoding import Columns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
+from segmentlog.log.append.shipped import wait_shipped
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.policy.flush import append_must_sync, background_sync_due
 from segmentlog.storage.state import CONFIG_WORD
 
-Ack = Literal["written", "durable"]
+Ack = Literal["written", "durable", "shipped"]
+
+
+_DURABLE: Final = ("durable", "shipped")
 
 
 class Appends:
@@ -43,13 +47,16 @@ class Appends:
         config = handle.config
         now_ms = handle.clock.now_ms()
         # In a transaction nobody waits for the disk: its commit does, for all of it.
-        if (ack == "durable" or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
-            return self.group.append(
+        if (ack in _DURABLE or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
+            base_offset = self.group.append(
                 columns if create_ms is None else columns.stamped(create_ms), config, now_ms, stamp
             )
+            if ack == "shipped":
+                wait_shipped(handle, base_offset, base_offset + len(columns.values))
+            return base_offset
         batches = encode_columns_as_batches(columns, config, now_ms if create_ms is None else create_ms, stamp=stamp)
         base_offset, next_offset = self._appender.place(batches, now_ms, stamp)
-        self._sync_as_asked(ack, base_offset, next_offset)
+        self._sync_as_asked(ack, base_offset, next_offset, stamp)
         return base_offset
 
     def batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
@@ -58,7 +65,7 @@ class Appends:
         A batch of Kafka's has its producer's numbers since its client made it: they are the stamp's.
         """
         base_offset, next_offset = self.place(batches, stamp)
-        self._sync_as_asked(ack, base_offset, next_offset)
+        self._sync_as_asked(ack, base_offset, next_offset, stamp)
         return base_offset
 
     def place(
@@ -76,10 +83,12 @@ class Appends:
 
     # ------------------------------------------------------------ when it is synced
 
-    def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int) -> None:
+    def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int, stamp: ProducerStamp | None) -> None:
         """What the caller asks of an append of these offsets, or else the policy."""
-        if ack == "durable" or self._handle.config.fsync.kind == "always":
+        if ack in _DURABLE or self._handle.config.fsync.kind == "always":
             self._syncer.sync_records(base_offset, next_offset)
+            if ack == "shipped" and (stamp is None or not stamp.transactional):
+                wait_shipped(self._handle, base_offset, next_offset)
         elif self.owes_sync():
             self._syncer.sync()
 

@@ -1,0 +1,170 @@
+"""``segmentlog ship``, ``restore`` and ``takeover``: a store's way to an object store and back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import Progress, loading, open_store, say, stoppable
+from segmentlog.cli.options import DURATION_S, SIZE, json_option
+from segmentlog.cli.tables import show_json
+
+if TYPE_CHECKING:
+    from segmentlog.objects.restoring import Restored
+    from segmentlog.objects.shipper import ShippedNow
+    from segmentlog.store import LogStore
+
+
+@click.command()
+@click.argument("url", required=False)
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("-f", "--follow", is_flag=True, help="Keep up with what is appended, until interrupted.")
+@click.option("--interval", type=DURATION_S, default="1s", show_default=True, help="With --follow: ship so often.")
+@click.option("--bytes", "max_bytes", type=SIZE, help="With --follow: ship as soon as so many are new, too.")
+@click.option("--stop", is_flag=True, help="Ship no more, for good: appends need no grants of the object store then.")
+@json_option
+@click.pass_context
+def ship(
+    ctx: click.Context, url: str | None, topics: tuple[str, ...], follow: bool, interval: int, max_bytes: int | None,
+    stop: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Copy the store to an object store at URL, all topics or those that match, and exit once all of it lies there.
+
+    Without URL the one it was shipped to before. What is new is added the next time; several processes may be told to
+    --follow, one does. See docs/ship.md for takeovers, and what each failure takes.
+
+    \b
+      segmentlog ship s3://bucket/store --follow
+      segmentlog ship file:///mnt/backup/store 'orders*'
+    """
+    with stoppable() as stopped, open_store(ctx, background=False) as store:
+        if stop:
+            return _end(store)
+        url = url or _bound_url(store)
+        if not follow:
+            _tell(store.ship(url, topics=topics), as_json)
+            return 0
+        store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes)
+        said = ""
+        while not stopped:
+            time.sleep(_LOOK_S)
+            status = store.shipping.status()
+            if status is not None and status.error and status.error != said:
+                say(f"error: {status.error}; trying again")
+                said = status.error
+    return 0
+
+
+_LOOK_S = 0.2
+
+
+def _bound_url(store: LogStore) -> str:
+    from segmentlog.objects.binding import read_binding
+    from segmentlog.storage.fs import FileSystem
+
+    binding = read_binding(FileSystem(), store.path)
+    if binding is None:
+        raise click.UsageError("this store was never shipped: say where to, as in segmentlog ship s3://bucket/path")
+    return binding.url
+
+
+def _end(store: LogStore) -> int:
+    url = store.shipping.end()
+    if url is None:
+        say(f"{store.path} was not shipped")
+    else:
+        say(f"{store.path} is not shipped any more; what lies at {url} stays there")
+    return 0
+
+
+def _tell(done: ShippedNow, as_json: bool) -> None:
+    if as_json:
+        show_json({"records": done.records, "tail_bytes": done.size_bytes, "changed": done.put})
+    elif done.put:
+        say(f"{done.records:,} more offsets lie there; the tail was {done.size_bytes:,} bytes")
+    else:
+        say("there was nothing new")
+
+
+@click.command()
+@click.argument("url")
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@json_option
+def restore(url: str, folder: str, topics: tuple[str, ...], as_json: bool) -> None:
+    """Make the store that was shipped to URL anew in FOLDER, or of it the topics that match.
+
+    Offsets, epochs, lost ranges, timestamps, producers' numbers, committed positions and configurations are what they
+    were. Every byte is checked. Killed and run again it goes on. Nothing is changed at URL: to go on shipping from
+    FOLDER it has to be taken over instead.
+    """
+    with loading():
+        from segmentlog.objects.location import open_bucket
+        from segmentlog.objects.restoring import restore as bring
+
+    with Progress("bytes", None) as progress:
+        done = bring(open_bucket(url), _absolute(folder), topics, progress=_shown(progress))
+    _tell_restored(done, folder, as_json)
+
+
+@click.command()
+@click.argument("url")
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--force", is_flag=True, help="Although its owner has ended shipping, and may have gone on since.")
+@json_option
+def takeover(url: str, folder: str, force: bool, as_json: bool) -> None:
+    """Become the owner of the store that is shipped to URL, and restore it in FOLDER.
+
+    Whoever owned it until now is fenced: it appends nothing any more. Offsets go on behind all that it may have handed
+    out, in a new epoch, and consumers are told what was lost. Killed and run again it goes on.
+    """
+    with loading():
+        import segmentlog
+        from segmentlog.objects.location import open_bucket
+        from segmentlog.objects.takeover import take_over
+
+    with Progress("bytes", None) as progress:
+        done = take_over(open_bucket(url), _absolute(folder), force=force, progress=_shown(progress))
+    with segmentlog.open(folder, create=False, background=False) as store:
+        for topic in store.topics(internal=True):
+            store.topic(topic).partitions()  # each goes on in its new epoch
+        store.ship(url)
+    _tell_restored(done, folder, as_json)
+
+
+def _absolute(folder: str) -> str:
+    import os
+
+    return os.path.abspath(os.path.expanduser(folder))
+
+
+def _shown(progress: Progress) -> Any:
+    seen = 0
+
+    def show(done: int, whole: int) -> None:
+        nonlocal seen
+        progress.expect(whole)
+        progress.advance(done - seen)
+        seen = done
+
+    return show
+
+
+def _tell_restored(done: Restored, folder: str, as_json: bool) -> None:
+    if as_json:
+        show_json(
+            {
+                "folder": folder,
+                "topics": done.topics,
+                "partitions": done.partitions,
+                "size_bytes": done.size_bytes,
+                "kept_bytes": done.kept_bytes,
+                "sequence": done.manifest.sequence,
+                "shipped_ms": done.manifest.shipped_ms,
+            }
+        )
+        return
+    kept = f", of which {done.kept_bytes:,} were there" if done.kept_bytes else ""
+    say(f"{folder}: {done.topics:,} topics, {done.partitions:,} partitions, {done.size_bytes:,} bytes{kept}")

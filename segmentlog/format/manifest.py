@@ -1,0 +1,244 @@
+"""What lies in an object store of a store that is shipped there: one manifest, and what it refers to.
+
+    manifest.json                                    the one object that changes, by conditional puts only
+    segments/<topic id>/<partition>/<base>-<nonce>   sealed segments as they lie in a partition's folder
+    segments/<topic id>/<partition>/<base>-<nonce>.snapshot     what was known of producers where one begins
+    tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one behind the other
+    files/<nonce>                                    small files of the store itself
+
+Objects are put once, under a name that no other has, and never changed. What the manifest does not refer to is not
+there, whatever a list of objects says. The partition's log is its segments, and behind them its chunks: each continues
+the segment file ``segment`` at ``position``. Names in the JSON are those of the classes below.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from segmentlog.format.checkpoint import Compacted
+from segmentlog.records import EpochStart, LostRange
+
+MANIFEST_KEY: Final = "manifest.json"
+MANIFEST_FORMAT: Final = 1
+
+_NUMBER_MAX: Final = 2**63 - 1
+
+
+class MalformedManifest(ValueError):
+    """The object holds no manifest that this version can read."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An object, and what it holds: checksums in hexadecimal digits."""
+
+    key: str
+    size_bytes: int
+    xxh3_64: str
+    sha256: str
+
+
+class ShippedSegment(msgspec.Struct, frozen=True):
+    """A sealed segment: offsets ``[base_offset, end_offset)``, timestamps as its batches have them (-1: none)."""
+
+    base_offset: int
+    end_offset: int
+    log: Stored
+    base_timestamp: int = -1
+    max_timestamp: int = -1
+    snapshot: Stored | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Whole batches of the segment that begins at the offset ``segment``, from byte ``position`` on.
+
+    They lie in the tail of that number, from byte ``start`` on, and hold offsets ``[base_offset, end_offset)``.
+    """
+
+    segment: int
+    position: int
+    size_bytes: int
+    base_offset: int
+    end_offset: int
+    tail: int
+    start: int
+    xxh3_64: str
+    max_timestamp: int = -1
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What was known of producers where the segment ``segment`` begins."""
+
+    segment: int
+    object: Stored
+
+
+class ShippedPartition(msgspec.Struct, frozen=True):
+    """One partition as it was shipped last; ``ceiling``: no offset at or above it was ever handed out.
+
+    ``generation`` is another one whenever segments were replaced or cut: what was read before may not be continued.
+    """
+
+    number: int
+    ceiling: int
+    log_start_offset: int
+    end_offset: int
+    generation: int
+    epochs: tuple[EpochStart, ...]
+    lost_ranges: tuple[LostRange, ...] = ()
+    compacted: Compacted = Compacted()
+    has_producers: bool = False
+    active_base: int = 0
+    """The segment that is appended to begins at this offset."""
+    segments: tuple[ShippedSegment, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    """Of segments that were not uploaded whole yet: those that were sealed a moment ago, and the active one."""
+    snapshots: tuple[Snapshot, ...] = ()
+    """Of those segments."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the log when it was shipped."""
+        return self.epochs[-1].epoch
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole log."""
+        return sum(segment.log.size_bytes for segment in self.segments) + sum(chunk.size_bytes for chunk in self.chunks)
+
+
+class ShippedTopic(msgspec.Struct, frozen=True):
+    """A topic: its id, its name now, what its ``topic.json`` says beside that."""
+
+    id: str
+    name: str
+    config: dict[str, Any]
+    largest_batch_bytes: int
+    partition_count: int
+    partitions: tuple[ShippedPartition, ...] = ()
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """An object of chunks."""
+
+    number: int
+    object: Stored
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who may ship: ``id`` is made when a store becomes the owner; the epoch goes up with every takeover."""
+
+    epoch: int
+    id: str
+    host: str
+    since_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.host or 'another machine'} (owner's epoch {self.epoch})"
+
+
+class Condemned(msgspec.Struct, frozen=True):
+    """An object that nothing refers to since ``since_ms`` (the owner's wall clock): it is deleted after a while."""
+
+    key: str
+    since_ms: int
+
+
+class StoreFile(msgspec.Struct, frozen=True):
+    """A small file of the store itself: its path below the store's folder."""
+
+    path: str
+    object: Stored
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """All of it. ``sequence`` goes up by one with every put, ``nonce`` is another one for each that was tried."""
+
+    store_id: str
+    owner: Owner
+    sequence: int
+    nonce: str
+    shipped_ms: int
+    interval_ms: int
+    topics: tuple[ShippedTopic, ...] = ()
+    tails: tuple[Tail, ...] = ()
+    files: tuple[StoreFile, ...] = ()
+    condemned: tuple[Condemned, ...] = ()
+    next_tail: int = 0
+    ended: bool = False
+    """Whoever owned it ships no more, and goes on without: what it appends since, nobody here knows of."""
+    format: int = MANIFEST_FORMAT
+
+    def topic(self, topic_id: str) -> ShippedTopic | None:
+        """The topic of that id."""
+        return next((topic for topic in self.topics if topic.id == topic_id), None)
+
+    def objects(self) -> list[Stored]:
+        """All that it refers to, sorted by key."""
+        found = [tail.object for tail in self.tails] + [file.object for file in self.files]
+        for topic in self.topics:
+            for partition in topic.partitions:
+                found += [segment.log for segment in partition.segments]
+                found += [segment.snapshot for segment in partition.segments if segment.snapshot is not None]
+                found += [snapshot.object for snapshot in partition.snapshots]
+        return sorted(found, key=lambda stored: stored.key)
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+_decoder = msgspec.json.Decoder(Manifest)
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of ``manifest.json``."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """What ``manifest.json`` says, checked as far as it can be by itself. Raises `MalformedManifest`."""
+    try:
+        found = _version_decoder.decode(data).format
+        if found != MANIFEST_FORMAT:
+            raise MalformedManifest(
+                f"the manifest has format {found}, and this version of segmentlog reads format {MANIFEST_FORMAT};"
+                " use the version that wrote it"
+            )
+        manifest = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedManifest(f"the manifest is damaged: {error}") from None
+    tails = {tail.number: tail.object.size_bytes for tail in manifest.tails}
+    for topic in manifest.topics:
+        for partition in topic.partitions:
+            if wrong := _what_is_wrong(partition, tails):
+                raise MalformedManifest(f"the manifest contradicts itself at {topic.name}/{partition.number}: {wrong}")
+    return manifest
+
+
+def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
+    """Why a partition's entry cannot be; empty when nothing is wrong."""
+    if not partition.epochs:
+        return "no epoch"
+    if not 0 <= partition.log_start_offset <= partition.end_offset <= partition.ceiling <= _NUMBER_MAX:
+        return "its offsets do not ascend"
+    offset = 0
+    for segment in partition.segments:
+        if not offset <= segment.base_offset < segment.end_offset <= partition.end_offset:
+            return f"segment {segment.base_offset} overlaps the one before it"
+        offset = segment.end_offset
+    continued = (-1, 0)
+    for chunk in partition.chunks:
+        is_next = (chunk.segment, chunk.position) == continued or (chunk.segment >= offset and chunk.position == 0)
+        if not is_next or chunk.size_bytes < 1:
+            return f"a chunk of segment {chunk.segment} at byte {chunk.position} continues nothing"
+        if not max(offset, chunk.segment) <= chunk.base_offset < chunk.end_offset <= partition.end_offset:
+            return f"the chunk at offset {chunk.base_offset} overlaps the one before it"
+        if not 0 <= chunk.start <= tails.get(chunk.tail, -1) - chunk.size_bytes:
+            return f"the chunk at offset {chunk.base_offset} lies in no tail"
+        offset, continued = chunk.end_offset, (chunk.segment, chunk.position + chunk.size_bytes)
+    if not max(offset if not partition.chunks else continued[0], 0) <= partition.active_base <= partition.end_offset:
+        return f"the active segment at {partition.active_base} begins before others end"
+    return ""

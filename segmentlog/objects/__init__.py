@@ -1,0 +1,1 @@
+"""Object stores: shipping a store there, restoring it, taking it over."""

@@ -1,0 +1,174 @@
+"""What of a store is on disk now, as it is to be shipped: ends first, bytes when they are asked for.
+
+The ends of decisions and of positions are looked at before those of the data that they speak of. So whatever is shipped
+of a decision, all that it decides about is shipped as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import xxhash
+
+from segmentlog.errors import SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.format.batch import decode_header
+from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedTopic
+from segmentlog.format.names import LOG_SUFFIX, OFFSETS_TOPIC, SNAPSHOT_SUFFIX, TRANSACTIONS_TOPIC
+from segmentlog.log.handle import Handle
+from segmentlog.log.partition import Partition
+from segmentlog.policy.shipping import LocalLog, LocalSegment
+from segmentlog.storage.fs import read_file
+from segmentlog.storage.segment import segment_stem
+from segmentlog.storage.state import PRODUCERS_WORD, WANTED_WORD, LogState
+from segmentlog.topics.folders import TopicFile
+from segmentlog.topics.topics import Topics
+
+_FIRST: Final = (TRANSACTIONS_TOPIC, OFFSETS_TOPIC)
+
+Signature = tuple[int, ...]
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Topics in the order in which their ends are to be looked at."""
+    return [name for name in _FIRST if name in names] + [name for name in names if name not in _FIRST]
+
+
+def topics_of(topics: Topics, wanted: tuple[str, ...]) -> Iterator[tuple[str, TopicFile]]:
+    """The topics that are to be shipped, in that order: those whose names match, and the store's own."""
+    from fnmatch import fnmatchcase
+
+    for name in in_order(topics.names(internal=True)):
+        if name in _FIRST or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted):
+            with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+                yield name, topics.read_topic_file(name)
+
+
+def as_shipped(name: str, file: TopicFile, partitions: tuple[ShippedPartition, ...]) -> ShippedTopic:
+    """A topic as the manifest has it."""
+    return ShippedTopic(
+        id=file.topic_id, name=name, config=file.config.to_mapping(), largest_batch_bytes=file.largest_batch_bytes,
+        partition_count=file.partitions, partitions=partitions,
+    )  # fmt: skip
+
+
+class LocalPartition:
+    """One partition of the store that is shipped. For one thread at a time, but for `read`."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self._handle: Handle = partition.handle
+        self._sealed: tuple[int, dict[int, LocalSegment]] = (-1, {})
+
+    def signature(self) -> Signature:
+        """Another one whenever there may be something new to ship."""
+        log, sync = self._handle.page.log.read(), self._handle.page.sync.read()
+        return (
+            log.log_start_offset, log.log_end_offset, log.active_base_offset, log.epoch, log.generation,
+            sync.durable_offset, sync.checkpointed_bytes, self.wanted_offset,
+        )  # fmt: skip
+
+    @property
+    def wanted_offset(self) -> int:
+        """Offsets below it were handed out, or an append waits for them."""
+        page = self._handle.page
+        return max(page.log.read().log_end_offset, page.words[WANTED_WORD])
+
+    @property
+    def appended_bytes(self) -> int:
+        """A count that grows with every append."""
+        return self._handle.page.log.read().appended_bytes
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offsets below it were handed out."""
+        return self._handle.page.log.read().log_end_offset
+
+    def look(self) -> LocalLog | None:
+        """What is on disk; None while it cannot be told, because somebody is replacing segments right now."""
+        page = self._handle.page
+        before = page.log.read()
+        sync = page.sync.read()
+        checkpoint = self._handle.ledger.last_checkpoint()
+        log = page.log.read()
+        is_steady = (log.epoch, log.generation) == (before.epoch, before.generation)
+        if not is_steady or checkpoint.epoch != log.epoch or page.failed or page.writing > 1:
+            return None
+        bases = self._handle.segments(log)
+        position = log.end_position - (log.appended_bytes - sync.synced_bytes)
+        end_offset = sync.durable_offset
+        segments = []
+        try:
+            for base, following in zip(bases, [*bases[1:], -1], strict=True):
+                if following < 0 or base >= log.active_base_offset:
+                    if position >= 0 and base <= end_offset:
+                        segments.append(LocalSegment(base, end_offset, position, sealed=False))
+                    else:
+                        end_offset = min(end_offset, base)
+                elif following <= end_offset:
+                    segments.append(self._sealed_segment(base, following, log))
+                else:  # sealed a moment ago, and not on disk as a whole
+                    end_offset = base
+                    break
+        except FileNotFoundError:  # deleted or replaced meanwhile
+            return None
+        if page.log.read().generation != log.generation:
+            return None
+        return LocalLog(
+            number=self.partition.number,
+            log_start_offset=min(log.log_start_offset, end_offset),
+            end_offset=end_offset,
+            epochs=checkpoint.epochs,
+            lost_ranges=checkpoint.lost_ranges,
+            compacted=checkpoint.compacted,
+            has_producers=checkpoint.has_producers or bool(page.words[PRODUCERS_WORD]),
+            segments=tuple(segments),
+        )
+
+    def _sealed_segment(self, base: int, end: int, log: LogState) -> LocalSegment:
+        generation, known = self._sealed
+        if generation != log.generation:
+            known = {}
+            self._sealed = (log.generation, known)
+        found = known.get(base)
+        if found is None or found.end_offset != end:
+            stat = self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
+            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            found = known[base] = LocalSegment(base, end, stat.st_size, sealed=True, stamp=stamp)
+        return found
+
+    def read(self, segment: int, position: int, size_bytes: int) -> memoryview:
+        """Bytes of a segment file as they lie there. Raises FileNotFoundError, or `CorruptBatch`: it ends early."""
+        return self._handle.map_segment(segment).upto(position + size_bytes)[position:]
+
+    def snapshot(self, segment: int) -> bytes | None:
+        """What was known of producers where a segment begins; None where nothing was left."""
+        try:
+            with self._handle.staying():
+                return read_file(self._handle.fs, segment_stem(self._handle.folder, segment) + SNAPSHOT_SUFFIX)
+        except FileNotFoundError:
+            return None
+
+    def timestamps(self, segment: LocalSegment) -> tuple[int, int]:
+        """(the first timestamp, the largest) in a sealed segment; -1 where there is none."""
+        base_timestamp = -1
+        if segment.size_bytes:
+            base_timestamp = decode_header(self.read(segment.base_offset, 0, segment.size_bytes), 0).base_timestamp
+        return base_timestamp, self.partition.max_timestamp(segment.base_offset)
+
+    def holds(self, chunk: Chunk) -> bool:
+        """Whether a chunk's bytes are what stands in the segment file."""
+        try:
+            data = self.read(chunk.segment, chunk.position, chunk.size_bytes)
+        except (OSError, SegmentlogError):
+            return False
+        return xxhash.xxh3_64_hexdigest(data) == chunk.xxh3_64
+
+
+def open_local(topics: Topics, name: str, number: int, topic_id: str) -> LocalPartition | None:
+    """A partition of the store; None when its topic is gone, or it has no folder."""
+    try:
+        return LocalPartition(topics.open_partition(name, number, topic_id))
+    except (UnknownTopic, StoreClosed):
+        return None

@@ -1,0 +1,187 @@
+"""Who may ship a store to an object store: the one whom the manifest names, from the folder that was bound to it.
+
+bind       a store that was never shipped, to a place where nothing lies
+claim      go on as the owner, once what lies there and what is here agree
+fence      the manifest names somebody else: nothing is appended here any more
+end        the owner ships no more, and is bound to nothing
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import uuid
+
+from msgspec.structs import replace
+
+from segmentlog.errors import ShippingRefused, StoreFenced, UnknownTopic
+from segmentlog.format.manifest import (
+    MANIFEST_KEY,
+    MalformedManifest,
+    Manifest,
+    Owner,
+    ShippedPartition,
+    decode_manifest,
+    encode_manifest,
+)
+from segmentlog.log import granting
+from segmentlog.objects.binding import Binding, folder_id, read_binding, remove_binding, write_binding
+from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.capture import LocalPartition, open_local, topics_of
+from segmentlog.objects.uploads import nonce
+from segmentlog.topics.topics import Topics
+
+
+def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
+    """(the manifest, its tag); None where nothing was ever shipped to. Raises `ShippingRefused`, `ObjectStoreError`."""
+    try:
+        data, tag = bucket.get(MANIFEST_KEY)
+    except ObjectMissing:
+        return None
+    try:
+        return decode_manifest(data), tag
+    except MalformedManifest as error:
+        raise ShippingRefused(bucket.url, str(error)) from None
+
+
+def require_manifest(bucket: Bucket) -> tuple[Manifest, str]:
+    """The same. Raises `ShippingRefused` where nothing was ever shipped to."""
+    found = read_manifest(bucket)
+    if found is None:
+        raise ShippingRefused(bucket.url, f"no store was shipped there (no {MANIFEST_KEY}); check the URL")
+    return found
+
+
+def new_owner(epoch: int, now_ms: int) -> Owner:
+    """One that nobody was before."""
+    return Owner(epoch, uuid.uuid4().hex, platform.node(), now_ms)
+
+
+def claim(
+    topics: Topics, bucket: Bucket, wanted: tuple[str, ...], now_ms: int
+) -> tuple[Binding, Owner, tuple[Manifest, str] | None]:
+    """Be the owner of what lies there: (how the store is bound, as whom, the manifest if there is one).
+
+    A store that is bound to nothing is bound. Raises `ShippingRefused`, `StoreFenced`, `ObjectStoreError`.
+    """
+    fs, path = topics.fs, topics.path
+    binding = read_binding(fs, path)
+    if binding is not None:
+        if binding.url != bucket.url:
+            why = f"the store is shipped to {binding.url}; end that first ('segmentlog ship --stop')"
+            raise ShippingRefused(bucket.url, why)
+        if binding.folder_id != folder_id(fs, path):
+            why = (
+                f"{path} is a copy of a store that is shipped, or was put back from one; if it is to go on as the"
+                " owner, take it over into an empty folder ('segmentlog takeover')"
+            )
+            raise ShippingRefused(bucket.url, why)
+        if binding.fenced:
+            raise StoreFenced(f"store {path}", binding.fenced)
+    found = read_manifest(bucket)
+    if found is None:
+        if binding is not None and binding.begun:
+            why = (
+                "it was shipped there, and the manifest is gone; end shipping ('segmentlog ship --stop') to begin anew"
+            )
+            raise ShippingRefused(bucket.url, why)
+        owner = new_owner(1, now_ms)
+        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
+        write_binding(fs, path, binding)
+        return binding, owner, None
+    manifest, _ = found
+    owner = manifest.owner
+    if manifest.store_id != topics.store_id:
+        raise ShippingRefused(bucket.url, f"another store is shipped there, by {owner}; choose another place")
+    if binding is None:
+        if not manifest.ended:
+            why = f"this store is shipped there by {owner}, and not from {path}; take it over ('segmentlog takeover')"
+            raise ShippingRefused(bucket.url, why)
+        compare(topics, bucket, manifest)
+        owner = new_owner(manifest.owner.epoch + 1, now_ms)
+        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
+        write_binding(fs, path, binding)
+        return binding, owner, found
+    if (owner.epoch, owner.id) != (binding.owner_epoch, binding.owner_id):
+        if owner.epoch < binding.owner_epoch:  # bound a moment ago, to what had ended: and not put yet
+            return binding, Owner(binding.owner_epoch, binding.owner_id, platform.node(), now_ms), found
+        fence(topics, binding, owner)
+        raise StoreFenced(f"store {path}", str(owner))
+    compare(topics, bucket, manifest)
+    if wanted and wanted != binding.topics:
+        binding = replace(binding, topics=wanted)
+        write_binding(fs, path, binding)
+    return binding, owner, found
+
+
+def compare(topics: Topics, bucket: Bucket, manifest: Manifest) -> None:
+    """Raise `ShippingRefused` when something lies there that this store has not, and has not given up either."""
+    if manifest.store_id != topics.store_id:
+        raise ShippingRefused(bucket.url, f"another store is shipped there, by {manifest.owner}")
+    for topic in manifest.topics:
+        for shipped in topic.partitions:
+            local = None
+            with contextlib.suppress(UnknownTopic):
+                local = open_local(topics, topics.topic_name(topic.id), shipped.number, topic.id)
+            if local is not None and (why := _what_differs(local, shipped)):
+                where = f"{topic.name}/{shipped.number}"
+                why = f"{where}: {why}; the store here is older than that, or a copy: take it over into an empty folder"
+                raise ShippingRefused(bucket.url, why)
+
+
+def _what_differs(local: LocalPartition, shipped: ShippedPartition) -> str:
+    """What lies in the object store and was never here; empty when it all was."""
+    epochs = local.partition.epochs()
+    ours = {epoch.epoch: epoch.start_offset for epoch in epochs}
+    for epoch in shipped.epochs:
+        if ours.get(epoch.epoch) != epoch.start_offset:
+            return f"epoch {epoch.epoch} begins at offset {epoch.start_offset} there"
+    if epochs[-1].epoch > shipped.epoch:
+        return ""  # something was given up here since, and that is told
+    if shipped.end_offset > local.log_end_offset:
+        return f"its log ends at {shipped.end_offset} there, and at {local.log_end_offset} here"
+    start = local.partition.log_start_offset
+    there = {chunk.segment for chunk in shipped.chunks}
+    for chunk in shipped.chunks[-1:]:
+        is_here = any(info.base_offset == chunk.segment for info in local.partition.segments())
+        if is_here and chunk.end_offset > start and len(there) == 1 and not local.holds(chunk):
+            if local.partition.compacted_below > chunk.base_offset:
+                return ""
+            return f"offsets from {chunk.base_offset} on are other records there"
+    return ""
+
+
+def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
+    """Have nobody append to what was shipped: ``owner`` does, elsewhere."""
+    for name, file in topics_of(topics, binding.topics):
+        for number in range(file.partitions):
+            with contextlib.suppress(UnknownTopic):
+                granting.fence(topics.open_partition(name, number, file.topic_id).handle, str(owner))
+    write_binding(topics.fs, topics.path, replace(binding, fenced=str(owner)))
+
+
+def end(topics: Topics, bucket: Bucket) -> bool:
+    """Ship no more: whoever takes over from there is told that this store went on. False when it was not shipped.
+
+    What lies there stays. Also for a store that was fenced: it is one of its own from then on.
+    """
+    binding = read_binding(topics.fs, topics.path)
+    if binding is None:
+        return False
+    found = read_manifest(bucket)
+    if found is not None:
+        manifest, tag = found
+        if manifest.owner.id == binding.owner_id and not manifest.ended:
+            ended = replace(manifest, ended=True, sequence=manifest.sequence + 1, nonce=nonce())
+            bucket.swap(MANIFEST_KEY, encode_manifest(ended), tag)
+    unbind(topics)
+    return True
+
+
+def unbind(topics: Topics) -> None:
+    """Nothing here asks for grants any more, nor is fenced."""
+    for name, file in topics_of(topics, ()):
+        for number in range(file.partitions):
+            with contextlib.suppress(UnknownTopic):
+                granting.release(topics.open_partition(name, number, file.topic_id).handle)
+    remove_binding(topics.fs, topics.path)

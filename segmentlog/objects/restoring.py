@@ -1,0 +1,286 @@
+"""Restoring a store from an object store: the files that the manifest tells of, checked, and a checkpoint for each log.
+
+    DIR/@restoring      what is being restored from where: while it is there, and no store.json is, DIR is no store
+    DIR/TOPIC/N/...     segments, checked against the manifest's checksums as they come
+    DIR/store.json      last of all: from here on it is a store
+
+Each log is left as after the death of a machine: the next open goes on at the ceiling, in a new epoch, and tells what
+was lost. Killed and run again it keeps what it finds whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from typing import Final
+
+import msgspec
+import xxhash
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import ObjectStoreError, ShippingRefused
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, ShippedSegment, ShippedTopic, Stored
+from segmentlog.format.names import (
+    CHECKPOINT_FILE,
+    FORMAT_VERSION,
+    GRANT_FILE,
+    INTERNAL_TOPICS,
+    LOG_SUFFIX,
+    RESTORING_FILE,
+    SHIP_FILE,
+    SNAPSHOT_SUFFIX,
+    STORE_FILE,
+    check_topic_name,
+    segment_name,
+)
+from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.ownership import require_manifest
+from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.topics.folders import TopicFile, TopicFolders
+
+_PARALLEL: Final = 4
+_MANIFESTS_MAX: Final = 20
+"""So often the manifest may change under a restore before it gives up."""
+
+_HARMLESS: Final = (SHIP_FILE, "lost+found")
+
+Progress = Callable[[int, int], None]
+"""Told (bytes that are there, bytes in all)."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What was restored: topics, partitions, their bytes, how many of these were there already."""
+
+    manifest: Manifest
+    topics: int
+    partitions: int
+    size_bytes: int
+    kept_bytes: int
+
+
+def restore(
+    bucket: Bucket,
+    path: str,
+    wanted: Iterable[str] = (),
+    *,
+    fs: FileSystem | None = None,
+    parallel: int = _PARALLEL,
+    progress: Progress | None = None,
+    before_store: Callable[[Manifest], None] | None = None,
+) -> Restored:
+    """Make the store that was shipped there in the folder ``path``, or of it the topics that match ``wanted``.
+
+    ``before_store`` is called when all is there but what makes the folder a store.
+    Raises `ShippingRefused` (nothing was shipped there, or the folder holds something else), `ObjectStoreError`,
+    `DiskFull`: run it again, and it goes on.
+    """
+    fs = fs or FileSystem()
+    for _ in range(_MANIFESTS_MAX):
+        manifest, _tag = require_manifest(bucket)
+        files = Restoring(fs, bucket, path, manifest, tuple(wanted))
+        files.begin()
+        try:
+            return files.run(parallel, progress, before_store)
+        except ObjectMissing as missing:
+            newer, _tag = require_manifest(bucket)
+            if newer.sequence == manifest.sequence:
+                why = (
+                    f"{missing.key} is gone, which the manifest refers to; 'segmentlog objects verify' tells what else"
+                )
+                raise ShippingRefused(bucket.url, why) from missing
+    raise ObjectStoreError(bucket.url, "restore", f"the manifest changed {_MANIFESTS_MAX} times while it was read")
+
+
+class Restoring:
+    """One restore, of one manifest. ``run`` once."""
+
+    def __init__(
+        self, fs: FileSystem, bucket: Bucket, path: str, manifest: Manifest, wanted: tuple[str, ...] = ()
+    ) -> None:
+        self._fs = fs
+        self._bucket = bucket
+        self._path = path
+        self._manifest = manifest
+        self._topics = [topic for topic in manifest.topics if _is_wanted(topic.name, wanted)]
+        self._tails = {tail.number: tail.object for tail in manifest.tails}
+        self._kept_bytes = 0
+
+    def begin(self) -> None:
+        """See that the folder is one to restore into. Raises `ShippingRefused`."""
+        fs, path = self._fs, self._path
+        mark = f"{path}/{RESTORING_FILE}"
+        wanted = {"url": self._bucket.url, "store_id": self._manifest.store_id}
+        fs.make_folders(path)
+        if fs.exists(f"{path}/{STORE_FILE}"):
+            raise ShippingRefused(
+                self._bucket.url, f"{path} is a store; restore into a folder that is empty or not there"
+            )
+        if fs.exists(mark):
+            found = json.loads(read_file(fs, mark) or b"{}")
+            if found != wanted:
+                raise ShippingRefused(self._bucket.url, f"{path} holds what was begun of another restore: {found}")
+        elif names := [name for name in fs.listdir(path) if not name.startswith(".") and name not in _HARMLESS]:
+            why = f"{path} is not empty (it holds {names[0]}); restore into a folder that is, or that is not there"
+            raise ShippingRefused(self._bucket.url, why)
+        else:
+            replace_file(fs, mark, json.dumps(wanted).encode() + b"\n")
+
+    def run(
+        self,
+        parallel: int = _PARALLEL,
+        progress: Progress | None = None,
+        before_store: Callable[[Manifest], None] | None = None,
+    ) -> Restored:
+        """Bring all of it, and make the folder a store."""
+        jobs = [job for topic in self._topics for job in self._jobs(topic)]
+        whole = sum(part.size_bytes for topic in self._topics for part in topic.partitions)
+        done = 0
+        with ThreadPoolExecutor(parallel, "segmentlog-restore") as pool:
+            futures = [pool.submit(job) for job in jobs]
+            try:
+                for future in futures:
+                    done += future.result()
+                    if progress is not None:
+                        progress(done, whole)
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+        for topic in self._topics:
+            for partition in topic.partitions:
+                self._finish(topic, partition)
+            self._write_topic(topic)
+        if before_store is not None:
+            before_store(self._manifest)
+        self._make_store()
+        partitions = sum(len(topic.partitions) for topic in self._topics)
+        return Restored(self._manifest, len(self._topics), partitions, whole, self._kept_bytes)
+
+    # ------------------------------------------------------------ files
+
+    def _jobs(self, topic: ShippedTopic) -> Iterator[Callable[[], int]]:
+        check_topic_name(topic.name, internal=True)  # it is to name a folder
+        for partition in topic.partitions:
+            folder = f"{self._path}/{topic.name}/{partition.number}"
+            self._fs.make_folders(folder)
+            for segment in partition.segments:
+                yield self._bringing_segment(folder, segment)
+            for base in dict.fromkeys(chunk.segment for chunk in partition.chunks):
+                yield self._bringing_chunks(folder, base, [one for one in partition.chunks if one.segment == base])
+            for snapshot in partition.snapshots:
+                yield self._bringing(f"{folder}/{segment_name(snapshot.segment)}{SNAPSHOT_SUFFIX}", snapshot.object)
+
+    def _bringing_segment(self, folder: str, segment: ShippedSegment) -> Callable[[], int]:
+        stem = f"{folder}/{segment_name(segment.base_offset)}"
+        log = self._bringing(stem + LOG_SUFFIX, segment.log)
+        if segment.snapshot is None:
+            return log
+        snapshot = self._bringing(stem + SNAPSHOT_SUFFIX, segment.snapshot)
+        return lambda: log() + 0 * snapshot()
+
+    def _bringing(self, path: str, stored: Stored) -> Callable[[], int]:
+        def bring() -> int:
+            if self._is_there(path, stored.size_bytes, stored.xxh3_64):
+                return stored.size_bytes
+            data, _ = self._bucket.get(stored.key)
+            check_object(self._bucket, stored, data)
+            replace_file(self._fs, path, data, sync_folder=False)
+            return stored.size_bytes
+
+        return bring
+
+    def _bringing_chunks(self, folder: str, base: int, chunks: list[Chunk]) -> Callable[[], int]:
+        def bring() -> int:
+            data = b"".join([self._chunk(chunk) for chunk in chunks])
+            path = f"{folder}/{segment_name(base)}{LOG_SUFFIX}"
+            if not self._is_there(path, len(data), xxhash.xxh3_64_hexdigest(data)):
+                replace_file(self._fs, path, data, sync_folder=False)
+            return len(data)
+
+        return bring
+
+    def _chunk(self, chunk: Chunk) -> bytes:
+        key = self._tails[chunk.tail].key
+        data = self._bucket.get_range(key, chunk.start, chunk.size_bytes)
+        if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
+            why = f"damaged: bytes {chunk.start} to {chunk.start + chunk.size_bytes} are not what was shipped"
+            raise ShippingRefused(self._bucket.url, f"{key}: {why}")
+        return data
+
+    def _is_there(self, path: str, size_bytes: int, xxh3_64: str) -> bool:
+        """Whether an earlier run has brought the file."""
+        try:
+            if self._fs.stat(path).st_size != size_bytes:
+                return False
+            is_whole = xxhash.xxh3_64_hexdigest(read_file(self._fs, path)) == xxh3_64
+        except FileNotFoundError:
+            return False
+        if is_whole:
+            self._kept_bytes += size_bytes
+        return is_whole
+
+    # ------------------------------------------------------------ what makes them logs, topics, a store
+
+    def _finish(self, topic: ShippedTopic, partition: ShippedPartition) -> None:
+        folder = f"{self._path}/{topic.name}/{partition.number}"
+        active = f"{segment_name(partition.active_base)}{LOG_SUFFIX}"
+        bases = [segment.base_offset for segment in partition.segments] + [chunk.segment for chunk in partition.chunks]
+        sizes = {chunk.segment: chunk.position + chunk.size_bytes for chunk in partition.chunks}
+        if partition.active_base not in bases:
+            replace_file(self._fs, f"{folder}/{active}", b"", sync_folder=False)
+        wanted = {f"{segment_name(base)}{suffix}" for base in (*bases, partition.active_base)
+                  for suffix in (LOG_SUFFIX, SNAPSHOT_SUFFIX)}  # fmt: skip
+        for name in self._fs.listdir(folder):
+            if name not in wanted and name not in (CHECKPOINT_FILE, GRANT_FILE):  # of a manifest that has changed since
+                self._fs.unlink(f"{folder}/{name}")
+        checkpoint = Checkpoint(
+            recovery_offset=partition.end_offset,
+            recovery_segment=partition.active_base,
+            recovery_position=sizes.get(partition.active_base, 0),
+            log_start_offset=partition.log_start_offset,
+            offset_ceiling=partition.ceiling,
+            clean=False,
+            epochs=partition.epochs,
+            lost_ranges=partition.lost_ranges,
+            compacted=partition.compacted,
+            has_producers=partition.has_producers,
+        )
+        with contextlib.suppress(FileNotFoundError):  # of an earlier run: this is a new one, both of its slots
+            self._fs.unlink(f"{folder}/{CHECKPOINT_FILE}")
+        CheckpointFile(self._fs, f"{folder}/{CHECKPOINT_FILE}").write(checkpoint)
+
+    def _write_topic(self, topic: ShippedTopic) -> None:
+        folder = f"{self._path}/{topic.name}"
+        for number in range(topic.partition_count):
+            self._fs.make_folders(f"{folder}/{number}")
+        config = TopicConfig.from_mapping(topic.config)
+        file = TopicFile(topic.partition_count, config, topic.largest_batch_bytes, topic.id)
+        TopicFolders(self._fs, self._path).write(folder, file)
+        self._fs.sync_folder(self._path)
+
+    def _make_store(self) -> None:
+        manifest = self._manifest
+        document = {"format": FORMAT_VERSION, "store_id": manifest.store_id, "created_ms": manifest.shipped_ms}
+        replace_file(self._fs, f"{self._path}/{STORE_FILE}", json.dumps(document, indent=2).encode() + b"\n")
+        self._fs.unlink(f"{self._path}/{RESTORING_FILE}")
+        self._fs.sync_folder(self._path)
+
+
+def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
+    """Raise `ShippingRefused` unless an object holds what the manifest says."""
+    if len(data) != stored.size_bytes:
+        raise ShippingRefused(
+            bucket.url, f"{stored.key}: {len(data)} bytes, and not the {stored.size_bytes} of the manifest"
+        )
+    if xxhash.xxh3_64_hexdigest(data) != stored.xxh3_64 or hashlib.sha256(data).hexdigest() != stored.sha256:
+        raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums are not those of the manifest")
+
+
+def _is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+    return name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)

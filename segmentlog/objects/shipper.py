@@ -1,0 +1,582 @@
+"""Shipping a store: in each interval what is new goes into one object, and one conditional put says so.
+
+look      which partitions have something new on disk (`capture`)
+plan      segments to upload whole, pieces for the tail (`policy.shipping`)
+upload    segments by threads of their own, over as many intervals as it takes; the tail at once
+put       the manifest, in the place of the one that was read or put last
+tell      readers and waiters what is shipped, appenders how far they may go; delete what was condemned long ago
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import xxhash
+from msgspec.structs import replace
+
+from segmentlog.defaults import SHIP_INTERVAL_MS
+from segmentlog.errors import SegmentlogError, ShippingRefused, StoreClosed, StoreFenced, UnknownTopic
+from segmentlog.format.manifest import (
+    MANIFEST_KEY,
+    Chunk,
+    Condemned,
+    Manifest,
+    Owner,
+    ShippedPartition,
+    ShippedSegment,
+    Snapshot,
+    Tail,
+    encode_manifest,
+)
+from segmentlog.log import granting
+from segmentlog.objects import uploads
+from segmentlog.objects.binding import Binding, write_binding
+from segmentlog.objects.bucket import Bucket, ObjectChanged
+from segmentlog.objects.capture import LocalPartition, Signature, as_shipped, open_local, topics_of
+from segmentlog.objects.ownership import claim, fence, read_manifest
+from segmentlog.policy.shipping import LocalLog, LocalSegment, Piece, Plan, ceiling_for, entry, plan, wasted_tails
+from segmentlog.storage import forks
+from segmentlog.storage.forks import Held
+from segmentlog.topics.folders import TopicFile
+from segmentlog.topics.topics import Topics
+
+logger = logging.getLogger("segmentlog")
+
+GRACE_MS: Final = 5 * 60_000
+"""Objects that the manifest refers to no more are deleted after so long: who reads an older one is not hurried."""
+
+_UPLOAD_WAIT_S: Final = 1.0
+
+Where = tuple[str, int]
+"""A partition: the id of its topic, its number."""
+
+
+class ShippedNow(msgspec.Struct, frozen=True):
+    """What a tick did. ``pending``: segments that are being uploaded, or wait for it."""
+
+    put: bool
+    records: int
+    size_bytes: int
+    pending: int
+
+
+class _Part:
+    """What a shipper knows of one partition."""
+
+    def __init__(self, local: LocalPartition) -> None:
+        self.local = local
+        self.seen: Signature = ()
+        self.uploaded: dict[int, _Uploaded] = {}
+        """By base offset."""
+        self.snapshots: dict[int, Snapshot] = {}
+        self.ceiling = 0
+        self.end_offset = 0
+        """When the rate of appends was looked at last, and ``looked_ms`` then."""
+        self.looked_ms = 0
+        self.appended_bytes = 0
+        """At the last look."""
+
+
+_Uploaded = tuple[tuple[int, int, int], ShippedSegment]
+"""The stamp of a file that was uploaded, and what the manifest is to say of it."""
+
+
+class _Round(msgspec.Struct):
+    """What one tick is to put."""
+
+    part: _Part
+    log: LocalLog
+    to_do: Plan
+    ceiling: int
+    chunks: list[Chunk] = []
+
+
+class Shipper:
+    """Ships one store to one place. Thread-safe; one thread of one process at a time is at it.
+
+    Others that are asked to ship the same store wait in `tick` for their turn: it does nothing and says so.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        bucket: Bucket,
+        *,
+        wanted: Iterable[str] = (),
+        interval_ms: int = SHIP_INTERVAL_MS,
+        grace_ms: int = GRACE_MS,
+        parallel: int = uploads.PARALLEL,
+    ) -> None:
+        self._topics = topics
+        self._fs = topics.fs
+        self._clock = topics.clock
+        self._wanted = tuple(wanted)
+        self._interval_ms = interval_ms
+        self._grace_ms = grace_ms
+        self.bucket = bucket
+        self._mutex = forks.reentrant_lock(self, "_mutex")
+        self._parallel = parallel
+        self._forget()
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """As at the beginning; in a forked child, where the parent ships."""
+        self._lease: Held | None = None
+        self._binding: Binding | None = None
+        self._owner: Owner | None = None
+        self._manifest: Manifest | None = None
+        self._tag: str | None = None
+        self._tried: dict[str, Manifest] = {}
+        """By nonce: puts of whose outcome nothing is known, and what each said."""
+        self._orphans: list[str] = []
+        """Objects that only those refer to."""
+        self._parts: dict[Where, _Part] = {}
+        self._uploads: uploads.Uploads[tuple[Where, int], _Uploaded] = uploads.Uploads(self._parallel)
+        self._deleted: set[str] = set()
+        """Of what the manifest condemns."""
+        self.error: str | None = None
+        """Why the last tick failed; None when it did not."""
+        self.shipped_ms = 0
+        """Wall clock when the manifest was last put, or found to say all that there is."""
+
+    # ------------------------------------------------------------ the tick
+
+    def tick(self, now_ms: int | None = None) -> ShippedNow:
+        """Ship what is on disk by now, but for segments whose upload goes on.
+
+        Raises `ObjectStoreError` (what was not shipped is the next time), `StoreFenced`, `ShippingRefused`.
+        """
+        with self._mutex:
+            now_ms = self._clock.now_ms() if now_ms is None else now_ms
+            try:
+                if not self._become_owner(now_ms):
+                    return ShippedNow(put=False, records=0, size_bytes=0, pending=0)
+                result = self._tick(now_ms)
+            except (SegmentlogError, OSError) as error:
+                self.error = self._topics.ship_signals.trouble = str(error)
+                self._forget_what_was_seen()
+                raise
+            self.error = None
+            self.shipped_ms = now_ms
+            self._topics.ship_signals.trouble = ""
+        self._topics.ship_signals.tell()
+        return result
+
+    def _tick(self, now_ms: int) -> ShippedNow:
+        assert self._owner is not None
+        if self._tried:
+            self._learn_outcome()
+        self._collect_uploads()
+        rounds, topics = self._look(now_ms)
+        pending = len(self._uploads) + self._begin_uploads(rounds)
+        before = self._manifest
+        tail = self._put_tail(rounds)
+        manifest = self._compose(rounds, topics, tail, now_ms)
+        size_bytes = 0 if tail is None else tail.object.size_bytes
+        if before is None or _said(manifest) != _said(before):
+            self._put(manifest)
+        for where, round_ in rounds.items():
+            if round_.to_do.upload:
+                round_.part.seen = ()
+            self._tell(where)
+        self._delete_condemned(now_ms)
+        records = _records(manifest) - (_records(before) if before else 0)
+        return ShippedNow(put=manifest is self._manifest, records=records, size_bytes=size_bytes, pending=pending)
+
+    # ------------------------------------------------------------ being the owner
+
+    def _become_owner(self, now_ms: int) -> bool:
+        if self._owner is not None:
+            return True
+        if self._lease is None:
+            self._lease = self._topics.ship_signals.become_shipper()
+        if self._lease is None:
+            return False
+        self._binding, self._owner, found = claim(self._topics, self.bucket, self._wanted, now_ms)
+        if found is not None:
+            self._manifest, self._tag = found
+        return True
+
+    # ------------------------------------------------------------ looking and planning
+
+    def _look(self, now_ms: int) -> tuple[dict[Where, _Round], list[tuple[str, TopicFile]]]:
+        """(what is to be done, by partition; the topics that there are)."""
+        assert self._binding is not None
+        rounds: dict[Where, _Round] = {}
+        topics = list(topics_of(self._topics, self._binding.topics))
+        self._forget_topics({file.topic_id for _, file in topics})
+        shipped = self._shipped()
+        wasted = self._wasted()
+        for name, file in topics:
+            for number in range(file.partitions):
+                where = (file.topic_id, number)
+                part = self._part(name, where)
+                if part is None:
+                    continue
+                signature, appended_bytes = part.local.signature(), part.local.appended_bytes
+                there = shipped.get(where)
+                is_wasted = there is not None and any(chunk.tail in wasted for chunk in there.chunks)
+                ceiling = self._ceiling(part, there, now_ms)
+                if signature == part.seen and not is_wasted and there is not None and ceiling == there.ceiling:
+                    continue
+                log = part.local.look()
+                if log is None:  # next time
+                    continue
+                part.seen, part.appended_bytes = signature, appended_bytes
+                part.snapshots = {one.segment: one for one in (there.snapshots if there else ())} | part.snapshots
+                to_do = plan(log, self._checked(part, log, there), self._known(part, log, there), wasted.__contains__)
+                rounds[where] = _Round(part, log, to_do, ceiling)
+        return rounds, topics
+
+    def _part(self, name: str, where: Where) -> _Part | None:
+        part = self._parts.get(where)
+        if part is None or part.local.partition.is_stale or part.local.partition.topic != name:
+            local = open_local(self._topics, name, where[1], where[0])
+            if local is None:
+                return None
+            before, part = part, _Part(local)
+            if before is not None:  # renamed, say
+                part.uploaded, part.snapshots, part.ceiling = before.uploaded, before.snapshots, before.ceiling
+            self._parts[where] = part
+        if not part.ceiling:
+            part.ceiling = granting.limit(part.local.partition.handle)
+        return part
+
+    def _forget_topics(self, there: set[str]) -> None:
+        """Keep nothing of topics that are gone."""
+        for where in [where for where in self._parts if where[0] not in there]:
+            part = self._parts.pop(where)
+            self._orphans += [segment.log.key for _, segment in part.uploaded.values()]
+
+    def _ceiling(self, part: _Part, there: ShippedPartition | None, now_ms: int) -> int:
+        """The ceiling that the manifest is to promise."""
+        end_offset = part.local.wanted_offset
+        elapsed_ms = now_ms - part.looked_ms
+        rate = max(end_offset - part.end_offset, 0) * 1000 / elapsed_ms if part.looked_ms and elapsed_ms > 0 else 0.0
+        part.end_offset, part.looked_ms = end_offset, now_ms
+        return ceiling_for(end_offset, max(part.ceiling, there.ceiling if there else 0), rate)
+
+    def _shipped(self) -> dict[Where, ShippedPartition]:
+        if self._manifest is None:
+            return {}
+        return {(topic.id, part.number): part for topic in self._manifest.topics for part in topic.partitions}
+
+    def _wasted(self) -> set[int]:
+        if self._manifest is None:
+            return set()
+        chunks = (chunk for part in self._shipped().values() for chunk in part.chunks)
+        return wasted_tails({tail.number: tail.object.size_bytes for tail in self._manifest.tails}, chunks)
+
+    def _checked(self, part: _Part, log: LocalLog, there: ShippedPartition | None) -> ShippedPartition | None:
+        """The partition's entry, without chunks that are not what the files are now."""
+        if there is None or not there.chunks or there.epoch == log.epochs[-1].epoch:
+            return there
+        kept: list[Chunk] = []
+        torn = set[int]()
+        for chunk in there.chunks:
+            if chunk.segment in torn or not part.local.holds(chunk):
+                torn.add(chunk.segment)
+            else:
+                kept.append(chunk)
+        return replace(there, chunks=tuple(kept))
+
+    def _known(self, part: _Part, log: LocalLog, there: ShippedPartition | None) -> dict[int, ShippedSegment]:
+        """The segments that lie there as their files are here, by base offset."""
+        shipped = {segment.base_offset: segment for segment in (there.segments if there else ())}
+        found: dict[int, ShippedSegment] = {}
+        for segment in log.segments:
+            if not segment.sealed:
+                continue
+            known = part.uploaded.get(segment.base_offset)
+            if known is None and segment.base_offset in shipped:
+                # Of an earlier process: its stamp is not known, so the bytes are compared.
+                candidate = shipped[segment.base_offset]
+                if _is_same(part.local, segment, candidate):
+                    known = part.uploaded[segment.base_offset] = (segment.stamp, candidate)
+            if known is not None and known[0] == segment.stamp:
+                found[segment.base_offset] = known[1]
+        bases = {segment.base_offset for segment in log.segments}
+        for base in [base for base in part.uploaded if base not in bases]:
+            self._orphans.append(part.uploaded.pop(base)[1].log.key)
+        return found
+
+    # ------------------------------------------------------------ uploading
+
+    def _begin_uploads(self, rounds: dict[Where, _Round]) -> int:
+        """How many segments have to wait for their turn."""
+        waiting = 0
+        for where, round_ in rounds.items():
+            for segment in round_.to_do.upload:
+                key = (where, segment.base_offset)
+                if key not in self._uploads and not self._uploads.begin(key, self._uploading(where, round_, segment)):
+                    waiting += 1
+        return waiting
+
+    def _uploading(self, where: Where, round_: _Round, segment: LocalSegment) -> Callable[[], _Uploaded]:
+        local, bucket = round_.part.local, self.bucket
+        key = f"segments/{where[0]}/{where[1]}/{segment.base_offset:020d}-{uploads.nonce()}"
+
+        def upload() -> _Uploaded:
+            log = uploads.put(bucket, key, local.read(segment.base_offset, 0, segment.size_bytes))
+            data = local.snapshot(segment.base_offset)
+            snapshot = None if data is None else uploads.put(bucket, f"{key}.snapshot", data)
+            timestamps = local.timestamps(segment)
+            return segment.stamp, ShippedSegment(segment.base_offset, segment.end_offset, log, *timestamps, snapshot)
+
+        return upload
+
+    def _collect_uploads(self, wait_s: float = 0.0) -> None:
+        """Take note of segments that lie there now. Raises the first error; what failed is begun anew."""
+        first: BaseException | None = None
+        for (where, base), future in self._uploads.ended(wait_s):
+            part = self._parts.get(where)
+            if part is not None:
+                part.seen = ()  # there is something to say
+            error = future.exception()
+            if error is None and part is not None:
+                part.uploaded[base] = future.result()
+            elif error is not None and not isinstance(error, FileNotFoundError | UnknownTopic | StoreClosed):
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _put_tail(self, rounds: dict[Where, _Round]) -> Tail | None:
+        """Put what is new of all partitions as one object; None when nothing is."""
+        parts: list[memoryview] = []
+        number = self._manifest.next_tail if self._manifest else 0
+        start = 0
+        for where, round_ in rounds.items():
+            chunks = []
+            for piece in round_.to_do.pieces:
+                data = round_.part.local.read(piece.segment, piece.position, piece.size_bytes)
+                chunks.append(_chunk(piece, data, number, start))
+                parts.append(data)
+                start += len(data)
+            round_.chunks = chunks
+            for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
+                self._put_snapshot(where, round_.part, segment)
+        if not parts:
+            return None
+        joined = parts[0] if len(parts) == 1 else b"".join(parts)
+        key = f"tails/{number:020d}-{uploads.nonce()}"
+        self._orphans.append(key)  # until a manifest says otherwise
+        return Tail(number, uploads.put(self.bucket, key, joined))
+
+    def _put_snapshot(self, where: Where, part: _Part, segment: int) -> None:
+        """See to it that what was known of producers where a segment begins lies there."""
+        if segment in part.snapshots or (data := part.local.snapshot(segment)) is None:
+            return
+        key = f"segments/{where[0]}/{where[1]}/{segment:020d}-{uploads.nonce()}.snapshot"
+        self._orphans.append(key)
+        part.snapshots[segment] = Snapshot(segment, uploads.put(self.bucket, key, data))
+
+    # ------------------------------------------------------------ putting the manifest
+
+    def _compose(
+        self, rounds: dict[Where, _Round], topics: list[tuple[str, TopicFile]], tail: Tail | None, now_ms: int
+    ) -> Manifest:
+        """What the manifest is to say."""
+        assert self._owner is not None
+        before, there = self._manifest, self._shipped()
+        composed = []
+        for name, file in topics:
+            partitions = []
+            for number in range(file.partitions):
+                where = (file.topic_id, number)
+                round_, shipped = rounds.get(where), there.get(where)
+                if round_ is not None:
+                    snapshots = round_.part.snapshots.values()
+                    shipped = entry(round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling)
+                if shipped is not None:
+                    partitions.append(shipped)
+            composed.append(as_shipped(name, file, tuple(partitions)))
+        tails = [*(before.tails if before else ()), *([tail] if tail else [])]
+        live = {chunk.tail for topic in composed for part in topic.partitions for chunk in part.chunks}
+        manifest = Manifest(
+            store_id=self._topics.store_id,
+            owner=self._owner,
+            sequence=before.sequence + 1 if before else 0,
+            nonce=uploads.nonce(),
+            shipped_ms=now_ms,
+            interval_ms=self._interval_ms,
+            topics=tuple(composed),
+            tails=tuple(one for one in tails if one.number in live),
+            next_tail=(before.next_tail if before else 0) + (tail is not None),
+        )
+        return replace(manifest, condemned=self._condemn(manifest, now_ms))
+
+    def _condemn(self, manifest: Manifest, now_ms: int) -> tuple[Condemned, ...]:
+        """What nothing refers to any more, with the time since when."""
+        before = self._manifest
+        known = {one.key: one for one in before.condemned if one.key not in self._deleted} if before else {}
+        kept = {stored.key for stored in manifest.objects()}
+        kept |= {segment.log.key for part in self._parts.values() for _, segment in part.uploaded.values()}
+        gone = {stored.key for stored in before.objects()} if before else set()
+        for key in sorted((gone | set(self._orphans)) - kept):
+            known.setdefault(key, Condemned(key, now_ms))
+        return tuple(one for key, one in known.items() if key not in kept)
+
+    def _put(self, manifest: Manifest) -> None:
+        """Put it in the place of the last one. Raises `ObjectStoreError`: the next tick learns what became of it."""
+        self._tried[manifest.nonce] = manifest
+        try:
+            tag = self.bucket.swap(MANIFEST_KEY, encode_manifest(manifest), self._tag)
+        except ObjectChanged:
+            self._learn_outcome()
+            if self._manifest is not manifest:
+                raise
+            return
+        self._take_over(manifest, tag)
+
+    def _take_over(self, manifest: Manifest, tag: str) -> None:
+        """Go on from a manifest that lies there."""
+        assert self._binding is not None
+        kept = {stored.key for stored in manifest.objects()} | {one.key for one in manifest.condemned}
+        if tag != self._tag:  # else a put that was sent may still take effect
+            self._tried.clear()
+        self._manifest, self._tag = manifest, tag
+        self._orphans = [key for key in self._orphans if key not in kept]
+        self._deleted &= {one.key for one in manifest.condemned}
+        if not self._binding.begun:
+            self._binding = replace(self._binding, begun=True)
+            write_binding(self._fs, self._topics.path, self._binding)
+
+    def _learn_outcome(self) -> None:
+        """Find out what lies there, after a put of which nobody knows whether it took effect.
+
+        One of our own did, or the one before it still lies there, or somebody only condemned objects meanwhile.
+        """
+        found = read_manifest(self.bucket)
+        if found is None:
+            if self._manifest is not None:
+                raise ShippingRefused(self.bucket.url, "the manifest is gone, which nobody here has deleted")
+            return
+        manifest, tag = found
+        assert self._owner is not None
+        assert self._binding is not None
+        if manifest.store_id != self._topics.store_id:
+            raise ShippingRefused(self.bucket.url, f"another store is shipped there, by {manifest.owner}")
+        if (manifest.owner.epoch, manifest.owner.id) != (self._owner.epoch, self._owner.id):
+            if self._manifest is not None and manifest.nonce == self._manifest.nonce:
+                return  # what had ended, and is not ours yet
+            fence(self._topics, self._binding, manifest.owner)
+            raise StoreFenced(f"store {self._topics.path}", str(manifest.owner))
+        if manifest.nonce in self._tried:
+            self._take_over(self._tried[manifest.nonce], tag)
+            self._forget_what_was_seen()
+        elif self._manifest is not None and _said(manifest) == _said(self._manifest):
+            self._take_over(manifest, tag)
+            condemned = {one.key for one in manifest.condemned}
+            for (
+                part
+            ) in self._parts.values():  # what was uploaded, and not referred to for so long that somebody swept it
+                part.uploaded = {base: one for base, one in part.uploaded.items() if one[1].log.key not in condemned}
+                part.snapshots = {base: one for base, one in part.snapshots.items() if one.object.key not in condemned}
+            self._forget_what_was_seen()
+        else:
+            why = (
+                "another process ships as the same owner, from a copy of this store; take it over into an empty folder"
+            )
+            raise ShippingRefused(self.bucket.url, why)
+
+    def _forget_what_was_seen(self) -> None:
+        for part in self._parts.values():
+            part.seen = ()
+
+    # ------------------------------------------------------------ afterwards
+
+    def _tell(self, where: Where) -> None:
+        """Let those know here who wait for it, or need more offsets, what the manifest says of a partition."""
+        part, there = self._parts[where], self._shipped().get(where)
+        if there is None:
+            return
+        handle = part.local.partition.handle
+        with contextlib.suppress(UnknownTopic):
+            handle.ledger.note_shipped(there.end_offset)
+            handle.wake_followers()
+            if there.ceiling > part.ceiling:
+                granting.grant(handle, there.ceiling)
+                part.ceiling = there.ceiling
+
+    def _delete_condemned(self, now_ms: int) -> None:
+        """Delete what was condemned long ago. It is struck off the list with the next put."""
+        assert self._manifest is not None
+        due = [one.key for one in self._manifest.condemned if now_ms - one.since_ms >= self._grace_ms]
+        due = [key for key in due if key not in self._deleted]
+        if due:
+            self.bucket.delete(due)
+            self._deleted.update(due)
+
+    # ------------------------------------------------------------ for whoever asks
+
+    def ship(self, progress: Callable[[int], None] | None = None) -> ShippedNow:
+        """Ship all that is on disk now, until it lies there. Raises as `tick` does.
+
+        ``progress`` is told how many segments are still being uploaded.
+        """
+        first = self.tick()
+        records, size_bytes, put = first.records, first.size_bytes, first.put
+        while True:
+            with self._mutex:
+                if self._owner is None:
+                    raise ShippingRefused(self.bucket.url, f"another process is shipping {self._topics.path} there")
+                self._collect_uploads(_UPLOAD_WAIT_S)
+            now = self.tick()
+            records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put
+            if progress is not None:
+                progress(now.pending)
+            if not now.pending:
+                return ShippedNow(put, records, size_bytes, 0)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The one that was put last; None before the first."""
+        return self._manifest
+
+    @property
+    def unshipped_bytes(self) -> int:
+        """What was appended since the last turn, on disk or not."""
+        return sum(part.local.appended_bytes - part.appended_bytes for part in list(self._parts.values()))
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is this process that ships the store."""
+        return self._owner is not None
+
+    def close(self) -> None:
+        """Ship no more. What is being uploaded is not waited for."""
+        with self._mutex:
+            self._uploads.close()
+            lease, self._lease = self._lease, None
+            self._owner = None
+            if lease is not None:
+                self._topics.ship_signals.resign(lease)
+
+
+def _chunk(piece: Piece, data: memoryview, tail: int, start: int) -> Chunk:
+    return Chunk(
+        piece.segment, piece.position, piece.size_bytes, piece.base_offset, piece.end_offset, tail, start,
+        xxhash.xxh3_64_hexdigest(data),
+    )  # fmt: skip
+
+
+def _is_same(local: LocalPartition, segment: LocalSegment, shipped: ShippedSegment) -> bool:
+    """Whether a file here is what was uploaded once."""
+    if (segment.end_offset, segment.size_bytes) != (shipped.end_offset, shipped.log.size_bytes):
+        return False
+    data = local.read(segment.base_offset, 0, segment.size_bytes)
+    return xxhash.xxh3_64_hexdigest(data) == shipped.log.xxh3_64
+
+
+def _said(manifest: Manifest) -> object:
+    """What a manifest says of the store; nothing needs to be put for the rest."""
+    return manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended
+
+
+def _records(manifest: Manifest) -> int:
+    """Offsets that are shipped, by and large."""
+    return sum(part.end_offset - part.log_start_offset for topic in manifest.topics for part in topic.partitions)

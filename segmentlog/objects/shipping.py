@@ -1,0 +1,229 @@
+"""Shipping as a store does it by itself: a thread that ticks, once an interval or when somebody waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from segmentlog.arguments import as_int
+from segmentlog.defaults import SHIP_INTERVAL_MS
+from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.objects.binding import read_binding
+from segmentlog.objects.location import open_bucket
+from segmentlog.objects.ownership import end
+from segmentlog.objects.shipper import ShippedNow, Shipper
+from segmentlog.storage import forks
+from segmentlog.storage.watch import Watch
+from segmentlog.topics.topics import Topics
+from segmentlog.topics.workers import Worker
+
+logger = logging.getLogger("segmentlog")
+
+_STANDBY_S: Final = 2.0
+"""Another process ships: it is looked so often whether it still does."""
+_WATCH_S: Final = 0.5
+_COUNT_S: Final = 0.05
+"""So often it is counted what waits, where a number of bytes is not to be exceeded."""
+_PAUSE_MIN_S: Final = 0.0005
+_CLOSING_S: Final = 1.0
+_INTERVAL_MAX_MS: Final = 86_400_000
+
+
+class ShippingStatus(msgspec.Struct, frozen=True):
+    """How far a store is shipped, as the process knows that ships it.
+
+    ``lag_bytes`` were appended since the last turn, ``lag_s`` ago everything was shipped that was on disk then.
+    """
+
+    url: str
+    is_owner: bool
+    shipped_ms: int
+    lag_bytes: int
+    lag_s: float
+    error: str
+
+
+class Shipping:
+    """How a store is shipped from this process. Thread-safe; see docs/ship.md.
+
+    Of several processes that are to ship a store one does; another takes its place when it is gone.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._run: _Run | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where this process ships it to by itself; None when it does not."""
+        return None if self._run is None else self._run.shipper.bucket.url
+
+    def begin(
+        self,
+        url: str,
+        *,
+        topics: Iterable[str] = (),
+        interval_ms: int = SHIP_INTERVAL_MS,
+        max_bytes: int | None = None,
+        threads: bool = True,
+    ) -> None:
+        """Ship it from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new; without threads by `tick`.
+
+        ``topics`` are names and patterns, none for all. Raises `InvalidConfig`, `ReadOnlyStore`.
+        """
+        if self._run is not None:
+            raise InvalidConfig("ship", url, f"nothing more: it is shipped to {self.url} already")
+        self._run = _Run(
+            self._topics, url, wanted=topics, interval_ms=interval_ms, max_bytes=max_bytes, threads=threads
+        )
+        self._run.ensure_running()
+
+    def tick(self, now_ms: int | None = None) -> float:
+        """One turn; seconds until the next. Raises `ObjectStoreError`, `StoreFenced`, `ShippingRefused`.
+
+        And `InvalidConfig` where nobody began to ship it.
+        """
+        if self._run is None:
+            raise InvalidConfig("ship", None, "a URL, given when the store is opened")
+        return self._run.tick(now_ms)
+
+    def ship(self, url: str, *, topics: Iterable[str] = ()) -> ShippedNow:
+        """Ship all that is on disk now; returns once it lies there. Raises as `tick`."""
+        if self._run is not None and self.url == url:
+            return self._run.shipper.ship()
+        run = _Run(self._topics, url, wanted=topics, threads=False)
+        try:
+            for partition in self._topics.opened_partitions():
+                partition.flush()
+            return run.shipper.ship()
+        finally:
+            run.close()
+
+    def end(self) -> str | None:
+        """Ship no more, for good: nothing here asks the object store for offsets then. Where it was shipped to.
+
+        What lies there stays; whoever takes it over is told that this store went on. None when it was not shipped.
+        Raises `ObjectStoreError`, `ReadOnlyStore`.
+        """
+        self._topics.check_writable("end shipping it")
+        self.close()
+        binding = read_binding(self._topics.fs, self._topics.path)
+        if binding is None:
+            return None
+        end(self._topics, open_bucket(binding.url))
+        return binding.url
+
+    def status(self) -> ShippingStatus | None:
+        """How far it is, as this process knows; None when it does not ship."""
+        return None if self._run is None else self._run.status()
+
+    def health(self) -> dict[str, str]:
+        """What keeps it from shipping; empty when nothing does."""
+        error = None if self._run is None else self._run.shipper.error
+        return {} if error is None else {"ship": error}
+
+    def close(self) -> None:
+        """Ship once more what there is, if the object store can be reached, and no more then."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+
+
+class _Run:
+    """Shipping to one place, with threads or without."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        url: str,
+        *,
+        wanted: Iterable[str] = (),
+        interval_ms: int = SHIP_INTERVAL_MS,
+        max_bytes: int | None = None,
+        threads: bool = True,
+    ) -> None:
+        topics.check_writable("ship it")
+        interval_ms = as_int("ship_interval_ms", interval_ms, 1, _INTERVAL_MAX_MS)
+        if max_bytes is not None:
+            max_bytes = as_int("ship_bytes", max_bytes, 1)
+        self._topics = topics
+        self._interval_s = interval_ms / 1000
+        self._max_bytes = max_bytes
+        self.shipper = Shipper(topics, open_bucket(url), wanted=wanted, interval_ms=interval_ms)
+        self._ticked_s = 0.0
+        self._watch: Watch | None = None
+        self._worker = Worker("ship", self.tick) if threads else None
+        self._watcher = Worker("ship-wanted", self._watch_tick) if threads else None
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the parent ships."""
+        self._watch = None
+
+    def ensure_running(self) -> None:
+        """Start the threads that this process is to have and has not."""
+        for worker in (self._worker, self._watcher):
+            if worker is not None:
+                worker.ensure_running()
+
+    def tick(self, now_ms: int | None = None) -> float:
+        """One turn; seconds until the next. Raises what `Shipper.tick` does."""
+        began_s = self._ticked_s = time.monotonic()
+        self.shipper.tick(now_ms)
+        if not self.shipper.is_owner:
+            return _STANDBY_S
+        return max(began_s + self._interval_s - time.monotonic(), _PAUSE_MIN_S)
+
+    def _watch_tick(self) -> float:
+        """Wake the one that ticks when somebody waits for it, or when there is much."""
+        assert self._worker is not None
+        if self._watch is None:
+            self._watch = Watch()
+        if not self._watch.add(self._topics.ship_signals.path):
+            return _COUNT_S  # nobody has ever shipped it; in a moment this process does
+        is_wanted = self._watch.wait(_WATCH_S if self._max_bytes is None else _COUNT_S) or self._is_much()
+        if is_wanted and self.shipper.is_owner:
+            self._worker.wake()
+        return 0.0
+
+    def _is_much(self) -> bool:
+        return self._max_bytes is not None and self.shipper.unshipped_bytes >= self._max_bytes
+
+    def status(self) -> ShippingStatus:
+        """How far it is."""
+        shipper = self.shipper
+        now_ms = self._topics.clock.now_ms()
+        lag_s = max(now_ms - shipper.shipped_ms, 0) / 1000 if shipper.shipped_ms else -1.0
+        return ShippingStatus(
+            shipper.bucket.url,
+            shipper.is_owner,
+            shipper.shipped_ms,
+            shipper.unshipped_bytes,
+            lag_s,
+            shipper.error or "",
+        )
+
+    def close(self) -> None:
+        """Ship once more what there is, if the object store can be reached, and no more then."""
+        for worker in (self._worker, self._watcher):
+            if worker is not None:
+                worker.ask_to_stop()
+        if self._watch is not None:
+            self._watch.interrupt()
+        for worker in (self._worker, self._watcher):
+            if worker is not None:
+                worker.join(_CLOSING_S)
+        if self._watch is not None:
+            self._watch.close()
+        if self.shipper.is_owner:
+            try:
+                for partition in self._topics.opened_partitions():
+                    partition.flush()
+                self.shipper.tick()
+            except (SegmentlogError, OSError) as error:
+                logger.warning("%s: what was appended last is not shipped: %s", self._topics.path, error)
+        self.shipper.close()

@@ -1,0 +1,122 @@
+"""Looking after what lies in an object store: what it is, whether it is whole, and what nobody refers to.
+
+Sweeping takes two turns. What no manifest refers to, and is older than the grace time, is condemned in the manifest
+first, by a conditional put; it is deleted when it has been condemned for as long. A shipper whose upload was condemned
+in between finds its own put refused, sees that, and uploads anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.errors import ObjectStoreError, ShippingRefused
+from segmentlog.format.manifest import MANIFEST_KEY, Condemned, Manifest, Stored, encode_manifest
+from segmentlog.objects.bucket import Bucket, ObjectChanged, ObjectMissing
+from segmentlog.objects.ownership import require_manifest
+from segmentlog.objects.restoring import check_object
+from segmentlog.objects.uploads import nonce
+
+GRACE_MS: Final = 24 * 3600_000
+"""What is younger may be of an upload that is under way, or be read by somebody who has an older manifest."""
+_TRIES: Final = 50
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What a look at every object found: how many, their bytes, and what is wrong with which."""
+
+    objects: int
+    size_bytes: int
+    problems: tuple[tuple[str, str], ...]
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """Keys that were condemned, and keys that were deleted, by this call; with ``dry_run`` that would be."""
+
+    condemned: tuple[str, ...]
+    deleted: tuple[str, ...]
+    size_bytes: int
+    """Of what was deleted."""
+
+
+def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> Checked:
+    """Read every object that the manifest refers to, and compare checksums. Raises `ShippingRefused` without one."""
+    manifest, _ = require_manifest(bucket)
+    problems: list[tuple[str, str]] = []
+    size_bytes = count = 0
+    for stored in manifest.objects():
+        try:
+            data, _ = bucket.get(stored.key)
+            check_object(bucket, stored, data)
+        except ObjectMissing:
+            newer, _ = require_manifest(bucket)
+            if stored in newer.objects():
+                problems.append((stored.key, "it is gone, and the manifest refers to it"))
+        except ShippingRefused as error:
+            problems.append((stored.key, error.why.removeprefix(f"{stored.key}: ")))
+        count, size_bytes = count + 1, size_bytes + stored.size_bytes
+        if progress is not None:
+            progress(stored.size_bytes)
+    return Checked(count, size_bytes, tuple(problems))
+
+
+def sweep(bucket: Bucket, now_ms: int, *, grace_ms: int = GRACE_MS, dry_run: bool = False) -> Swept:
+    """Condemn what nobody refers to, and delete what was condemned ``grace_ms`` ago.
+
+    Raises `ShippingRefused` where nothing was shipped, `ObjectStoreError`.
+    """
+    for _ in range(_TRIES):
+        manifest, tag = require_manifest(bucket)
+        listed = {found.key: found for found in bucket.list()}
+        named = {stored.key for stored in manifest.objects()} | {MANIFEST_KEY}
+        known = {one.key: one for one in manifest.condemned}
+        due = [one.key for one in manifest.condemned if now_ms - one.since_ms >= grace_ms and one.key not in named]
+        fresh = [
+            key
+            for key, found in listed.items()
+            if key not in named and key not in known and now_ms - found.modified_ms >= grace_ms and _is_ours(key)
+        ]
+        there = [key for key in due if key in listed]
+        swept = Swept(tuple(sorted(fresh)), tuple(sorted(there)), sum(listed[key].size_bytes for key in there))
+        if dry_run or not (fresh or due):
+            return swept
+        left = [one for one in manifest.condemned if one.key not in due]
+        changed = replace(
+            manifest,
+            condemned=(*left, *(Condemned(key, now_ms) for key in sorted(fresh))),
+            sequence=manifest.sequence + 1,
+            nonce=nonce(),
+        )
+        # Deleted before they are struck off: whoever is killed in between leaves them to be found again.
+        bucket.delete(due)
+        try:
+            bucket.swap(MANIFEST_KEY, encode_manifest(changed), tag)
+        except ObjectChanged:
+            continue
+        return swept
+    raise ObjectStoreError(bucket.url, "gc", f"the manifest changed {_TRIES} times meanwhile; try again")
+
+
+def described(manifest: Manifest) -> Iterator[tuple[str, Stored]]:
+    """What each object is of, for people."""
+    for topic in manifest.topics:
+        for partition in topic.partitions:
+            for segment in partition.segments:
+                what = f"{topic.name}/{partition.number} [{segment.base_offset}, {segment.end_offset})"
+                yield what, segment.log
+                if segment.snapshot is not None:
+                    yield f"{topic.name}/{partition.number} producers at {segment.base_offset}", segment.snapshot
+            for snapshot in partition.snapshots:
+                yield f"{topic.name}/{partition.number} producers at {snapshot.segment}", snapshot.object
+    for tail in manifest.tails:
+        yield f"tail {tail.number}", tail.object
+    for file in manifest.files:
+        yield file.path, file.object
+
+
+def _is_ours(key: str) -> bool:
+    """Whether shipping gives such names: what else lies there is nobody's business."""
+    return key.startswith(("segments/", "tails/", "files/"))

@@ -1,0 +1,91 @@
+"""How those who wait for records to be shipped and the one who ships them hear of each other, in whatever process.
+
+Who waits rewrites a byte of the file that the shipper holds locked; the shipper sleeps on inotify (`storage.watch`).
+How far it came stands in the state pages; the threads of its own process are woken, others look every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+from segmentlog.format.names import FILE_LOCK_SUFFIX, SHIP_FILE
+from segmentlog.storage import forks
+from segmentlog.storage.forks import Held, held_open, hold_open, let_go
+from segmentlog.storage.fs import FileSystem, opened
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+
+_LOOK_S: Final = 0.002
+"""Nobody tells of what another process has shipped."""
+
+
+class ShipSignals:
+    """Of one store in one process. Thread-safe."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self.path = f"{path}/{SHIP_FILE}{FILE_LOCK_SUFFIX}"
+        """The file that whoever ships holds locked."""
+        self._news = forks.condition(self, "_news")
+        self._is_here = False
+        self.trouble = ""
+        """What keeps the shipper of this process from shipping."""
+        forks.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: it is the parent that ships."""
+        self._is_here = False
+
+    # ------------------------------------------------------------ who ships
+
+    def become_shipper(self) -> Held | None:
+        """Be the one who ships the store, until the descriptor is let go of; None while somebody else is."""
+        fd = hold_open(self._fs, self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._fs.flock(fd, EXCLUSIVE | AT_ONCE)
+        except BlockingIOError:
+            let_go(self._fs, fd)
+            return None
+        except BaseException:
+            let_go(self._fs, fd)
+            raise
+        self._is_here = True
+        return fd
+
+    def resign(self, lease: Held) -> None:
+        """Ship no more."""
+        self._is_here = False
+        let_go(self._fs, lease)
+        self.tell()
+
+    def tell(self) -> None:
+        """Something was shipped, or cannot be."""
+        with self._news:
+            self._news.notify_all()
+
+    # ------------------------------------------------------------ who waits
+
+    @property
+    def is_shipping(self) -> bool:
+        """Whether anybody ships the store now."""
+        if self._is_here:
+            return True
+        try:
+            with held_open(self._fs, self.path, os.O_RDWR) as fd:
+                self._fs.flock(fd, EXCLUSIVE | AT_ONCE)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
+
+    def want(self) -> None:
+        """Have the shipper ship now, and not at the end of its interval."""
+        with contextlib.suppress(OSError), opened(self._fs, self.path, os.O_WRONLY | os.O_CLOEXEC) as fd:
+            self._fs.pwritev(fd, [b"\0"], 0)
+
+    def wait(self, at_most_s: float) -> None:
+        """Sleep until there may be news."""
+        with self._news:
+            self._news.wait(at_most_s if self._is_here else min(at_most_s, _LOOK_S))

@@ -1,0 +1,180 @@
+"""`segmentlog ship`, `restore`, `takeover` and `objects`, as typed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from segmentlog.store import LogStore
+
+
+class Shell:
+    """Runs commands on the store ``store`` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"file://{folder}/bucket"
+
+    def command(self, *args: str, store: str = "store") -> list[str]:
+        """What is run."""
+        return [sys.executable, "-m", "segmentlog", "--dir", str(self.folder / store), *args]
+
+    def run(self, *args: str, store: str = "store", status: int = 0, stdin: str = "") -> tuple[str, str]:
+        """(stdout, stderr) of a command, which has to end with this status."""
+        done = subprocess.run(
+            self.command(*args, store=store), capture_output=True, text=True, timeout=120, input=stdin, check=False
+        )
+        assert done.returncode == status, (args, done.returncode, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+    def json(self, *args: str, store: str = "store", status: int = 0) -> list[dict[str, object]]:
+        """The lines of JSON that a command prints."""
+        return [json.loads(line) for line in self.run(*args, "--json", store=store, status=status)[0].splitlines()]
+
+    def values(self, store: str) -> list[str]:
+        """What is in the topic of a store."""
+        return [line.split()[-1] for line in self.run("consume", "words", store=store)[0].splitlines()]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """With a topic of three words."""
+    made = Shell(tmp_path)
+    made.run("create", "words")
+    made.run("produce", "words", stdin="one\ntwo\nthree\n")
+    return made
+
+
+def test_there_and_back_again(shell: Shell) -> None:
+    """Shipped, and what is new; restored, taken over, gone on with; whoever had it is fenced, and let go."""
+    (first,) = shell.json("ship", shell.url)
+    assert first["records"] == 3
+    assert "there was nothing new" in shell.run("ship")[1], "the URL is known"
+    shell.run("produce", "words", stdin="four\n")
+    assert "1 more offsets" in shell.run("ship")[1]
+
+    (restored,) = shell.json("restore", shell.url, str(shell.folder / "copy"))
+    assert (restored["topics"], restored["partitions"]) == (1, 1)
+    assert shell.values("copy") == ["one", "two", "three", "four"]
+    assert "is a store" in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
+
+    shell.run("takeover", shell.url, str(shell.folder / "other"))
+    shell.run("produce", "words", stdin="five\n", store="other")
+    assert "1 more offsets" in shell.run("ship", store="other")[1]
+    assert shell.values("other") == ["one", "two", "three", "four", "five"]
+
+    assert "taken over by" in shell.run("ship", status=1)[1]
+    assert "taken over by" in shell.run("produce", "words", stdin="x\n", status=1)[1]
+    assert shell.values("store") == ["one", "two", "three", "four"]
+    assert "not shipped any more" in shell.run("ship", "--stop")[1]
+    shell.run("produce", "words", stdin="alone\n")
+    assert "was not shipped" in shell.run("ship", "--stop")[1]
+
+
+def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
+    """And ships what is left."""
+    follower = subprocess.Popen(
+        shell.command("ship", shell.url, "--follow", "--interval", "50ms"), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        with LogStore(shell.folder / "store") as store:
+            log = store.topic("words").partition(0)
+            ends_s = time.monotonic() + 60
+            while log.shipped_offset < 3:
+                assert time.monotonic() < ends_s
+                time.sleep(0.01)
+            log.append([b"four"], ack="shipped")
+            log.append([b"five"], ack="durable")
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(60) == 0, follower.stderr and follower.stderr.read()
+    finally:
+        follower.kill()
+        follower.communicate()
+    shell.run("restore", shell.url, str(shell.folder / "copy"))
+    assert shell.values("copy") == ["one", "two", "three", "four", "five"]
+
+
+def test_only_the_topics_that_match(shell: Shell) -> None:
+    """On the way there, and on the way back."""
+    for name in ("orders-1", "orders-2", "other"):
+        shell.run("create", name)
+        shell.run("produce", name, stdin="x\n")
+    shell.run("ship", shell.url, "orders*")
+    shell.run("restore", shell.url, str(shell.folder / "copy"), "*-2")
+    with LogStore(shell.folder / "copy", background=False) as store:
+        assert store.topics() == ["orders-2"]
+
+
+def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
+    """Damage is found, with its key; what nobody refers to goes in two turns."""
+    shell.run("ship", shell.url)
+    (tail,) = shell.json("objects", "ls", shell.url)
+    assert str(tail["key"]).startswith("tails/")
+    assert shell.json("objects", "verify", shell.url) == []
+    bucket = shell.folder / "bucket"
+    stray = bucket / "tails" / "00000000000000000099-stray"
+    stray.write_bytes(b"of a process that was killed")
+    note = bucket / "note.txt"
+    note.write_text("not ours")
+    assert shell.json("objects", "gc", shell.url) == [], "it is young"
+    wanted = {"key": "tails/00000000000000000099-stray", "done": "condemned", "dry_run": True}
+    assert shell.json("objects", "gc", shell.url, "--grace", "0s", "--dry-run") == [wanted]
+    assert shell.json("objects", "gc", shell.url, "--grace", "0s") == [{**wanted, "dry_run": False}]
+    assert stray.exists()
+    assert shell.json("objects", "gc", shell.url, "--grace", "0s") == [{**wanted, "dry_run": False, "done": "deleted"}]
+    assert not stray.exists()
+    assert note.exists()
+    shell.run("produce", "words", stdin="four\n")
+    assert "1 more offsets" in shell.run("ship")[1], "it goes on from the manifest that gc has put"
+
+    object_ = bucket / str(shell.json("objects", "ls", shell.url)[0]["key"])
+    object_.write_bytes(object_.read_bytes()[:-1])
+    (problem,) = shell.json("objects", "verify", shell.url, status=3)
+    assert problem["key"] == str(object_.relative_to(bucket))
+    assert "manifest" in str(problem["problem"])
+    assert "it ends 1 bytes too early" in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
+    object_.unlink()
+    (problem,) = shell.json("objects", "verify", shell.url, status=3)
+    assert "gone" in str(problem["problem"])
+    assert object_.name in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("ship",), "never shipped"),
+        (("ship", "bucket"), "s3://"),
+        (("ship", "ftp://host"), "ftp"),
+        (("restore", "file:///nowhere/at/all", "x"), "no store was shipped there"),
+        (("takeover", "file:///nowhere/at/all", "x"), "no store was shipped there"),
+        (("objects", "ls", "file:///nowhere/at/all"), "no store was shipped there"),
+        (("objects", "gc", "file:///nowhere/at/all"), "no store was shipped there"),
+        (("objects", "verify", "file:///nowhere/at/all"), "no store was shipped there"),
+    ],
+)
+def test_what_cannot_be_done_says_why(shell: Shell, args: tuple[str, ...], why: str) -> None:
+    """In a line, with a status that is not 0, and no folder left behind."""
+    done = subprocess.run(
+        shell.command(*args), capture_output=True, text=True, timeout=60, cwd=shell.folder, check=False
+    )
+    assert done.returncode in (1, 2)
+    assert why in done.stderr
+    assert not (shell.folder / "x").exists()
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
+    """Restoring and taking over want one that is empty."""
+    shell.run("ship", shell.url)
+    folder = shell.folder / "mine"
+    folder.mkdir()
+    (folder / "letter").write_text("dear")
+    for command in ("restore", "takeover"):
+        assert "is not empty (it holds letter)" in shell.run(command, shell.url, str(folder), status=1)[1]
+    assert [path.name for path in folder.iterdir()] == ["letter"]
+    assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]

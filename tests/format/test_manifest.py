@@ -1,0 +1,141 @@
+"""The manifest: what is written is read, and what cannot be is refused with what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from segmentlog.format.checkpoint import Compacted
+from segmentlog.format.manifest import (
+    Chunk,
+    Condemned,
+    MalformedManifest,
+    Manifest,
+    Owner,
+    ShippedPartition,
+    ShippedSegment,
+    ShippedTopic,
+    Snapshot,
+    Stored,
+    StoreFile,
+    Tail,
+    decode_manifest,
+    encode_manifest,
+)
+from segmentlog.records import EpochStart, LostRange
+
+
+def stored(key: str, size_bytes: int = 100) -> Stored:
+    """An object of that name."""
+    return Stored(key, size_bytes, "0" * 16, "0" * 64)
+
+
+PARTITION = ShippedPartition(
+    number=0,
+    ceiling=2000,
+    log_start_offset=3,
+    end_offset=60,
+    generation=2,
+    epochs=(EpochStart(0, 0), EpochStart(1, 40)),
+    lost_ranges=(LostRange(30, 40, 1, "a power cut", 5),),
+    compacted=Compacted(10, 2, 3, 12),
+    has_producers=True,
+    active_base=40,
+    segments=(
+        ShippedSegment(0, 10, stored("segments/a"), 1, 9, stored("segments/a.snapshot")),
+        ShippedSegment(10, 20, stored("segments/b")),
+    ),
+    chunks=(
+        Chunk(20, 0, 50, 20, 25, 7, 0, "1" * 16, 4),
+        Chunk(20, 50, 20, 25, 30, 7, 50, "2" * 16, 5),
+        Chunk(40, 0, 30, 40, 60, 8, 0, "3" * 16, 6),
+    ),
+    snapshots=(Snapshot(20, stored("segments/c.snapshot")),),
+)
+MANIFEST = Manifest(
+    store_id="5" * 32,
+    owner=Owner(3, "me", "host", 17),
+    sequence=12,
+    nonce="n",
+    shipped_ms=1000,
+    interval_ms=500,
+    topics=(ShippedTopic("id", "t", {"retention.ms": 5}, 1000, 2, (PARTITION,)),),
+    tails=(Tail(7, stored("tails/7")), Tail(8, stored("tails/8", 30))),
+    files=(StoreFile("@groups/@configs", stored("files/f")),),
+    condemned=(Condemned("tails/6", 900),),
+    next_tail=9,
+)
+
+
+def with_partition(**changes: Any) -> Manifest:
+    """The manifest, with something else in its partition."""
+    topic = replace(MANIFEST.topics[0], partitions=(replace(PARTITION, **changes),))
+    return replace(MANIFEST, topics=(topic,))
+
+
+def test_what_is_written_is_read() -> None:
+    """All of it, and it is JSON with the names that docs/format.md gives."""
+    assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
+    document = msgspec.json.decode(encode_manifest(MANIFEST))
+    assert document["format"] == 1
+    assert document["topics"][0]["partitions"][0]["segments"][0]["log"]["key"] == "segments/a"
+
+
+def test_objects_are_all_that_it_refers_to() -> None:
+    """Nothing that is condemned, everything else; deleting what is not among them must be safe."""
+    assert [one.key for one in MANIFEST.objects()] == [
+        "files/f", "segments/a", "segments/a.snapshot", "segments/b", "segments/c.snapshot", "tails/7", "tails/8",
+    ]  # fmt: skip
+    assert PARTITION.size_bytes == 100 + 100 + 50 + 20 + 30
+    assert PARTITION.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"epochs": ()}, "no epoch"),
+        ({"ceiling": 59}, "do not ascend"),
+        ({"log_start_offset": 61}, "do not ascend"),
+        ({"log_start_offset": -1}, "do not ascend"),
+        ({"segments": PARTITION.segments[::-1]}, "segment 0 overlaps"),
+        ({"segments": (ShippedSegment(5, 5, stored("x")),)}, "segment 5 overlaps"),
+        ({"chunks": (PARTITION.chunks[0], PARTITION.chunks[2], PARTITION.chunks[1])}, "continues nothing"),
+        ({"chunks": PARTITION.chunks[1:]}, "segment 20 at byte 50 continues nothing"),
+        ({"chunks": (replace(PARTITION.chunks[0], size_bytes=0),)}, "continues nothing"),
+        ({"chunks": (replace(PARTITION.chunks[0], base_offset=19),)}, "offset 19 overlaps"),
+        ({"chunks": (*PARTITION.chunks[:2], replace(PARTITION.chunks[2], end_offset=61))}, "offset 40 overlaps"),
+        ({"chunks": (replace(PARTITION.chunks[0], tail=6),)}, "lies in no tail"),
+        ({"chunks": (replace(PARTITION.chunks[0], start=51),)}, "lies in no tail"),
+        ({"chunks": (replace(PARTITION.chunks[0], start=-1),)}, "lies in no tail"),
+        ({"active_base": 39}, "active segment at 39"),
+        ({"active_base": 61}, "active segment at 61"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
+    """Whoever restores from it would make a log that never was."""
+    with pytest.raises(MalformedManifest, match=why):
+        decode_manifest(encode_manifest(with_partition(**changes)))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"format": 1}', b'{"format": 1, "store_id": 5}'])
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    """Cut short, of another kind, or with keys missing."""
+    with pytest.raises(MalformedManifest, match="damaged"):
+        decode_manifest(data)
+
+
+def test_a_newer_format_says_what_to_do() -> None:
+    """Whatever else it holds."""
+    with pytest.raises(MalformedManifest, match=r"format 2.*use the version that wrote it"):
+        decode_manifest(b'{"format": 2, "tables": []}')
+
+
+def test_any_byte_cut_off_is_noticed() -> None:
+    """An object store gives all of an object or nothing; a proxy in between may not."""
+    data = encode_manifest(MANIFEST)
+    for length in range(0, len(data), 7):
+        with pytest.raises(MalformedManifest):
+            decode_manifest(data[:length])

@@ -1,0 +1,384 @@
+"""Shipping as users of the library reach it: `open(ship=)`, `ack="shipped"`, `shipped_only`, `LogStore.ship`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import segmentlog
+from segmentlog.errors import (
+    InvalidConfig,
+    NotShipped,
+    ObjectStoreError,
+    ReadOnlyStore,
+    ShippingRefused,
+    StoreFenced,
+)
+from segmentlog.objects.folder import Folder
+from segmentlog.objects.restoring import restore
+from segmentlog.objects.takeover import take_over
+from segmentlog.store import LogStore
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Folder:
+    """Where it is shipped to."""
+    return Folder(str(tmp_path / "bucket"))
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, bucket: Folder) -> Iterator[LogStore]:
+    """A store that is shipped in the background, seldom unless somebody waits."""
+    with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
+        store.create_topic("t", 2)
+        yield store
+
+
+def until(what: Callable[[], object]) -> None:
+    """Ask again and again until the answer is true."""
+    ends_s = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < ends_s, "it did not come to it"
+        time.sleep(0.005)
+
+
+def values_of(store: LogStore, topic: str = "t") -> list[bytes | None]:
+    """What is in a topic, by partition."""
+    return [
+        record.value for log in store.topic(topic).partitions() for batch in log.read(log.log_start_offset)
+        for record in batch
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- ack="shipped"
+
+
+def test_what_is_acknowledged_as_shipped_is_in_a_restore(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:
+    """Without any close, and long before the interval is over."""
+    log = shipped.topic("t").partition(0)
+    for number in range(3):
+        assert log.append([b"%d" % number], ack="shipped") == number
+        assert log.shipped_offset == number + 1
+    with shipped.producer(ack="shipped") as producer:
+        assert producer.send("t", b"sent", partition=1).result().offset == 0
+    restore(bucket, str(tmp_path / "restored"))
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        assert values_of(restored) == [b"0", b"1", b"2", b"sent"]
+
+
+def test_a_commit_is_shipped_with_all_that_it_decides_about(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:
+    """A transaction of a producer with ``ack="shipped"`` has survived the machine once its commit returns."""
+    with shipped.producer(name="p", ack="shipped") as producer:
+        with producer.transaction():
+            producer.send("t", b"a", partition=0)
+            producer.send("t", b"b", partition=1)
+        restore(bucket, str(tmp_path / "restored"))
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        found = restored.consumer("t", isolation="read_committed")
+        assert sorted(record.value for record in found) == [b"a", b"b"]
+
+
+def test_threads_that_wait_share_what_is_put(shipped: LogStore, bucket: Folder) -> None:
+    """Sixteen of them take far fewer manifests than appends."""
+    log = shipped.topic("t").partition(0)
+    log.append([b"first"], ack="shipped")
+
+    def append() -> None:
+        for _ in range(10):
+            log.append([b"x"], ack="shipped")
+
+    threads = [threading.Thread(target=append) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    status = shipped.shipping.status()
+    assert log.shipped_offset == 161
+    assert status is not None
+    assert len(list(bucket.list("tails/"))) < 120
+
+
+def test_another_process_can_wait_for_it(shipped: LogStore) -> None:
+    """It wakes the one that ships, and sees what that says."""
+    shipped.topic("t").partition(0).append([b"ours"], ack="shipped")
+    script = (
+        "import sys, segmentlog\n"
+        "with segmentlog.open(sys.argv[1]) as store:\n"
+        "    log = store.topic('t').partition(0)\n"
+        "    print(log.append([b'theirs'], ack='shipped'), log.shipped_offset)"
+    )
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script, shipped.path], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["1", "2"]
+    assert time.monotonic() - began_s < 30, "it did not wait for the interval"
+
+
+def test_who_waits_while_nobody_ships_is_told(tmp_path: Path) -> None:
+    """The records are there, as the error says, and are shipped once somebody does."""
+    with LogStore(tmp_path / "store") as store:
+        log = store.create_topic("t").partition(0)
+        with pytest.raises(NotShipped, match=r"t/0: offsets 0 to 1 are on disk here.*nobody ships") as caught:
+            log.append([b"a", b"b"], ack="shipped")
+        assert (caught.value.base_offset, caught.value.end_offset) == (0, 2)
+        assert log.durable_offset == 2
+        store.ship(f"file://{tmp_path}/bucket")
+        assert log.shipped_offset == 2
+
+
+def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
+    tmp_path: Path, shipped: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for ever, and with the words of the last failure; `health` has them, too, until it works again."""
+    monkeypatch.setattr("segmentlog.log.append.shipped.WAIT_S", 0.5)
+    log = shipped.topic("t").partition(0)
+    log.append([b"first"], ack="shipped")
+    bucket = tmp_path / "bucket"
+    bucket.rename(tmp_path / "away")
+    bucket.write_text("a file stands there")
+    with pytest.raises(NotShipped, match="Not a directory"):
+        log.append([b"x"], ack="shipped")
+    assert "Not a directory" in shipped.health()["ship"]
+    bucket.unlink()
+    (tmp_path / "away").rename(bucket)
+    assert log.append([b"y"], ack="shipped") == 2
+    until(lambda: shipped.health() == {})
+
+
+def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:
+    """And so is everybody who appends afterwards."""
+    log = shipped.topic("t").partition(0)
+    log.append([b"first"], ack="shipped")
+    take_over(bucket, str(tmp_path / "elsewhere"))
+    with pytest.raises(StoreFenced):
+        log.append([b"x"], ack="shipped")
+    with pytest.raises(StoreFenced):
+        log.append([b"x"])
+    assert "taken over" in shipped.health()["ship"]
+
+
+# ---------------------------------------------------------------- shipped_only
+
+
+def test_a_consumer_may_read_no_further_than_what_is_shipped(tmp_path: Path, bucket: Folder) -> None:
+    """What the loss of this machine would take back it is not shown."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t").partition(0)
+        log.append([b"a"])
+        assert log.end_offset(shipped_only=True) == 0
+        store.ship(bucket.url)
+        log.append([b"b"], ack="durable")
+        assert [record.value for record in store.consumer("t", shipped_only=True)] == [b"a"]
+        assert [record.value for record in store.consumer("t")] == [b"a", b"b"]
+        with pytest.raises(InvalidConfig, match="shipped_only"):
+            store.consumer("t", shipped_only="yes")  # type: ignore[arg-type]
+
+
+def test_a_follower_is_woken_by_what_is_shipped(shipped: LogStore) -> None:
+    """It does not have to poll for that."""
+    log = shipped.topic("t").partition(0)
+    seen = []
+    with shipped.consumer("t", follow=True, shipped_only=True) as consumer:
+        for number in range(5):
+            log.append([b"%d" % number], ack="shipped")
+            seen.append(next(iter(consumer)).value)
+    assert seen == [b"0", b"1", b"2", b"3", b"4"]
+
+
+# ---------------------------------------------------------------- opening, closing, several processes
+
+
+def test_closing_ships_what_is_left(tmp_path: Path, bucket: Folder) -> None:
+    """Records that no fsync had covered yet, too."""
+    with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
+        store.create_topic("t", fsync="never").partition(0).append([b"last"])
+    restore(bucket, str(tmp_path / "restored"))
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        assert values_of(restored) == [b"last"]
+
+
+def test_closing_while_the_object_store_is_gone_comes_to_an_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says what is not there."""
+    (tmp_path / "bucket").write_text("a file stands there")
+    with segmentlog.open(tmp_path / "store", ship=f"file://{tmp_path}/bucket") as store:
+        store.create_topic("t").partition(0).append([b"x"])
+        until(lambda: "ship" in store.health())
+    with LogStore(tmp_path / "store") as again:
+        assert values_of(again) == [b"x"]
+
+
+def test_without_threads_a_tick_ships(tmp_path: Path, bucket: Folder) -> None:
+    """And says when the next one is due."""
+    with segmentlog.open(
+        tmp_path / "store", background=False, ship=bucket.url, ship_interval_ms=250, ship_topics=["t*"]
+    ) as store:
+        log = store.create_topic("t").partition(0)
+        store.create_topic("other").partition(0).append([b"not this"])
+        log.append([b"x"], ack="durable")
+        assert log.shipped_offset == 0
+        assert 0 < store.ship_tick() <= 0.25
+        assert log.shipped_offset == 1
+    restore(bucket, str(tmp_path / "restored"))
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        assert restored.topics() == ["t"]
+
+
+def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, bucket: Folder) -> None:
+    """Where a number is given."""
+    with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000, ship_bytes=10_000) as store:
+        log = store.create_topic("t", fsync="always", compression_type="none").partition(0)
+        until(lambda: store.shipping.status().is_owner)  # type: ignore[union-attr]
+        store.ship_tick()
+        log.append([b"x" * 100])
+        assert log.shipped_offset == 0
+        log.append([b"x" * 20_000])
+        until(lambda: log.shipped_offset == 2)
+
+
+def test_one_process_ships_and_another_takes_its_place(tmp_path: Path, bucket: Folder) -> None:
+    """When it is killed; the second one goes on from what the first one put."""
+    script = (
+        "import sys, time, segmentlog\n"
+        "store = segmentlog.open(sys.argv[1], ship=sys.argv[2], ship_interval_ms=10)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)"
+    )
+    path = tmp_path / "store"
+    with LogStore(path) as store:
+        log = store.create_topic("t").partition(0)
+        first = subprocess.Popen([sys.executable, "-c", script, str(path), bucket.url], stdout=subprocess.PIPE)
+        try:
+            assert first.stdout is not None
+            first.stdout.readline()
+            log.append([b"1"], ack="shipped")
+            second = segmentlog.open(path, ship=bucket.url, ship_interval_ms=10)
+            with second:
+                log.append([b"2"], ack="shipped")
+                status = second.shipping.status()
+                assert status is not None
+                assert not status.is_owner
+                first.kill()
+                first.wait()
+                until(lambda: second.shipping.status().is_owner)  # type: ignore[union-attr]
+                log.append([b"3"], ack="shipped")
+        finally:
+            first.kill()
+            first.wait()
+            assert first.stdout is not None
+            first.stdout.close()
+    restore(bucket, str(tmp_path / "restored"))
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        assert values_of(restored) == [b"1", b"2", b"3"]
+
+
+def _child(store: LogStore) -> None:
+    log = store.topic("t").partition(0)
+    assert log.append([b"child"], ack="shipped") == 1
+    assert not store.shipping.status().is_owner  # type: ignore[union-attr]
+
+
+def test_a_forked_child_appends_and_its_parent_ships(shipped: LogStore) -> None:
+    """The child does not ship, and is told when the parent has."""
+    log = shipped.topic("t").partition(0)
+    log.append([b"parent"], ack="shipped")
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(shipped,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert log.append([b"parent"], ack="shipped") == 2
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"ship": "ftp://host/x"}, "url"),
+        ({"ship": "bucket"}, "url"),
+        ({"ship": 5}, "url"),
+        ({"ship": "file:///"}, "url"),
+        ({"ship": "file://host/folder"}, "url"),
+        ({"ship": "file:///x", "ship_interval_ms": 0}, "ship_interval_ms"),
+        ({"ship": "file:///x", "ship_bytes": 0}, "ship_bytes"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(tmp_path: Path, options: dict[str, object], key: str) -> None:
+    """The store is closed again, and nothing is left of it."""
+    with pytest.raises(InvalidConfig) as caught:
+        segmentlog.open(tmp_path / "store", **options)  # type: ignore[arg-type]
+    assert caught.value.key == key
+
+
+def test_a_read_only_store_is_not_shipped(tmp_path: Path, bucket: Folder) -> None:
+    """Shipping writes: which offsets may be handed out."""
+    LogStore(tmp_path / "store").close()
+    with pytest.raises(ReadOnlyStore):
+        segmentlog.open(tmp_path / "store", read_only=True, ship=bucket.url)
+
+
+def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: Folder) -> None:
+    """Nor is one store shipped to two places; and both may go on."""
+    with LogStore(tmp_path / "a", background=False) as one, LogStore(tmp_path / "b", background=False) as other:
+        log, theirs = one.create_topic("t").partition(0), other.create_topic("t").partition(0)
+        log.append([b"x"])
+        one.ship(bucket.url)
+        with pytest.raises(ShippingRefused, match="another store is shipped there"):
+            other.ship(bucket.url)
+        with pytest.raises(ShippingRefused, match=r"ship --stop"):
+            one.ship(f"file://{tmp_path}/second")
+        theirs.append([b"y"])
+        log.append([b"x"])
+        one.ship(bucket.url)
+
+
+def test_a_copy_of_the_folder_is_not_the_owner(tmp_path: Path, bucket: Folder) -> None:
+    """It would hand out offsets that the original hands out, too."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        store.create_topic("t").partition(0).append([b"x"])
+        store.ship(bucket.url)
+    subprocess.run(["cp", "-a", str(tmp_path / "store"), str(tmp_path / "copy")], check=True)
+    with (
+        LogStore(tmp_path / "copy", background=False) as copy,
+        pytest.raises(ShippingRefused, match="is a copy of a store that is shipped"),
+    ):
+        copy.ship(bucket.url)
+
+
+def test_ending_it_lets_the_store_go_on_alone(tmp_path: Path, bucket: Folder) -> None:
+    """It needs no grants; a takeover is refused unless forced, and shipping may begin again."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t").partition(0)
+        log.append([b"x"])
+        store.ship(bucket.url)
+        assert store.shipping.end() == bucket.url
+        assert store.shipping.end() is None
+        with pytest.raises(ShippingRefused, match="--force"):
+            take_over(bucket, str(tmp_path / "elsewhere"))
+        assert not os.path.exists(f"{log.folder}/grant")
+        log.append([b"y"])
+        store.ship(bucket.url)
+        assert log.shipped_offset == 2
+    take_over(bucket, str(tmp_path / "elsewhere"))
+
+
+def test_an_object_store_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """At once, for who ships by hand; nothing of the store is different afterwards."""
+    (tmp_path / "bucket").write_text("a file stands there")
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t").partition(0)
+        log.append([b"x"])
+        with pytest.raises(ObjectStoreError, match="Not a directory"):
+            store.ship(f"file://{tmp_path}/bucket")
+        log.append([b"y"])
