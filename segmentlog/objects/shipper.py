@@ -32,13 +32,24 @@ from segmentlog.format.manifest import (
     Tail,
     encode_manifest,
 )
+from segmentlog.format.names import INTERNAL_TOPICS
 from segmentlog.log import granting
 from segmentlog.objects import uploads
 from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
 from segmentlog.objects.capture import LocalPartition, Signature, as_shipped, open_local, topics_of
 from segmentlog.objects.ownership import claim, fence, read_manifest
-from segmentlog.policy.shipping import LocalLog, LocalSegment, Piece, Plan, ceiling_for, entry, plan, wasted_tails
+from segmentlog.policy.shipping import (
+    TAIL_BYTES,
+    LocalLog,
+    LocalSegment,
+    Piece,
+    Plan,
+    ceiling_for,
+    entry,
+    plan,
+    wasted_tails,
+)
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
 from segmentlog.topics.folders import TopicFile
@@ -136,6 +147,7 @@ class Shipper:
         """Objects that only those refer to."""
         self._parts: dict[Where, _Part] = {}
         self._uploads: uploads.Uploads[tuple[Where, int], _Uploaded] = uploads.Uploads(self._parallel)
+        self._turn = 0
         self._deleted: set[str] = set()
         """Of what the manifest condemns."""
         self.error: str | None = None
@@ -183,6 +195,7 @@ class Shipper:
             if round_.to_do.upload:
                 round_.part.seen = ()
             self._tell(where)
+        pending += any(round_.to_do.is_behind for round_ in rounds.values())
         self._delete_condemned(now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         return ShippedNow(put=manifest is self._manifest, records=records, size_bytes=size_bytes, pending=pending)
@@ -204,9 +217,13 @@ class Shipper:
     # ------------------------------------------------------------ looking and planning
 
     def _look(self, now_ms: int) -> tuple[dict[Where, _Round], list[tuple[str, TopicFile]]]:
-        """(what is to be done, by partition; the topics that there are)."""
+        """(what is to be done, by partition; the topics that there are).
+
+        The ends of all partitions are looked at first, in the order of `topics_of`.
+        """
         assert self._binding is not None
-        rounds: dict[Where, _Round] = {}
+        looked: dict[Where, tuple[_Part, LocalLog, int]] = {}
+        is_unsteady = False
         topics = list(topics_of(self._topics, self._binding.topics))
         self._forget_topics({file.topic_id for _, file in topics})
         shipped = self._shipped()
@@ -225,12 +242,42 @@ class Shipper:
                     continue
                 log = part.local.look()
                 if log is None:  # next time
+                    is_unsteady = True
                     continue
                 part.seen, part.appended_bytes = signature, appended_bytes
                 part.snapshots = {one.segment: one for one in (there.snapshots if there else ())} | part.snapshots
-                to_do = plan(log, self._checked(part, log, there), self._known(part, log, there), wasted.__contains__)
-                rounds[where] = _Round(part, log, to_do, ceiling)
-        return rounds, topics
+                looked[where] = (part, log, ceiling)
+        internal = {file.topic_id for name, file in topics if name in INTERNAL_TOPICS}
+        return self._plan(looked, internal, wasted, is_unsteady=is_unsteady), topics
+
+    def _plan(
+        self, looked: dict[Where, tuple[_Part, LocalLog, int]], internal: set[str], wasted: set[int], *,
+        is_unsteady: bool,
+    ) -> dict[Where, _Round]:  # fmt: skip
+        """What is to be done about each partition. Each tick begins with another one, so that none waits for ever.
+
+        Decisions and positions come last, and not before all that was on disk when they were looked at.
+        """
+        rounds: dict[Where, _Round] = {}
+        shipped = self._shipped()
+        room_bytes, is_behind = TAIL_BYTES, is_unsteady
+        self._turn += 1
+        order = [where for where in looked if where[0] not in internal]
+        first = self._turn % len(order) if order else 0
+        for where in [*order[first:], *order[:first], *(where for where in looked if where[0] in internal)]:
+            part, log, ceiling = looked[where]
+            if where[0] in internal and is_behind:
+                part.seen = ()
+                continue
+            there = shipped.get(where)
+            to_do = plan(
+                log, self._checked(part, log, there), self._known(part, log, there), wasted.__contains__, room_bytes
+            )
+            room_bytes -= to_do.size_bytes
+            if to_do.is_behind:
+                part.seen, is_behind = (), True
+            rounds[where] = _Round(part, log, to_do, ceiling)
+        return rounds
 
     def _part(self, name: str, where: Where) -> _Part | None:
         part = self._parts.get(where)

@@ -20,8 +20,8 @@ WINDOW_MIN: Final = 1 << 20
 """Offsets that are promised ahead, at least."""
 _WINDOW_S: Final = 120
 """As many as are appended in so long, if that is more: they are promised anew at half of it."""
-_WHOLE_MIN_BYTES: Final = 8 << 20
-"""A sealed segment of which more than that is missing is waited for, rather than shipped in chunks first."""
+TAIL_BYTES: Final = 64 << 20
+"""What is shipped in chunks at a time, at most: of what is older whole segments are waited for."""
 _FINAL_PARTS: Final = 64
 """A chunk is not written anew any more once it is such a part of its segment."""
 _FINAL_MIN_BYTES: Final = 64 << 10
@@ -74,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True):
     keep     chunks that stay as they are
     segments that stay, or take the place of others
     end      the offset up to which the log is then shipped
+    is_behind  that is not all that is on disk
     """
 
     upload: tuple[LocalSegment, ...]
@@ -82,6 +83,12 @@ class Plan(msgspec.Struct, frozen=True):
     segments: tuple[ShippedSegment, ...]
     end_offset: int
     active_base: int
+    is_behind: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the pieces."""
+        return sum(piece.size_bytes for piece in self.pieces)
 
 
 def plan(
@@ -89,12 +96,14 @@ def plan(
     shipped: ShippedPartition | None,
     uploaded: Mapping[int, ShippedSegment],
     wasted: Callable[[int], bool] = lambda tail: False,
+    room_bytes: int = TAIL_BYTES,
 ) -> Plan:
     """What comes next of a partition.
 
     ``uploaded``: by base offset, the segments in the object store that are what those files here are now. The chunks in
     ``shipped`` have been compared with the files, those that differ left out. ``wasted``: whether the tail of
-    that number is to be emptied.
+    that number is to be emptied. ``room_bytes``: how much of the next tail is left; what does not fit has to wait, but
+    for the active segment alone in a tail: nothing else can be done about that.
     """
     upload: list[LocalSegment] = []
     pieces: list[Piece] = []
@@ -117,23 +126,27 @@ def plan(
             reached = active_base = segment.end_offset
             continue
         kept, piece = _continued(segment, of_segment.get(segment.base_offset, []), local, wasted)
-        if piece is not None and segment.sealed and piece.size_bytes > _WHOLE_MIN_BYTES:
+        if piece is not None and piece.size_bytes > room_bytes and (segment.sealed or room_bytes < TAIL_BYTES):
             is_whole = False
-            if kept and shipped is not None:
-                keep += kept
-                reached = kept[-1].end_offset
+            chunks = of_segment.get(segment.base_offset, [])
+            before = [chunk for chunk in chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
+            if before:
+                keep += before
+                reached = before[-1].end_offset
             continue
         keep += kept
         if piece is not None:
             pieces.append(piece)
+            room_bytes -= piece.size_bytes
         reached = segment.end_offset
         if segment.sealed:
             active_base = segment.end_offset
     if is_whole:
         reached = local.end_offset
     if shipped is not None and reached < min(shipped.end_offset, local.end_offset):
-        return Plan(tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base)
-    return Plan(tuple(upload), tuple(pieces), tuple(keep), tuple(segments), reached, active_base)
+        return Plan(tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base, True)
+    is_behind = reached < local.end_offset
+    return Plan(tuple(upload), tuple(pieces), tuple(keep), tuple(segments), reached, active_base, is_behind)
 
 
 def _continued(
