@@ -7,13 +7,13 @@ of a decision, all that it decides about is shipped as well.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Final
 
 import xxhash
 
-from segmentlog.errors import SegmentlogError, StoreClosed, UnknownTopic
-from segmentlog.format.batch import decode_header
+from segmentlog.errors import CorruptBatch, SegmentlogError, StoreClosed, UnknownTopic
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedTopic
 from segmentlog.format.names import LOG_SUFFIX, OFFSETS_TOPIC, SNAPSHOT_SUFFIX, TRANSACTIONS_TOPIC
 from segmentlog.log.handle import Handle
@@ -28,6 +28,10 @@ from segmentlog.topics.topics import Topics
 _FIRST: Final = (TRANSACTIONS_TOPIC, OFFSETS_TOPIC)
 
 Signature = tuple[int, ...]
+
+
+class Replaced(Exception):
+    """A segment was compacted, cut or deleted between the look at it and the reading of it: the next look tells."""
 
 
 def in_order(names: list[str]) -> list[str]:
@@ -96,21 +100,22 @@ class LocalPartition:
         if not is_steady or checkpoint.epoch != log.epoch or page.failed or page.writing > 1:
             return None
         bases = self._handle.segments(log)
-        position = log.end_position - (log.appended_bytes - sync.synced_bytes)
         end_offset = sync.durable_offset
+        # Where in the active segment that is; before its beginning, when it was begun since the last fsync.
+        position = log.end_position - (log.appended_bytes - sync.synced_bytes)
         segments = []
         try:
-            for base, following in zip(bases, [*bases[1:], -1], strict=True):
-                if following < 0 or base >= log.active_base_offset:
-                    if position >= 0 and base <= end_offset:
-                        segments.append(LocalSegment(base, end_offset, position, sealed=False))
-                    else:
-                        end_offset = min(end_offset, base)
-                elif following <= end_offset:
-                    segments.append(self._sealed_segment(base, following, log))
-                else:  # sealed a moment ago, and not on disk as a whole
-                    end_offset = base
+            sizes = [self._stat(base) for base in bases[:-1]] if position < 0 else []
+            for base, following in zip(bases, [*bases[1:], log.log_end_offset], strict=True):
+                if base > end_offset:
                     break
+                if base < log.active_base_offset and following <= end_offset:
+                    segments.append(self._sealed_segment(base, following, log))
+                    continue
+                for found in sizes[len(segments) :]:
+                    position += found.st_size
+                segments.append(LocalSegment(base, end_offset, position, False, (self._stat(base).st_ino, 0, 0)))
+                break
         except FileNotFoundError:  # deleted or replaced meanwhile
             return None
         if page.log.read().generation != log.generation:
@@ -123,8 +128,12 @@ class LocalPartition:
             lost_ranges=checkpoint.lost_ranges,
             compacted=checkpoint.compacted,
             has_producers=checkpoint.has_producers or bool(page.words[PRODUCERS_WORD]),
+            generation=log.generation,
             segments=tuple(segments),
         )
+
+    def _stat(self, base: int) -> os.stat_result:
+        return self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
 
     def _sealed_segment(self, base: int, end: int, log: LogState) -> LocalSegment:
         generation, known = self._sealed
@@ -133,14 +142,26 @@ class LocalPartition:
             self._sealed = (log.generation, known)
         found = known.get(base)
         if found is None or found.end_offset != end:
-            stat = self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
+            stat = self._stat(base)
             stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
             found = known[base] = LocalSegment(base, end, stat.st_size, sealed=True, stamp=stamp)
         return found
 
-    def read(self, segment: int, position: int, size_bytes: int) -> memoryview:
-        """Bytes of a segment file as they lie there. Raises FileNotFoundError, or `CorruptBatch`: it ends early."""
-        return self._handle.map_segment(segment).upto(position + size_bytes)[position:]
+    def read(self, log: LocalLog, segment: int, position: int, size_bytes: int) -> memoryview:
+        """Bytes of a segment file as it was when ``log`` was looked at; they stay what they are.
+
+        Raises `Replaced` when it is another file by now, or none, or the log was cut or compacted since.
+        """
+        known = next(one for one in log.segments if one.base_offset == segment)
+        try:
+            mapped = self._handle.map_segment(segment)
+            data = mapped.upto(position + size_bytes)[position:]
+        except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
+            raise Replaced(str(error)) from error
+        now = self._handle.page.log.read()
+        if mapped.inode != known.stamp[0] or (now.epoch, now.generation) != log.version:
+            raise Replaced(f"segment {segment} of {self._handle.log_name} was replaced while it was to be shipped")
+        return data
 
     def snapshot(self, segment: int) -> bytes | None:
         """What was known of producers where a segment begins; None where nothing was left."""
@@ -150,17 +171,14 @@ class LocalPartition:
         except FileNotFoundError:
             return None
 
-    def timestamps(self, segment: LocalSegment) -> tuple[int, int]:
-        """(the first timestamp, the largest) in a sealed segment; -1 where there is none."""
-        base_timestamp = -1
-        if segment.size_bytes:
-            base_timestamp = decode_header(self.read(segment.base_offset, 0, segment.size_bytes), 0).base_timestamp
-        return base_timestamp, self.partition.max_timestamp(segment.base_offset)
+    def max_timestamp(self, segment: int) -> int:
+        """The largest timestamp in a segment as it is now; -1 where there is none."""
+        return self.partition.max_timestamp(segment)
 
     def holds(self, chunk: Chunk) -> bool:
-        """Whether a chunk's bytes are what stands in the segment file."""
+        """Whether a chunk's bytes are what stands in the segment file now."""
         try:
-            data = self.read(chunk.segment, chunk.position, chunk.size_bytes)
+            data = self._handle.map_segment(chunk.segment).upto(chunk.position + chunk.size_bytes)[chunk.position :]
         except (OSError, SegmentlogError):
             return False
         return xxhash.xxh3_64_hexdigest(data) == chunk.xxh3_64

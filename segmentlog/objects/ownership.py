@@ -86,6 +86,8 @@ def claim(
             )
             raise ShippingRefused(bucket.url, why)
         owner = new_owner(1, now_ms)
+        if binding is not None:  # a manifest of that owner may still be on its way
+            owner = replace(owner, epoch=binding.owner_epoch, id=binding.owner_id)
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
         write_binding(fs, path, binding)
         return binding, owner, None
@@ -140,13 +142,11 @@ def _what_differs(local: LocalPartition, shipped: ShippedPartition) -> str:
         return ""  # something was given up here since, and that is told
     if shipped.end_offset > local.log_end_offset:
         return f"its log ends at {shipped.end_offset} there, and at {local.log_end_offset} here"
-    start = local.partition.log_start_offset
-    there = {chunk.segment for chunk in shipped.chunks}
-    for chunk in shipped.chunks[-1:]:
-        is_here = any(info.base_offset == chunk.segment for info in local.partition.segments())
-        if is_here and chunk.end_offset > start and len(there) == 1 and not local.holds(chunk):
-            if local.partition.compacted_below > chunk.base_offset:
-                return ""
+    start, compacted = local.partition.log_start_offset, local.partition.compacted_below
+    here = {info.base_offset for info in local.partition.segments()}
+    for chunk in shipped.chunks:
+        is_comparable = chunk.segment in here and chunk.end_offset > start and chunk.base_offset >= compacted
+        if is_comparable and not local.holds(chunk):
             return f"offsets from {chunk.base_offset} on are other records there"
     return ""
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError, ShippingRefused, StoreClosed, StoreFenced, UnknownTopic
+from segmentlog.format.batch import decode_header
 from segmentlog.format.manifest import (
     MANIFEST_KEY,
     Chunk,
@@ -37,8 +38,8 @@ from segmentlog.log import granting
 from segmentlog.objects import uploads
 from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
-from segmentlog.objects.capture import LocalPartition, Signature, as_shipped, open_local, topics_of
-from segmentlog.objects.ownership import claim, fence, read_manifest
+from segmentlog.objects.capture import LocalPartition, Replaced, Signature, as_shipped, open_local, topics_of
+from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.policy.shipping import (
     TAIL_BYTES,
     LocalLog,
@@ -61,6 +62,8 @@ GRACE_MS: Final = 5 * 60_000
 """Objects that the manifest refers to no more are deleted after so long: who reads an older one is not hurried."""
 
 _UPLOAD_WAIT_S: Final = 1.0
+_LOOK_MS: Final = 30_000
+"""Who has nothing to ship looks so often whether somebody has taken over."""
 
 Where = tuple[str, int]
 """A partition: the id of its topic, its number."""
@@ -84,6 +87,8 @@ class _Part:
         self.uploaded: dict[int, _Uploaded] = {}
         """By base offset."""
         self.snapshots: dict[int, Snapshot] = {}
+        self.compared: tuple[int, int] | None = None
+        """The version of the log whose files the chunks in the manifest were last compared with."""
         self.ceiling = 0
         self.end_offset = 0
         """When the rate of appends was looked at last, and ``looked_ms`` then."""
@@ -148,6 +153,8 @@ class Shipper:
         self._parts: dict[Where, _Part] = {}
         self._uploads: uploads.Uploads[tuple[Where, int], _Uploaded] = uploads.Uploads(self._parallel)
         self._turn = 0
+        self._looked_ms = 0
+        """When the manifest was last put, or looked at."""
         self._deleted: set[str] = set()
         """Of what the manifest condemns."""
         self.error: str | None = None
@@ -191,6 +198,10 @@ class Shipper:
         size_bytes = 0 if tail is None else tail.object.size_bytes
         if before is None or _said(manifest) != _said(before):
             self._put(manifest)
+            self._looked_ms = now_ms
+        elif now_ms - self._looked_ms >= _LOOK_MS:
+            self._learn_outcome()
+            self._looked_ms = now_ms
         for where, round_ in rounds.items():
             if round_.to_do.upload:
                 round_.part.seen = ()
@@ -297,7 +308,8 @@ class Shipper:
         """Keep nothing of topics that are gone."""
         for where in [where for where in self._parts if where[0] not in there]:
             part = self._parts.pop(where)
-            self._orphans += [segment.log.key for _, segment in part.uploaded.values()]
+            for base in list(part.uploaded):
+                self._forget_upload(part, base)
 
     def _ceiling(self, part: _Part, there: ShippedPartition | None, now_ms: int) -> int:
         """The ceiling that the manifest is to promise."""
@@ -320,8 +332,9 @@ class Shipper:
 
     def _checked(self, part: _Part, log: LocalLog, there: ShippedPartition | None) -> ShippedPartition | None:
         """The partition's entry, without chunks that are not what the files are now."""
-        if there is None or not there.chunks or there.epoch == log.epochs[-1].epoch:
+        if part.compared == log.version or there is None:
             return there
+        part.compared = log.version
         kept: list[Chunk] = []
         torn = set[int]()
         for chunk in there.chunks:
@@ -342,14 +355,20 @@ class Shipper:
             if known is None and segment.base_offset in shipped:
                 # Of an earlier process: its stamp is not known, so the bytes are compared.
                 candidate = shipped[segment.base_offset]
-                if _is_same(part.local, segment, candidate):
+                if _is_same(part.local, log, segment, candidate):
                     known = part.uploaded[segment.base_offset] = (segment.stamp, candidate)
             if known is not None and known[0] == segment.stamp:
                 found[segment.base_offset] = known[1]
         bases = {segment.base_offset for segment in log.segments}
         for base in [base for base in part.uploaded if base not in bases]:
-            self._orphans.append(part.uploaded.pop(base)[1].log.key)
+            self._forget_upload(part, base)
         return found
+
+    def _forget_upload(self, part: _Part, base: int) -> None:
+        """What was uploaded is not what a file here is any more; it goes once no manifest refers to it."""
+        known = part.uploaded.pop(base, None)
+        if known is not None:
+            self._orphans += [stored.key for stored in (known[1].log, known[1].snapshot) if stored is not None]
 
     # ------------------------------------------------------------ uploading
 
@@ -364,29 +383,37 @@ class Shipper:
         return waiting
 
     def _uploading(self, where: Where, round_: _Round, segment: LocalSegment) -> Callable[[], _Uploaded]:
-        local, bucket = round_.part.local, self.bucket
+        local, bucket, log = round_.part.local, self.bucket, round_.log
         key = f"segments/{where[0]}/{where[1]}/{segment.base_offset:020d}-{uploads.nonce()}"
 
         def upload() -> _Uploaded:
-            log = uploads.put(bucket, key, local.read(segment.base_offset, 0, segment.size_bytes))
-            data = local.snapshot(segment.base_offset)
-            snapshot = None if data is None else uploads.put(bucket, f"{key}.snapshot", data)
-            timestamps = local.timestamps(segment)
-            return segment.stamp, ShippedSegment(segment.base_offset, segment.end_offset, log, *timestamps, snapshot)
+            base = segment.base_offset
+            data = local.read(log, base, 0, segment.size_bytes)
+            base_timestamp = decode_header(data, 0).base_timestamp if data else -1
+            max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
+            stored = uploads.put(bucket, key, data)
+            snapshot = None if known is None else uploads.put(bucket, f"{key}.snapshot", known)
+            return segment.stamp, ShippedSegment(
+                base, segment.end_offset, stored, base_timestamp, max_timestamp, snapshot
+            )
 
         return upload
 
     def _collect_uploads(self, wait_s: float = 0.0) -> None:
         """Take note of segments that lie there now. Raises the first error; what failed is begun anew."""
         first: BaseException | None = None
+        condemned = {one.key for one in self._manifest.condemned} if self._manifest else set()
         for (where, base), future in self._uploads.ended(wait_s):
             part = self._parts.get(where)
             if part is not None:
                 part.seen = ()  # there is something to say
             error = future.exception()
             if error is None and part is not None:
-                part.uploaded[base] = future.result()
-            elif error is not None and not isinstance(error, FileNotFoundError | UnknownTopic | StoreClosed):
+                self._forget_upload(part, base)
+                stamp, segment = future.result()
+                if segment.log.key not in condemned:  # else it has taken so long that somebody swept it
+                    part.uploaded[base] = (stamp, segment)
+            elif error is not None and not isinstance(error, Replaced | UnknownTopic | StoreClosed):
                 first = first or error
         if first is not None:
             raise first
@@ -396,10 +423,16 @@ class Shipper:
         parts: list[memoryview] = []
         number = self._manifest.next_tail if self._manifest else 0
         start = 0
-        for where, round_ in rounds.items():
+        for where, round_ in list(rounds.items()):
+            pieces, local = round_.to_do.pieces, round_.part.local
+            try:
+                read = [local.read(round_.log, one.segment, one.position, one.size_bytes) for one in pieces]
+            except Replaced:
+                round_.part.seen = ()
+                del rounds[where]
+                continue
             chunks = []
-            for piece in round_.to_do.pieces:
-                data = round_.part.local.read(piece.segment, piece.position, piece.size_bytes)
+            for piece, data in zip(pieces, read, strict=True):
                 chunks.append(_chunk(piece, data, number, start))
                 parts.append(data)
                 start += len(data)
@@ -495,7 +528,8 @@ class Shipper:
     def _learn_outcome(self) -> None:
         """Find out what lies there, after a put of which nobody knows whether it took effect.
 
-        One of our own did, or the one before it still lies there, or somebody only condemned objects meanwhile.
+        One of our own did, or an earlier process's; or the one before it still lies there; or somebody only condemned
+        objects meanwhile.
         """
         found = read_manifest(self.bucket)
         if found is None:
@@ -518,17 +552,14 @@ class Shipper:
         elif self._manifest is not None and _said(manifest) == _said(self._manifest):
             self._take_over(manifest, tag)
             condemned = {one.key for one in manifest.condemned}
-            for (
-                part
-            ) in self._parts.values():  # what was uploaded, and not referred to for so long that somebody swept it
+            for part in self._parts.values():  # what nobody referred to for so long that somebody swept it
                 part.uploaded = {base: one for base, one in part.uploaded.items() if one[1].log.key not in condemned}
                 part.snapshots = {base: one for base, one in part.snapshots.items() if one.object.key not in condemned}
             self._forget_what_was_seen()
-        else:
-            why = (
-                "another process ships as the same owner, from a copy of this store; take it over into an empty folder"
-            )
-            raise ShippingRefused(self.bucket.url, why)
+        else:  # of an earlier process of this very store, arriving late: then it says nothing that is not so here
+            compare(self._topics, self.bucket, manifest)
+            self._take_over(manifest, tag)
+            self._forget_topics(set())
 
     def _forget_what_was_seen(self) -> None:
         for part in self._parts.values():
@@ -538,9 +569,10 @@ class Shipper:
 
     def _tell(self, where: Where) -> None:
         """Let those know here who wait for it, or need more offsets, what the manifest says of a partition."""
-        part, there = self._parts[where], self._shipped().get(where)
-        if there is None:
+        part, there = self._parts.get(where), self._shipped().get(where)
+        if part is None or there is None:
             return
+        part.snapshots = {one.segment: one for one in there.snapshots}
         handle = part.local.partition.handle
         with contextlib.suppress(UnknownTopic):
             handle.ledger.note_shipped(there.end_offset)
@@ -611,11 +643,14 @@ def _chunk(piece: Piece, data: memoryview, tail: int, start: int) -> Chunk:
     )  # fmt: skip
 
 
-def _is_same(local: LocalPartition, segment: LocalSegment, shipped: ShippedSegment) -> bool:
+def _is_same(local: LocalPartition, log: LocalLog, segment: LocalSegment, shipped: ShippedSegment) -> bool:
     """Whether a file here is what was uploaded once."""
     if (segment.end_offset, segment.size_bytes) != (shipped.end_offset, shipped.log.size_bytes):
         return False
-    data = local.read(segment.base_offset, 0, segment.size_bytes)
+    try:
+        data = local.read(log, segment.base_offset, 0, segment.size_bytes)
+    except Replaced:
+        return False
     return xxhash.xxh3_64_hexdigest(data) == shipped.log.xxh3_64
 
 

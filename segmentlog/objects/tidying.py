@@ -81,17 +81,14 @@ def sweep(bucket: Bucket, now_ms: int, *, grace_ms: int = GRACE_MS, dry_run: boo
         ]
         there = [key for key in due if key in listed]
         swept = Swept(tuple(sorted(fresh)), tuple(sorted(there)), sum(listed[key].size_bytes for key in there))
-        if dry_run or not (fresh or due):
+        if dry_run:
             return swept
-        left = [one for one in manifest.condemned if one.key not in due]
-        changed = replace(
-            manifest,
-            condemned=(*left, *(Condemned(key, now_ms) for key in sorted(fresh))),
-            sequence=manifest.sequence + 1,
-            nonce=nonce(),
-        )
-        # Deleted before they are struck off: whoever is killed in between leaves them to be found again.
-        bucket.delete(due)
+        bucket.delete(there)
+        if not fresh:
+            return swept
+        # It is the owner who strikes off what was deleted: it may have uploaded it, and not know yet.
+        condemned = (*manifest.condemned, *(Condemned(key, now_ms) for key in sorted(fresh)))
+        changed = replace(manifest, condemned=condemned, sequence=manifest.sequence + 1, nonce=nonce())
         try:
             bucket.swap(MANIFEST_KEY, encode_manifest(changed), tag)
         except ObjectChanged:

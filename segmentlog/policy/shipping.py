@@ -33,7 +33,8 @@ _LIVE_PARTS: Final = 4
 class LocalSegment(msgspec.Struct, frozen=True):
     """A segment file: offsets ``[base_offset, end_offset)``, and as many bytes of it as are on disk.
 
-    A sealed one ends where the next begins. ``stamp`` tells the file from one that took its place.
+    A sealed one ends where the next begins. ``stamp`` tells the file from one that took its place: inode, and of a
+    sealed one size and time.
     """
 
     base_offset: int
@@ -53,7 +54,14 @@ class LocalLog(msgspec.Struct, frozen=True):
     lost_ranges: tuple[LostRange, ...]
     compacted: Compacted
     has_producers: bool
+    generation: int
+    """Counts the times that segment files were removed or replaced."""
     segments: tuple[LocalSegment, ...]
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """As long as it is the same no byte that was on disk has become another one."""
+        return self.epochs[-1].epoch, self.generation
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -143,10 +151,16 @@ def plan(
             active_base = segment.end_offset
     if is_whole:
         reached = local.end_offset
-    if shipped is not None and reached < min(shipped.end_offset, local.end_offset):
+    if shipped is not None and reached < _needed(local, shipped):
         return Plan(tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base, True)
     is_behind = reached < local.end_offset
     return Plan(tuple(upload), tuple(pieces), tuple(keep), tuple(segments), reached, active_base, is_behind)
+
+
+def _needed(local: LocalLog, shipped: ShippedPartition) -> int:
+    """How far the log has to reach that is put in the place of what is shipped: as far, unless its end was given up."""
+    given_up = local.epochs[-1].epoch > shipped.epoch
+    return min(shipped.end_offset, local.end_offset) if given_up else shipped.end_offset
 
 
 def _continued(

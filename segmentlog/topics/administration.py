@@ -28,6 +28,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from segmentlog.config import TopicConfig
 from segmentlog.errors import DiskFull, InvalidConfig, PartitionBusy, StoreVersionError, TopicExists, UnknownTopic
 from segmentlog.format.names import (
@@ -43,6 +45,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.storage.file_locks import ProcessLock, free_to_move
 from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
+from segmentlog.storage.grant import read_grant, write_grant
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.topics.folders import TopicFile, TopicFolders, check_partition_count
 
@@ -131,9 +134,12 @@ class Administration:
                 least = f"{file.partitions} or more: records of a partition cannot be moved"
                 raise InvalidConfig("partitions", wanted, least)
             folder = f"{self._path}/{name}"
+            granted = read_grant(self._fs, f"{folder}/0")
             for number in range(file.partitions, wanted):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
+                if granted is not None:  # or whoever takes over, and adds one, would hand out the same offsets
+                    write_grant(self._fs, f"{folder}/{number}", replace(granted, ceiling=0))
             self._fs.sync_folder(folder)
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
             changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)
