@@ -1,7 +1,6 @@
 """What of a store is on disk now, as it is to be shipped: ends first, bytes when they are asked for.
 
-The ends of decisions and of positions are looked at before those of the data that they speak of. So whatever is shipped
-of a decision, all that it decides about is shipped as well.
+Positions are looked at before the data that they speak of. Decisions come last; `decisions` sees to their data.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import xxhash
+from msgspec.structs import replace
 
 from segmentlog.errors import CorruptBatch, SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.format.batch import decode_header
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedTopic
-from segmentlog.format.names import LOG_SUFFIX, OFFSETS_TOPIC, SNAPSHOT_SUFFIX, TRANSACTIONS_TOPIC
+from segmentlog.format.names import INTERNAL_TOPICS, LOG_SUFFIX, OFFSETS_TOPIC, SNAPSHOT_SUFFIX, TRANSACTIONS_TOPIC
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.policy.shipping import LocalLog, LocalSegment
@@ -25,7 +26,8 @@ from segmentlog.storage.state import PRODUCERS_WORD, WANTED_WORD, LogState
 from segmentlog.topics.folders import TopicFile
 from segmentlog.topics.topics import Topics
 
-_FIRST: Final = (TRANSACTIONS_TOPIC, OFFSETS_TOPIC)
+_FIRST: Final = (OFFSETS_TOPIC,)
+_LAST: Final = (TRANSACTIONS_TOPIC,)
 
 Signature = tuple[int, ...]
 
@@ -36,7 +38,8 @@ class Replaced(Exception):
 
 def in_order(names: list[str]) -> list[str]:
     """Topics in the order in which their ends are to be looked at."""
-    return [name for name in _FIRST if name in names] + [name for name in names if name not in _FIRST]
+    rest = [name for name in names if name not in INTERNAL_TOPICS]
+    return [*(name for name in _FIRST if name in names), *rest, *(name for name in _LAST if name in names)]
 
 
 def topics_of(topics: Topics, wanted: tuple[str, ...]) -> Iterator[tuple[str, TopicFile]]:
@@ -44,7 +47,7 @@ def topics_of(topics: Topics, wanted: tuple[str, ...]) -> Iterator[tuple[str, To
     from fnmatch import fnmatchcase
 
     for name in in_order(topics.names(internal=True)):
-        if name in _FIRST or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted):
+        if name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted):
             with contextlib.suppress(UnknownTopic):  # deleted meanwhile
                 yield name, topics.read_topic_file(name)
 
@@ -131,6 +134,23 @@ class LocalPartition:
             generation=log.generation,
             segments=tuple(segments),
         )
+
+    def upto(self, log: LocalLog, offset: int) -> LocalLog | None:
+        """The log as far as ``offset``, where a batch ends; None when that cannot be told."""
+        kept = [segment for segment in log.segments if segment.base_offset < offset]
+        if offset > log.end_offset or not kept:
+            return None
+        last = kept.pop()
+        position = 0
+        if not (last.sealed and last.end_offset == offset):
+            try:
+                data = self.read(log, last.base_offset, 0, last.size_bytes)
+                while position < len(data) and (header := decode_header(data, position)).base_offset < offset:
+                    position += header.size_bytes
+            except (Replaced, CorruptBatch):
+                return None
+            last = replace(last, end_offset=offset, size_bytes=position, sealed=False, stamp=(last.stamp[0], 0, 0))
+        return replace(log, end_offset=offset, segments=(*kept, last))
 
     def _stat(self, base: int) -> os.stat_result:
         return self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)

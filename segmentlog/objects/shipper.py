@@ -33,12 +33,13 @@ from segmentlog.format.manifest import (
     Tail,
     encode_manifest,
 )
-from segmentlog.format.names import INTERNAL_TOPICS
+from segmentlog.format.names import TRANSACTIONS_TOPIC
 from segmentlog.log import granting
 from segmentlog.objects import uploads
 from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
-from segmentlog.objects.capture import LocalPartition, Replaced, Signature, as_shipped, open_local, topics_of
+from segmentlog.objects.capture import LocalPartition, Replaced, Signature, as_shipped, topics_of
+from segmentlog.objects.decisions import Where, ends_of_commits
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.policy.shipping import (
     TAIL_BYTES,
@@ -65,8 +66,7 @@ _UPLOAD_WAIT_S: Final = 1.0
 _LOOK_MS: Final = 30_000
 """Who has nothing to ship looks so often whether somebody has taken over."""
 
-Where = tuple[str, int]
-"""A partition: the id of its topic, its number."""
+_UNKNOWN: Final = 1 << 62
 
 
 class ShippedNow(msgspec.Struct, frozen=True):
@@ -99,6 +99,14 @@ class _Part:
 
 _Uploaded = tuple[tuple[int, int, int], ShippedSegment]
 """The stamp of a file that was uploaded, and what the manifest is to say of it."""
+
+
+class _Looked(msgspec.Struct):
+    """A partition as it was looked at, and the ceiling that it is to get."""
+
+    part: _Part
+    log: LocalLog
+    ceiling: int
 
 
 class _Round(msgspec.Struct):
@@ -230,76 +238,130 @@ class Shipper:
     def _look(self, now_ms: int) -> tuple[dict[Where, _Round], list[tuple[str, TopicFile]]]:
         """(what is to be done, by partition; the topics that there are).
 
-        The ends of all partitions are looked at first, in the order of `topics_of`.
+        All partitions are looked at first, in the order of `topics_of`, and decisions last of all.
         """
         assert self._binding is not None
-        looked: dict[Where, tuple[_Part, LocalLog, int]] = {}
-        is_unsteady = False
+        looked: dict[Where, _Looked] = {}
         topics = list(topics_of(self._topics, self._binding.topics))
         self._forget_topics({file.topic_id for _, file in topics})
         shipped = self._shipped()
         wasted = self._wasted()
+        decided_before = self._decided_offset(topics)
         for name, file in topics:
             for number in range(file.partitions):
                 where = (file.topic_id, number)
                 part = self._part(name, where)
                 if part is None:
                     continue
-                signature, appended_bytes = part.local.signature(), part.local.appended_bytes
                 there = shipped.get(where)
                 is_wasted = there is not None and any(chunk.tail in wasted for chunk in there.chunks)
                 ceiling = self._ceiling(part, there, now_ms)
-                if signature == part.seen and not is_wasted and there is not None and ceiling == there.ceiling:
+                is_known = there is not None and ceiling == there.ceiling and not is_wasted
+                if is_known and part.local.signature() == part.seen:
                     continue
-                log = part.local.look()
-                if log is None:  # next time
-                    is_unsteady = True
+                self._look_at(looked, where, part, ceiling)
+        journal = next(((file.topic_id, 0) for name, file in topics if name == TRANSACTIONS_TOPIC), None)
+        ends = self._complete_transactions(looked, topics, journal, decided_before)
+        return self._plan(looked, journal, ends, wasted), topics
+
+    def _look_at(self, looked: dict[Where, _Looked], where: Where, part: _Part, ceiling: int) -> LocalLog | None:
+        signature, appended_bytes = part.local.signature(), part.local.appended_bytes
+        log = part.local.look()
+        if log is None:  # next time
+            part.seen = ()
+            return None
+        there = self._shipped().get(where)
+        part.seen, part.appended_bytes = signature, appended_bytes
+        part.snapshots = {one.segment: one for one in (there.snapshots if there else ())} | part.snapshots
+        looked[where] = _Looked(part, log, ceiling)
+        return log
+
+    def _decided_offset(self, topics: list[tuple[str, TopicFile]]) -> int:
+        """How far decisions are on disk now."""
+        for name, file in topics:
+            if name == TRANSACTIONS_TOPIC and (part := self._part(name, (file.topic_id, 0))) is not None:
+                return part.local.partition.durable_offset
+        return 0
+
+    def _complete_transactions(
+        self, looked: dict[Where, _Looked], topics: list[tuple[str, TopicFile]], journal: Where | None, before: int
+    ) -> dict[Where, int]:
+        """Look once more where a transaction goes on that was decided meanwhile; where those of late end.
+
+        What cannot be told is said to end beyond everything.
+        """
+        part = None if journal is None else self._parts.get(journal)
+        if journal is None or part is None:
+            return {}
+        there = self._shipped().get(journal)
+        decided = looked[journal].log.end_offset if journal in looked else part.local.partition.durable_offset
+        ends = ends_of_commits(part.local.partition, there.end_offset if there else 0, decided)
+        if ends is None:  # compacted already: then it is safe only if nothing was decided while all were looked at
+            return (
+                {} if decided == before else {where: _UNKNOWN for where, one in looked.items() if one.log.has_producers}
+            )
+        ids = {file.topic_id: name for name, file in topics}
+        ends = {where: end for where, end in ends.items() if where[0] in ids}
+        for where, end in ends.items():
+            known = looked.get(where)
+            if known is None or known.log.end_offset < end:
+                again = self._part(ids[where[0]], where)
+                if again is None:
                     continue
-                part.seen, part.appended_bytes = signature, appended_bytes
-                part.snapshots = {one.segment: one for one in (there.snapshots if there else ())} | part.snapshots
-                looked[where] = (part, log, ceiling)
-        internal = {file.topic_id for name, file in topics if name in INTERNAL_TOPICS}
-        return self._plan(looked, internal, wasted, is_unsteady=is_unsteady), topics
+                log = self._look_at(looked, where, again, known.ceiling if known else again.ceiling)
+                cut = None if log is None else again.local.upto(log, end)
+                again.seen = ()
+                if cut is not None:
+                    looked[where].log = cut
+                elif known is not None:
+                    looked[where] = known
+                else:
+                    looked.pop(where, None)
+        return ends
 
     def _plan(
-        self, looked: dict[Where, tuple[_Part, LocalLog, int]], internal: set[str], wasted: set[int], *,
-        is_unsteady: bool,
-    ) -> dict[Where, _Round]:  # fmt: skip
+        self, looked: dict[Where, _Looked], journal: Where | None, ends: dict[Where, int], wasted: set[int]
+    ) -> dict[Where, _Round]:
         """What is to be done about each partition. Each tick begins with another one, so that none waits for ever.
 
-        Decisions and positions come last, and not before all that was on disk when they were looked at.
+        Where a transaction cannot be shipped as a whole, none of its partitions goes on, and no decision.
         """
         rounds: dict[Where, _Round] = {}
         shipped = self._shipped()
-        room_bytes, is_behind = TAIL_BYTES, is_unsteady
+        room_bytes = TAIL_BYTES
         self._turn += 1
-        order = [where for where in looked if where[0] not in internal]
+        order = [where for where in looked if where != journal]
         first = self._turn % len(order) if order else 0
-        for where in [*order[first:], *order[:first], *(where for where in looked if where[0] in internal)]:
-            part, log, ceiling = looked[where]
-            if where[0] in internal and is_behind:
-                part.seen = ()
-                continue
+        for where in [*order[first:], *order[:first], *(where for where in looked if where == journal)]:
+            one = looked[where]
             there = shipped.get(where)
             to_do = plan(
-                log, self._checked(part, log, there), self._known(part, log, there), wasted.__contains__, room_bytes
-            )
+                one.log, self._checked(one.part, one.log, there), self._known(one.part, one.log, there),
+                wasted.__contains__, room_bytes,
+            )  # fmt: skip
             room_bytes -= to_do.size_bytes
             if to_do.is_behind:
-                part.seen, is_behind = (), True
-            rounds[where] = _Round(part, log, to_do, ceiling)
+                one.part.seen = ()
+            rounds[where] = _Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling))
+        reached = {where: there.end_offset for where, there in shipped.items()}
+        reached.update((where, round_.to_do.end_offset) for where, round_ in rounds.items())
+        if any(reached.get(where, 0) < end for where, end in ends.items()):
+            for held in [*ends, *([journal] if journal else [])]:
+                if held in rounds:
+                    rounds.pop(held).part.seen = ()
         return rounds
 
     def _part(self, name: str, where: Where) -> _Part | None:
-        part = self._parts.get(where)
-        if part is None or part.local.partition.is_stale or part.local.partition.topic != name:
-            local = open_local(self._topics, name, where[1], where[0])
-            if local is None:
-                return None
-            before, part = part, _Part(local)
+        """What is known of a partition, by the store's own object: one that it has let go of is not to be used."""
+        try:
+            partition = self._topics.open_partition(name, where[1], where[0])
+        except (UnknownTopic, StoreClosed):
+            return None
+        before = part = self._parts.get(where)
+        if part is None or part.local.partition is not partition:
+            part = self._parts[where] = _Part(LocalPartition(partition))
             if before is not None:  # renamed, say
                 part.uploaded, part.snapshots, part.ceiling = before.uploaded, before.snapshots, before.ceiling
-            self._parts[where] = part
         if not part.ceiling:
             part.ceiling = granting.limit(part.local.partition.handle)
         return part

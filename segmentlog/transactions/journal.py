@@ -261,6 +261,14 @@ def encode_state(state: TransactionState) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:_LOCAL_FIELDS])
 
 
+def decode_state(value: bytes) -> TransactionState | None:
+    """What such a record says; None when it cannot be read."""
+    try:
+        return _state_decoder.decode(value)
+    except msgspec.DecodeError:
+        return None
+
+
 _LOCAL_FIELDS: Final = TransactionState.__struct_fields__.index("remote")
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])

@@ -115,6 +115,8 @@ class Storm:
         self.shipped: set[tuple[Where, int]] = set()
         self.given_up: dict[Where, set[int]] = {}
         self.compacted: set[str] = set()
+        self.committed: list[list[tuple[Where, int]]] = []
+        """What was committed together."""
         self.gone: set[str] = set()
         """Ids of topics that were deleted."""
         self._number = 0
@@ -151,6 +153,9 @@ class Storm:
         draws = random.Random(self.rng.random())
         for what, value in (
             ("log.append.shipped.GRANT_WAIT_S", 0),
+            ("log.append.appender.OFFSET_CEILING_STEP", 10),
+            ("log.granting.OFFSET_CEILING_STEP", 20),
+            ("policy.shipping.WINDOW_MIN", 60),
             ("objects.uploads.nonce", lambda: f"{draws.getrandbits(48):012x}"),
             ("objects.tidying.nonce", lambda: f"{draws.getrandbits(48):012x}"),
             ("objects.takeover.nonce", lambda: f"{draws.getrandbits(48):012x}"),
@@ -215,11 +220,15 @@ class Storm:
     def _transact(self, machine: Machine) -> None:
         logs = [log for log in machine.logs() if log.topic_id not in self.compacted]
         values = self._values(3)
-        with machine.store.producer(name=self.rng.choice("pq"), linger_ms=0) as producer, producer.transaction():
-            for value in values:
-                log = self.rng.choice(logs)
-                sent = producer.send(log.topic, value, partition=log.number).result()
-                self._claim(machine, log, sent.offset, value)
+        done = []
+        with machine.store.producer(name=self.rng.choice("pq"), linger_ms=0) as producer:
+            with producer.transaction():
+                for value in values:
+                    log = self.rng.choice(logs)
+                    sent = producer.send(log.topic, value, partition=log.number).result()
+                    self._claim(machine, log, sent.offset, value)
+                    done.append((Where(log.topic_id, log.number), sent.offset))
+            self.committed.append(done)
 
     def _flush(self, machine: Machine) -> None:
         for log in machine.logs():
@@ -244,6 +253,9 @@ class Storm:
             offset = self.rng.choice(tail)
             self._give_up(log, [one for one in known if one >= offset])
             log.truncate(offset)
+            # Their markers may be gone with it: whoever cuts a log off does that.
+            where = Where(log.topic_id, log.number)
+            self.committed = [done for done in self.committed if where not in {one for one, _ in done}]
 
     def _give_up(self, log: Partition, offsets: object) -> None:
         self.given_up.setdefault(Where(log.topic_id, log.number), set()).update(offsets)  # type: ignore[call-overload]
@@ -366,6 +378,7 @@ class Storm:
             raise Broken(f"a restored store is damaged: {damage[0]}")
         with LogStore(path, background=False, fs=NoSyncFileSystem(), clock=self.clock) as store:
             self._check(store)
+            self._check_transactions(store)
         shutil.rmtree(path)
         self.seen["restored"] += 1
 
@@ -380,6 +393,23 @@ class Storm:
             if offset not in there.get(where, {}):
                 value = self.claims[where, offset]
                 raise Broken(f"{where}: {value!r} at offset {offset} was shipped, and is not there")
+
+    def _check_transactions(self, store: LogStore) -> None:
+        """What was committed together is there together, or not at all."""
+        store.finish_transactions()
+        visible = {
+            (Where(log.topic_id, log.number), record.offset)
+            for name in store.topics() for log in store.topic(name).partitions()
+            for batch in log.read(log.log_start_offset, isolation="read_committed") for record in batch
+        }  # fmt: skip
+        for done in self.committed:
+            wanted = {
+                (where, offset)
+                for where, offset in done
+                if where.topic_id not in self.gone and offset not in self.given_up.get(where, ())
+            }
+            if wanted & visible and not wanted <= visible:
+                raise Broken(f"of a transaction {sorted(wanted & visible)} is there, {sorted(wanted - visible)} is not")
 
     def _check_log(self, where: Where, log: Partition) -> dict[int, bytes | None]:
         """What is in a log; all of it was appended there once, and what is missing is told."""

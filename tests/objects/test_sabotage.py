@@ -1,0 +1,114 @@
+"""The check of `test_storm` is no formality: ways to break shipping, and each is found out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from msgspec.structs import replace
+from objects.storm import Broken, Storm
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.objects.bucket import ObjectChanged
+from segmentlog.objects.capture import LocalPartition
+from segmentlog.objects.shipper import Shipper
+from segmentlog.policy.shipping import Plan, plan
+
+_ROUNDS = 60
+_SHIPPER = "segmentlog.objects.shipper"
+
+
+def patched(what: str, value: object) -> Callable[[], Any]:
+    """Within, something is another thing."""
+    return lambda: mock.patch(what, value)
+
+
+def _without_chunks(*args: Any, **options: Any) -> Plan:
+    """What is to be uploaded is left out before it is."""
+    made = plan(*args, **options)
+    waiting = {segment.base_offset for segment in made.upload}
+    return replace(
+        made,
+        pieces=tuple(piece for piece in made.pieces if piece.segment not in waiting),
+        keep=tuple(chunk for chunk in made.keep if chunk.segment not in waiting),
+    )
+
+
+def _put(self: Shipper, manifest: Any) -> None:
+    """A put that was refused is taken for one that was done."""
+    with contextlib.suppress(ObjectChanged):
+        real_put(self, manifest)
+    if self._manifest is not manifest:
+        self._manifest = manifest
+
+
+real_put = Shipper._put
+
+
+def _put_late(self: Shipper, manifest: Any) -> None:
+    """What is on disk here is said to be shipped, and then it is."""
+    for part in self._parts.values():
+        part.local.partition.handle.ledger.note_shipped(part.local.partition.durable_offset)
+    real_put(self, manifest)
+
+
+def _delete(self: Shipper, now_ms: int) -> None:
+    """What was uploaded is deleted unless the manifest refers to it already."""
+    assert self._manifest is not None
+    kept = {stored.key for stored in self._manifest.objects()}
+    self.bucket.delete([one.key for one in self.bucket.list("segments/") if one.key not in kept])
+
+
+def _end_of_page(self: LocalPartition) -> Any:
+    """What is appended is taken for what is on disk."""
+    page = self._handle.page
+    log, sync = page.log.read(), page.sync.read()
+    if log.active_base_offset != sync.synced_base_offset:
+        return real_look(self)
+    ahead = replace(sync, durable_offset=log.log_end_offset, synced_bytes=log.appended_bytes)
+    with mock.patch.object(type(page.sync), "read", lambda block: ahead if block is page.sync else log):
+        return real_look(self)
+
+
+real_look = LocalPartition.look
+
+
+SABOTAGES: dict[str, Callable[[], Any]] = {
+    "offsets without grants": patched("segmentlog.log.append.appender.read_grant", lambda *_: None),
+    "a restore that resumes at the end": patched(
+        "segmentlog.objects.restoring.Checkpoint",
+        lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),
+    ),
+    "chunks dropped before the segment is there": patched(f"{_SHIPPER}.plan", _without_chunks),
+    "a refusal taken for success": patched(f"{_SHIPPER}.Shipper._put", _put),
+    "acknowledged before the put": patched(f"{_SHIPPER}.Shipper._put", _put_late),
+    "uploads deleted as rubbish": patched(f"{_SHIPPER}.Shipper._delete_condemned", _delete),
+    "chunks not compared with what was compacted": patched(
+        f"{_SHIPPER}.Shipper._checked", lambda self, part, log, there: there
+    ),
+    "shipped before it is on disk": patched("segmentlog.objects.capture.LocalPartition.look", _end_of_page),
+    "no look at who owns it": patched(f"{_SHIPPER}.fence", lambda *_: None),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_it_is_caught(tmp_path: Path, name: str) -> None:
+    """Within so many rounds, by a promise that is broken, or by shipping that does not go on."""
+    seen: Counter[str] = Counter()
+    for number in range(_ROUNDS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        try:
+            with SABOTAGES[name]():
+                Storm(folder, f"sabotage/{number}", seen).run(60)
+        except (Broken, SegmentlogError, AssertionError) as error:
+            print(f"round {number}: {error}")
+            return
+    pytest.fail(f"nobody noticed in {_ROUNDS} rounds")
