@@ -108,7 +108,8 @@ def without_secrets(url: str) -> str:
 
 
 def _tag(found: Any) -> str:
-    return json.dumps({"e_tag": found["e_tag"], "version": found["version"]})
+    # Without what the server does not give: obstore takes no None back.
+    return json.dumps({key: found[key] for key in ("e_tag", "version") if found[key] is not None})
 
 
 def _words_of(error: BaseException) -> str:
