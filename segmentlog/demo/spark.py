@@ -115,7 +115,7 @@ def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights
     from segmentlog.spark.pipelines.aggregate import Windows, aggregate_to, parse_aggregate
     from segmentlog.spark.pipelines.queries import Incremental
 
-    say(f"11. Departures and delays by the hour and carrier: a streaming query, with a checkpoint, to '{_HOURLY}'")
+    say(f"12. Departures and delays by the hour and carrier: a streaming query, with a checkpoint, to '{_HOURLY}'")
     delay = "try_cast(dep_delay AS int)"  # null for NA
     aggregates = [
         "count AS flights",
@@ -192,7 +192,7 @@ def hours_of(flights: Flights) -> Hours:
 def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights, say: Say) -> None:
     from segmentlog.spark.pipelines.table import update_table
 
-    say("12. The last record of every plane as a row of a Parquet table, whose columns are the fields of the JSON")
+    say("13. The last record of every plane as a row of a Parquet table, whose columns are the fields of the JSON")
     target = str(beside / "planes")
     started = time.perf_counter()
     report = update_table(spark, str(folder), "flights", target, json_values=True, skip_null_keys=True)
@@ -234,7 +234,7 @@ class _Day(msgspec.Struct):
 
 
 def _plot(hours: Hours, count: int, path: Path, say: Say) -> None:
-    say(f"13. Plotting the delays of the year from the topic '{_HOURLY}'")
+    say(f"14. Plotting the delays of the year from the topic '{_HOURLY}'")
     if importlib.util.find_spec("matplotlib") is None:
         say("   left out: the plot needs the package matplotlib: pip install 'segmentlog[demo]'")
         return

@@ -21,6 +21,7 @@ import msgspec
 import segmentlog
 from segmentlog.demo.flights import LIST_RECORDS, Flights, Say, check, load_flights
 from segmentlog.demo.serving import serve
+from segmentlog.demo.shipping import ship
 
 _JULY = datetime(2013, 7, 4, 12, tzinfo=UTC)
 
@@ -54,6 +55,7 @@ def run(
     _compact(folder, flights, say)
     _deliver(folder, say)
     serve(folder, flights.values, say)
+    ship(folder, flights.values, say)
     if plot is not None:
         from segmentlog.demo.spark import run_on_spark
 

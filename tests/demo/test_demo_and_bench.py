@@ -14,6 +14,7 @@ import pytest
 import segmentlog
 from segmentlog.demo import flights as demo_flights
 from segmentlog.demo import serving as demo_serving
+from segmentlog.demo import shipping as demo_shipping
 from segmentlog.demo import spark as demo_spark
 from segmentlog.demo import steps as demo
 from segmentlog.log.partition import Partition
@@ -31,6 +32,7 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     assert "each once, in order" in text
     assert "store.table('planes-last-1')[b'N14228']" in text
     assert "all 5,000 records that the client was told of are in the log" in text
+    assert "all 5,000 records, each once, shipped" in text
     assert said[-1].startswith("Everything held")
 
 
@@ -67,6 +69,15 @@ def _told_of_more(join: Callable[[demo_serving._Client], None]) -> Callable[[dem
         client.acknowledged[0] = b"another"
 
     return joined
+
+
+def test_a_restore_that_lacks_records_fails_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was acknowledged as shipped has to be there."""
+    work = demo_shipping._work_until_killed
+    monkeypatch.setattr(demo_shipping, "_work_until_killed", lambda *args: (work(*args)[0], 100_000))
+    with pytest.raises(demo_flights.DemoFailed, match="acknowledged as shipped"):
+        demo_shipping.ship(tmp_path / "store", [b"%d" % number for number in range(1000)], lambda _: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
