@@ -1,32 +1,47 @@
 """A folder as an object store: on another disk, say, or one that is mounted over the network.
 
-An object is a file, put by writing it beside its place, an fsync and a rename. The conditional put holds a lock on a
-file beside it; the tag is a checksum of what is there. Over a network file system that lock is as good as that
-system's locks are.
+An object is a file, put by writing it beside its place, an fsync, a rename, and an fsync of its folder and of those
+above that this process has not synced yet. The conditional put holds a lock on a file beside it; the tag is a checksum
+of what is there. Over a network file system that lock is as good as that system's locks are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
+from typing import Final, cast
+from urllib.parse import quote
 
 import xxhash
 
-from segmentlog.errors import ObjectStoreError
-from segmentlog.format.names import FILE_LOCK_SUFFIX, TEMPORARY_SUFFIX, check_relative_path
+from segmentlog.errors import DiskFull, ObjectStoreError
+from segmentlog.format.names import FILE_LOCK_SUFFIX, STORE_FILE, TEMPORARY_SUFFIX, check_relative_path
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
 from segmentlog.storage.file_locks import ProcessLock
-from segmentlog.storage.fs import NO_ROOM, FileSystem, opened, read_file, replace_file
+from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file
+
+_OURS: Final = (TEMPORARY_SUFFIX, FILE_LOCK_SUFFIX)
+_LASTING: Final = frozenset((
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL,
+))  # fmt: skip
+"""What stays as it is until somebody does something about it."""
 
 
 class Folder:
     """A `Bucket` below a folder, which is made when something is put there first. Thread-safe."""
 
     def __init__(self, path: str, fs: FileSystem | None = None) -> None:
-        self.url = f"file://{path}"
+        self.url = "file://" + quote(os.fsencode(path))
         self._path = path
         self._fs = fs or FileSystem()
+        self._synced: set[str] = set()
+        """Folders whose names are durable, as far as this process has seen to it."""
+        self._is_checked = False
+
+    def __repr__(self) -> str:
+        return f"Folder({self._path!r})"
 
     def get(self, key: str) -> tuple[bytes, str]:
         """As `Bucket.get`; the tag is a checksum."""
@@ -50,7 +65,7 @@ class Folder:
         path = self._file(key)
         with self._telling(key, "written"):
             self._make_folder(os.path.dirname(path))
-            replace_file(self._fs, path, bytes(data))
+            replace_file(self._fs, path, cast("bytes", data))
 
     def swap(self, key: str, data: Data, tag: str | None) -> str:
         """As `Bucket.swap`."""
@@ -64,7 +79,7 @@ class Folder:
                     there = None
                 if there != tag:
                     raise ObjectChanged(self.url, key)
-                replace_file(self._fs, path, bytes(data))
+                replace_file(self._fs, path, cast("bytes", data))
         return _tag(data)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -76,10 +91,7 @@ class Folder:
     def list(self, prefix: str = "") -> Iterator[Listed]:
         """As `Bucket.list`; files that are being written, and locks, are none."""
         with self._telling(prefix or "/", "listed"):
-            try:
-                yield from self._list("", prefix)
-            except ObjectMissing:
-                return
+            yield from self._list("", prefix)
 
     def _list(self, below: str, prefix: str) -> Iterator[Listed]:
         folder = f"{self._path}/{below}" if below else self._path
@@ -94,37 +106,63 @@ class Folder:
             try:
                 if self._fs.is_folder(f"{self._path}/{key}"):
                     yield from self._list(key, prefix)
-                elif key.startswith(prefix) and not name.endswith((TEMPORARY_SUFFIX, FILE_LOCK_SUFFIX)):
+                elif key.startswith(prefix) and not name.endswith(_OURS):
                     found = self._fs.stat(f"{self._path}/{key}")
                     yield Listed(key, found.st_size, found.st_mtime_ns // 1_000_000)
             except FileNotFoundError:  # deleted meanwhile
                 continue
 
     def _file(self, key: str) -> str:
-        if why := check_relative_path(key):
+        why = check_relative_path(key)
+        if not why and key.endswith(_OURS):
+            why = "such names are for what is being written"
+        if why:
             raise ObjectStoreError(self.url, repr(key), f"no name of an object: {why}", False)
         return f"{self._path}/{key}"
 
     def _make_folder(self, folder: str) -> None:
-        """Make it and those above, durably."""
-        missing = []
-        while not self._fs.is_folder(folder):
-            missing.append(folder)
+        """Make it and those above, durably: somebody may have made them, and died before that."""
+        self._check_place()
+        above: list[str] = []
+        while folder not in self._synced and (len(folder) >= len(self._path) or not self._fs.is_folder(folder)):
+            above.append(folder)
             folder = os.path.dirname(folder)
-        for made in reversed(missing):
+        for made in reversed(above):
             with contextlib.suppress(FileExistsError):
                 self._fs.mkdir(made)
-            self._fs.sync_folder(os.path.dirname(made))
+            try:
+                self._fs.sync_folder(os.path.dirname(made))
+            except PermissionError:  # who may not read what the place lies in cannot do more
+                if len(made) > len(self._path):
+                    raise
+            self._synced.add(made)
+
+    def _check_place(self) -> None:
+        """Refuse to put anything into a store: its topics are folders, too."""
+        if self._is_checked:
+            return
+        place = self._path
+        while True:
+            if self._fs.exists(f"{place}/{STORE_FILE}"):
+                raise ObjectStoreError(self.url, "put", f"{place} is a store itself; choose a folder elsewhere", False)
+            if place == os.path.dirname(place):
+                break
+            place = os.path.dirname(place)
+        self._is_checked = True
 
     @contextlib.contextmanager
     def _telling(self, key: str, done: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise ObjectMissing(self.url, key) from None
+        except DiskFull as error:
+            raise ObjectStoreError(self.url, key, "no room on the disk; free some space and try again") from error
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and done != "written":
+                raise ObjectMissing(self.url, key) from None
+            if isinstance(error, FileNotFoundError):  # it was there a moment ago
+                self._synced.clear()
             why = f"it cannot be {done}: {error.strerror or error}"
-            raise ObjectStoreError(self.url, key, why, error.errno not in NO_ROOM) from error
+            raise ObjectStoreError(self.url, key, why, error.errno not in _LASTING) from error
 
 
 def _tag(data: Data) -> str:

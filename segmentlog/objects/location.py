@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.folder import Folder
+from segmentlog.objects.words import without_secrets
 
 _WANTED: Final = (
     "s3://bucket/path, gs://bucket/path, az://container/path, an https:// URL of one of these, or file:///folder"
 )
+_WANTED_FILE: Final = "three slashes and an absolute path: file:///folder, with %23 for # and %3F for ?"
 
 
 def is_url(text: object) -> bool:
@@ -23,13 +25,15 @@ def is_url(text: object) -> bool:
 def open_bucket(url: object) -> Bucket:
     """The object store at a URL. Raises `InvalidConfig`; nothing is asked of it yet."""
     if not isinstance(url, str) or "://" not in url:
-        raise InvalidConfig("url", url, _WANTED)
-    parts = urlsplit(url)
-    if parts.scheme != "file":
+        raise InvalidConfig("url", without_secrets(url) if isinstance(url, str) else url, _WANTED)
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() != "file":
         from segmentlog.objects.cloud import Cloud  # obstore takes a moment, and is an extra
 
         return Cloud(url)
-    path = unquote(parts.path)
-    if parts.netloc not in ("", "localhost") or not os.path.isabs(path) or path == "/":
-        raise InvalidConfig("url", url, "three slashes and an absolute path: file:///folder")
-    return Folder(path.rstrip("/"))
+    host, slash, path = rest.partition("/")
+    path = os.path.normpath("/" + os.fsdecode(unquote_to_bytes(path)).lstrip("/"))
+    is_plain = not any(sign in rest for sign in "?#") and "\0" not in path
+    if host not in ("", "localhost") or not slash or path == "/" or not is_plain:
+        raise InvalidConfig("url", without_secrets(url), _WANTED_FILE)
+    return Folder(path)

@@ -1,0 +1,114 @@
+"""What an object store's client says when it fails, for people: short, and without secrets.
+
+obstore's errors hold the answer of the server and a picture of what Rust had in its hands: addresses with their
+queries, passwords, and what servers repeat of a request that they refuse, its signature and token among that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+_WORDS_MAX: Final = 400
+_SHORTEST_SECRET: Final = 4
+_IN_URLS: Final = re.compile(r"\?[^\s\"'>)]*|//[^/\s@]*@")
+_KEY_IDS: Final = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b")
+_SECRET_NAMES: Final = re.compile(r"key|secret|token|password|sas|credential|signature", re.IGNORECASE)
+_PREFIXES: Final = ("AWS_", "AZURE_", "GOOGLE_")
+_NOT_SECRET: Final = ("_FILE", "_PATH", "_URI", "_URL", "_APPLICATION_CREDENTIALS")
+_OF_OBJECTS: Final = ("", "NoSuchKey", "NoSuchObject", "NoSuchVersion", "BlobNotFound", "ResourceNotFound")
+_CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CAUSES: Final = (
+    ("BadScheme", "http:// is to be allowed first: AWS_ALLOW_HTTP=true"),
+    ("dns error", "there is no such host"),
+    ("kind: Timeout", "no answer in time"),
+    ("Connection refused", "nobody listens there"),
+    ("IncompleteMessage", "the connection was cut"),
+    ("UnexpectedEof", "the connection was cut"),
+    ("connection closed before message completed", "the connection was cut"),
+    ("Connection reset", "the connection was cut"),
+    ("Broken pipe", "the connection was cut"),
+)
+"""What is told in the picture alone."""
+_AGAIN: Final = frozenset((408, 409, 425, 429))
+_FOR_GOOD: Final = frozenset((*range(300, 500), 501))
+
+
+class Words:
+    """How errors of one object store are told; it knows the secrets that it was opened with."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._given = tuple({*_in_url(url), *_in_options(options)})
+
+    def of(self, error: BaseException) -> str:
+        """What an error says, without what may be secret."""
+        said, _, picture = str(error).partition("Debug source:")
+        text = " ".join(said.split())
+        if code := _CODE.search(text):
+            message = _MESSAGE.search(text)
+            text = f"{text[: text.index('<')].rstrip()} {code[1]}{f': {message[1]}' if message else ''}"
+        else:
+            text = text.partition("<")[0].rstrip()
+            text += next((f" ({why})" for sign, why in _CAUSES if sign in picture), "")
+        return self.scrubbed(text)[:_WORDS_MAX]
+
+    def scrubbed(self, text: str) -> str:
+        """A text without secrets."""
+        text = _KEY_IDS.sub("...", _IN_URLS.sub(_without, text))
+        for secret in {*self._given, *_in_environment()}:
+            for form in (secret, quote(secret, safe="")):
+                text = text.replace(form, "...")
+        return text
+
+    def is_of_object(self, error: BaseException) -> bool:
+        """Whether what is not there, or not as it should be, is the object: else the bucket, or whoever asks for it."""
+        text = str(error)
+        code = _CODE.search(text)
+        return "404 Not Found" not in text or (code[1] if code else "") in _OF_OBJECTS
+
+
+def without_secrets(url: str) -> str:
+    """The URL without what may be a password or a token in it."""
+    return _IN_URLS.sub(_without, url)
+
+
+def may_help(error: BaseException) -> bool:
+    """Whether another try may."""
+    text = str(error)
+    if isinstance(error, ValueError) or "BadScheme" in text or "StartTooLarge" in text:
+        return False
+    status = _STATUS.search(text)
+    return status is None or int(status[1]) in _AGAIN or int(status[1]) not in _FOR_GOOD
+
+
+def _without(found: re.Match[str]) -> str:
+    return "//" if found.group().startswith("//") else ""
+
+
+def _in_url(url: str) -> Iterator[str]:
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    for text in (*user.split(":", 1), *re.split("[&=]", parts.query)):
+        if len(text) >= _SHORTEST_SECRET:
+            yield text
+            yield unquote(text)
+
+
+def _in_options(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _in_options(value)
+        elif isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAMES.search(name):
+            yield value
+
+
+def _in_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        is_secret = name.startswith(_PREFIXES) and _SECRET_NAMES.search(name) and not name.endswith(_NOT_SECRET)
+        if is_secret and len(value) >= _SHORTEST_SECRET:
+            yield value

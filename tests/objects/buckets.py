@@ -1,0 +1,163 @@
+"""The object stores that tests are run on, each by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from objects import s3_servers
+from objects.s3_servers import S3Server
+from server.clients.fetching import Missing
+
+from segmentlog.errors import ObjectStoreError
+from segmentlog.objects.bucket import Bucket, Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.objects.cloud import Cloud
+from segmentlog.objects.folder import Folder
+
+SERVERS = {"moto": s3_servers.moto, "versitygw": s3_servers.versitygw}
+KINDS = ("folder", "memory", "obstore's memory", *SERVERS)
+
+Maker = Callable[[], Bucket]
+"""Makes a bucket at a place of its own, with nothing in it."""
+
+
+class Memory:
+    """A `Bucket` in memory, as simple as one can be."""
+
+    def __init__(self) -> None:
+        self.url = "memory://bucket"
+        self._objects: dict[str, tuple[bytes, str]] = {}
+        self._numbers = itertools.count()
+        self._mutex = threading.Lock()
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """As `Bucket.get`."""
+        try:
+            return self._objects[key]
+        except KeyError:
+            raise ObjectMissing(self.url, key) from None
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
+        """As `Bucket.get_range`."""
+        data = self.get(key)[0][start : start + size_bytes]
+        if len(data) != size_bytes:
+            raise ObjectStoreError(self.url, key, f"it ends {size_bytes - len(data)} bytes too early", False)
+        return data
+
+    def put(self, key: str, data: Data) -> None:
+        """As `Bucket.put`."""
+        self._objects[key] = bytes(data), str(next(self._numbers))
+
+    def swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.swap`."""
+        with self._mutex:
+            if self.tag(key) != tag:
+                raise ObjectChanged(self.url, key)
+            self.put(key, data)
+            return self._objects[key][1]
+
+    def tag(self, key: str) -> str | None:
+        """The one of what lies there."""
+        return self._objects.get(key, (b"", None))[1]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """As `Bucket.delete`."""
+        for key in keys:
+            self._objects.pop(key, None)
+
+    def list(self, prefix: str = "") -> Iterator[Listed]:
+        """As `Bucket.list`."""
+        for key, (data, _) in list(self._objects.items()):
+            if key.startswith(prefix):
+                yield Listed(key, len(data), int(time.time() * 1000))
+
+
+@contextlib.contextmanager
+def places(kind: str, folder: Path) -> Iterator[Maker]:
+    """Makes buckets of that kind; its server runs meanwhile. The test is skipped where there is none, but not in CI."""
+    numbers = itertools.count()
+    if kind == "folder":
+        yield lambda: Folder(str(folder / f"place {next(numbers)}"))
+    elif kind == "memory":
+        yield Memory
+    elif kind == "obstore's memory":
+        yield lambda: Cloud("memory:///")
+    else:
+        with served(kind, folder) as server:
+            yield lambda: cloud(server, f"place%20{next(numbers)}/a")
+
+
+@contextlib.contextmanager
+def served(kind: str, folder: Path) -> Iterator[S3Server]:
+    """An S3 server of that kind. The test is skipped where it cannot be had, but not in CI."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(SERVERS[kind](folder))
+        except Missing as error:
+            if "CI" in os.environ:
+                pytest.fail(f"{error}, and in CI it must be")
+            pytest.skip(str(error))
+        yield server
+
+
+def cloud(server: S3Server, path: str = "place", **options: Any) -> Cloud:
+    """A bucket on a server; it keeps no connection, which a test would leave behind."""
+    client = server.options["client_options"] | {"pool_max_idle_per_host": "0"} | options.pop("client_options", {})
+    return Cloud(f"s3://{s3_servers.BUCKET}/{path}", **(server.options | {"client_options": client} | options))
+
+
+@contextlib.contextmanager
+def disconnected() -> Iterator[None]:
+    """Waits in the end until obstore has closed the connections that it opened within: its threads do, later."""
+    before = _sockets()
+    yield
+    ends_s = time.monotonic() + 10
+    while _sockets() - before and time.monotonic() < ends_s:
+        time.sleep(0.002)
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {target for target in found if target.startswith("socket:")}
+
+
+def warm_up() -> None:
+    """Have obstore start its threads, and open what they need: they stay for the life of the process."""
+    gone = S3Server("http://127.0.0.1:1")
+    with contextlib.suppress(ObjectStoreError):
+        cloud(gone, retry_config={"max_retries": 0}).get("nothing")
+
+
+def race(bucket: Bucket, key: str, tag: str | None, racers: int = 16) -> list[tuple[bytes, str]]:
+    """What those have put, and their tags, who won when so many threads swapped at the same time."""
+    begin = threading.Barrier(racers)
+    won: list[tuple[bytes, str]] = []
+    failed: list[BaseException] = []
+
+    def swap(number: int) -> None:
+        data = f"racer {number}, {tag}".encode()
+        begin.wait()
+        try:
+            won.append((data, bucket.swap(key, data, tag)))
+        except ObjectChanged:
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=swap, args=(number,)) for number in range(racers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    return won
