@@ -216,6 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _get(self, there: bytes | None) -> tuple[int, bytes, dict[str, str]]:
         if there is None:
             return 404, _said("NoSuchKey", "The specified key does not exist."), {}
+        if self.headers.get("if-match") not in (None, _etag(there)):
+            return 412, _said("PreconditionFailed", "It is another one."), {}
         wanted = self.headers.get("range")
         if wanted is None:
             return 200, there, {"ETag": _etag(there)}

@@ -1,0 +1,495 @@
+"""What an object store's failures come to: errors that say what, where and whether to try again, and no secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from objects.buckets import SERVERS, cloud, disconnected, served, warm_up
+from objects.s3_servers import (
+    BUCKET,
+    KEY_ID,
+    REGION,
+    SECRET,
+    FailingS3,
+    Fault,
+    S3Server,
+    cut,
+    lost,
+    refused,
+    refused_though_done,
+    repeating,
+    silent,
+)
+from server.clients.mortal import free_port
+
+import segmentlog
+from segmentlog.errors import InvalidConfig, ObjectStoreError
+from segmentlog.log.partition import Partition
+from segmentlog.objects.bucket import ObjectChanged, ObjectMissing
+from segmentlog.objects.cloud import Cloud
+from segmentlog.objects.location import open_bucket
+from segmentlog.objects.restoring import restore
+from segmentlog.objects.shipper import Shipper
+from segmentlog.store import LogStore
+
+TOKEN = "planted//session+token=="
+PLANTED = (KEY_ID, SECRET, TOKEN, "planted%2F%2Fsession", "plantedpassword", "plantedsignature", "planted%2Fsecret")
+TRIES = 3
+QUICK = {
+    "max_retries": TRIES - 1,
+    "backoff": {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5)},
+}
+
+Call = Callable[[Cloud], object]
+CALLS: dict[str, Call] = {
+    "get": lambda bucket: bucket.get("a/key"),
+    "get_range": lambda bucket: bucket.get_range("a/key", 0, 1),
+    "put": lambda bucket: bucket.put("a/key", b"new"),
+    "swap, create": lambda bucket: bucket.swap("a/key", b"new", None),
+    "swap, update": lambda bucket: bucket.swap("a/key", b"new", '{"e_tag": "\\"x\\""}'),
+    "delete": lambda bucket: bucket.delete(["a/key"]),
+    "list": lambda bucket: list(bucket.list()),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    warm_up()
+
+
+@pytest.fixture
+def failing() -> Iterator[FailingS3]:
+    """A server that fails as it is told."""
+    with disconnected():
+        server = FailingS3()
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+@pytest.fixture
+def bucket(failing: FailingS3) -> Cloud:
+    """A place on it, which is asked three times in all."""
+    return cloud(failing.server, retry_config=QUICK)
+
+
+@pytest.fixture(scope="module", params=sorted(SERVERS))
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real server."""
+    with served(request.param, tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+def failure(call: Call, bucket: Cloud) -> ObjectStoreError:
+    """What it raises: no subclass, which would say something else."""
+    with pytest.raises(ObjectStoreError) as caught:
+        call(bucket)
+    assert type(caught.value) is ObjectStoreError
+    assert caught.value.url == bucket.url
+    assert str(caught.value).startswith(f"{bucket.url}: {caught.value.what}: ")
+    assert_no_secret(caught.value)
+    return caught.value
+
+
+def assert_no_secret(error: BaseException, *more: str) -> None:
+    """In nothing that anybody may print of it."""
+    printed = "".join(traceback.format_exception(error))
+    for text in (str(error), repr(error), repr(error.args), repr(vars(error)), printed, *more):
+        for secret in PLANTED:
+            assert secret not in text
+
+
+# ---------------------------------------------------------------- real servers
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_bucket_that_is_not_there_is_told(real: S3Server, call: Call) -> None:
+    """It is not taken for a missing object, or for a place where nothing lies yet; another try does not help."""
+    bucket = Cloud("s3://nowhere/place", **(real.options | {"retry_config": QUICK}))
+    with disconnected():
+        error = failure(call, bucket)
+        assert "NoSuchBucket" in error.why
+        assert not error.retriable
+        del bucket
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_who_may_not_is_told(tmp_path_factory: pytest.TempPathFactory, call: Call) -> None:
+    """Of a server that verifies signatures; another try does not help, and the secret is in no word of it."""
+    with served("versitygw", tmp_path_factory.mktemp("server")) as server, disconnected():
+        bucket = cloud(server, secret_access_key=f"{SECRET} but wrong", retry_config=QUICK)
+        error = failure(call, bucket)
+        assert "SignatureDoesNotMatch" in error.why
+        assert not error.retriable
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_server_that_is_gone_is_told(call: Call) -> None:
+    """Where it should be, and that it may be back."""
+    port = free_port()
+    error = failure(call, cloud(S3Server(f"http://127.0.0.1:{port}"), retry_config=QUICK))
+    assert f"127.0.0.1:{port}" in error.why
+    assert "nobody listens there" in error.why
+    assert error.retriable
+
+
+def test_no_such_host_is_told() -> None:
+    """In words, and not as an error of a request."""
+    error = failure(CALLS["get"], cloud(S3Server("http://nowhere.invalid"), retry_config=QUICK))
+    assert "there is no such host" in error.why
+
+
+# ---------------------------------------------------------------- requests that fail
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429])
+@pytest.mark.parametrize("name", ["get", "put", "swap, create"])
+def test_a_server_that_fails_for_a_moment_is_asked_again(
+    failing: FailingS3, bucket: Cloud, name: str, status: int
+) -> None:
+    """And nobody hears of it."""
+    if name == "get":
+        bucket.put("a/key", b"there")
+    failing.asked.clear()
+    failing.faults += [refused(status, "SlowDown")] * (TRIES - 1)
+    CALLS[name](bucket)
+    assert len(failing.asked) >= TRIES
+    assert bucket.get("a/key")[0] == (b"there" if name == "get" else b"new")
+
+
+@pytest.mark.parametrize("name", ["get", "get_range", "put", "swap, create", "swap, update"])
+def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: Cloud, name: str) -> None:
+    """After so many tries; another may help later."""
+    failing.always = refused(503, "SlowDown", "Please reduce your request rate.")
+    error = failure(CALLS[name], bucket)
+    assert error.what == "a/key"
+    assert "503" in error.why
+    assert "SlowDown: Please reduce your request rate." in error.why
+    assert error.retriable
+    assert len(failing.asked) == TRIES
+
+
+@pytest.mark.parametrize(
+    ("fault", "retriable", "said"),
+    [
+        (refused(400, "InvalidRequest"), False, "InvalidRequest"),
+        (refused(403, "AccessDenied"), False, "not allowed to"),
+        (refused(401, "Unauthorized"), False, "not allowed to"),
+        (refused(405, "MethodNotAllowed"), False, "MethodNotAllowed"),
+        (refused(501, "NotImplemented", "A header you provided..."), False, "NotImplemented: A header you provided"),
+        (refused(408, "RequestTimeout"), True, "RequestTimeout"),
+        (silent, True, "no answer in time"),
+        (lost, True, "the connection was cut"),
+        (cut, True, "the connection was cut"),
+    ],
+)
+@pytest.mark.parametrize("name", ["put", "swap, update"])
+def test_it_is_told_whether_another_try_may_help(
+    failing: FailingS3, name: str, fault: Fault, retriable: bool, said: str
+) -> None:
+    """Not where the same answer is to be expected."""
+    bucket = cloud(failing.server, retry_config=QUICK, client_options={"timeout": "300ms"})
+    failing.always = fault
+    error = failure(CALLS[name], bucket)
+    assert (error.retriable, said in error.why) == (retriable, True), error.why
+
+
+def test_a_download_that_is_cut_goes_on(failing: FailingS3, bucket: Cloud) -> None:
+    """Whatever part it is of; and where it is cut for ever that is told."""
+    data = os.urandom((8 << 20) + 100_000)
+    bucket.put("small", data[:100_000])
+    failing.objects[f"/{BUCKET}/place/large"] = data
+    for fault in (cut, silent_then_cut):
+        failing.faults = [cut]
+        assert bucket.get("small")[0] == data[:100_000]
+        failing.faults = [cut]
+        assert bucket.get_range("small", 10, 90_000) == data[10:90_010]
+        failing.faults = [fault, refused(503, "SlowDown"), cut]
+        assert bucket.get("large")[0] == data
+    failing.always = cut
+    error = failure(lambda bucket: bucket.get("small"), bucket)
+    assert error.retriable
+
+
+def silent_then_cut(handler: Any) -> None:
+    """It takes its time."""
+    time.sleep(0.05)
+    cut(handler)
+
+
+def test_a_large_object_that_changes_while_it_is_read_is_no_mixture(failing: FailingS3, bucket: Cloud) -> None:
+    """Parts of two are never put together."""
+    path = f"/{BUCKET}/place/large"
+    failing.objects[path] = bytes(9 << 20)
+
+    def change(handler: Any) -> None:
+        failing.objects[path] = b"x" * (9 << 20)
+        handler.read_body()
+        handler.answer(*handler.do())
+
+    failing.faults = [
+        lambda handler: handler.answer(*handler.do()),
+        lambda handler: handler.answer(*handler.do()),
+        change,
+    ]
+    with pytest.raises(ObjectChanged):
+        bucket.get("large")
+    assert bucket.get("large")[0] == b"x" * (9 << 20)
+
+
+# ---------------------------------------------------------------- conditional puts whose outcome is not told
+
+
+def test_a_swap_whose_answer_is_lost_is_not_taken_for_done(failing: FailingS3, bucket: Cloud) -> None:
+    """It raises, though it took effect: who swaps looks at what lies there then."""
+    tag = bucket.swap("m", b"1", None)
+    failing.faults = [lost] * TRIES
+    with pytest.raises(ObjectStoreError):
+        bucket.swap("m", b"2", tag)
+    assert bucket.get("m")[0] == b"2"
+
+
+def test_a_swap_that_was_done_and_answered_with_an_error_is_refused_the_second_time(
+    failing: FailingS3, bucket: Cloud
+) -> None:
+    """obstore asks again: what it then meets is its own put, and that is how it looks."""
+    tag = bucket.swap("m", b"1", None)
+    failing.faults = [refused_though_done(500, "InternalError")]
+    with pytest.raises(ObjectChanged):
+        bucket.swap("m", b"2", tag)
+    assert bucket.get("m")[0] == b"2"
+
+
+@pytest.mark.parametrize(
+    "fault", [lost, refused_though_done(500, "InternalError"), refused(503, "SlowDown"), cut, silent]
+)
+def test_shipping_finds_out_what_became_of_a_put(tmp_path: Path, failing: FailingS3, fault: Fault) -> None:
+    """Whatever request it was that failed, and in whichever way: the next turn ships, and a restore has all of it."""
+    options = {"retry_config": {"max_retries": 0}, "client_options": {"timeout": "300ms"}}
+    bucket = cloud(failing.server, **options)
+    for number in range(3):
+        failing.objects.clear()
+        path = tmp_path / f"{number}"
+        with LogStore(path / "store", background=False) as store:
+            log = store.create_topic("t").partition(0)
+            shipper = Shipper(store._topics, bucket)
+            log.append([b"0"], ack="durable")
+            shipper.tick()
+            for count in range(1, 4):
+                log.append([b"%d" % count], ack="durable")
+                failing.faults = [_answered] * number + [fault]
+                until_shipped(shipper, log, count + 1)
+            failing.faults = []
+            shipper.close()
+        restore(bucket, str(path / "restored"))
+        with LogStore(path / "restored", background=False) as restored:
+            log = restored.topic("t").partition(0)
+            found = [record.value for batch in log.read(0) for record in batch]
+            assert found == [b"0", b"1", b"2", b"3"]
+
+
+def _answered(handler: Any) -> None:
+    handler.read_body()
+    handler.answer(*handler.do())
+
+
+def until_shipped(shipper: Shipper, log: Partition, offset: int) -> None:
+    """Tick until it is, whatever fails meanwhile."""
+    for _ in range(10):
+        with contextlib.suppress(ObjectStoreError):
+            shipper.tick()
+        if log.shipped_offset == offset:
+            return
+    raise AssertionError(f"shipped up to {log.shipped_offset} only")
+
+
+@pytest.mark.parametrize("ignores", [("if-none-match",), ("if-match",), ("if-none-match", "if-match")])
+def test_a_server_that_takes_no_notice_of_conditions_is_refused(
+    failing: FailingS3, bucket: Cloud, ignores: tuple[str, ...]
+) -> None:
+    """Before anything relies on them: it would let two owners write over each other."""
+    failing.ignores = ignores
+    with pytest.raises(ObjectStoreError, match="takes no notice of conditional puts") as caught:
+        bucket.swap("m", b"1", None)
+    assert not caught.value.retriable
+
+
+def test_whether_it_heeds_them_is_looked_at_once(failing: FailingS3, bucket: Cloud) -> None:
+    """A swap of what is there is one request."""
+    tag = bucket.swap("m", b"1", None)
+    failing.asked.clear()
+    bucket.swap("m", b"2", tag)
+    assert [one.method for one in failing.asked] == ["PUT"]
+
+
+# ---------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize("call", [CALLS[name] for name in ("get", "get_range", "put", "swap, create", "swap, update")])
+@pytest.mark.parametrize("given", ["options", "environment"])
+def test_secrets_that_a_server_repeats_are_not_told(
+    failing: FailingS3, monkeypatch: pytest.MonkeyPatch, call: Call, given: str
+) -> None:
+    """Neither where they were given to us, nor where the environment has them."""
+    options = failing.server.options | {"session_token": TOKEN, "retry_config": QUICK}
+    if given == "environment":
+        for name, value in (failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN}).items():
+            monkeypatch.setenv(name, value)
+        options = {"retry_config": QUICK, "client_options": {"pool_max_idle_per_host": "0"}}
+    bucket = Cloud(f"s3://{BUCKET}/place", **options)
+    failing.always = repeating
+    error = failure(call, bucket)
+    assert "SignatureDoesNotMatch" in error.why
+    assert failing.asked[0].headers["x-amz-security-token"] == TOKEN
+    assert KEY_ID in failing.asked[0].headers["authorization"]
+    assert_no_secret(error, repr(bucket), bucket.url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://{KEY_ID}:plantedpassword@bucket/place",
+        "s4://user:plantedpassword@bucket/place",
+        "https://account.blob.core.windows.net/container?sv=2024&sig=plantedsignature",
+        "https://account.blob.core.windows.net/?sig=plantedsignature",
+        "file://user:plantedpassword@host/folder",
+        "file:///folder?sig=plantedsignature",
+    ],
+)
+def test_secrets_in_a_url_are_not_told(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it can be opened or not."""
+    caplog.set_level(logging.DEBUG)
+    try:
+        bucket = open_bucket(url)
+    except InvalidConfig as error:
+        assert_no_secret(error, caplog.text)
+    else:
+        for secret in PLANTED:
+            assert secret not in bucket.url + repr(bucket) + caplog.text
+
+
+def test_secrets_get_neither_into_the_log_nor_into_the_store(
+    tmp_path: Path, failing: FailingS3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a store that is shipped in the background, to a server that refuses everything and repeats it."""
+    caplog.set_level(logging.DEBUG)
+    for name, value in (failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_POOL_MAX_IDLE_PER_HOST", "0")
+    url = f"s3://user:plantedpassword@{BUCKET}/place"
+    with segmentlog.open(tmp_path / "store", ship=url, ship_interval_ms=20) as store:
+        log = store.create_topic("t").partition(0)
+        log.append([b"x"], ack="shipped")
+        failing.always = repeating
+        log.append([b"y"], ack="durable")
+        ends_s = time.monotonic() + 30
+        while "ship" not in store.health():
+            assert time.monotonic() < ends_s
+            time.sleep(0.005)
+        told = [str(store.health()), str(store.shipping.status()), str(store.shipping.url)]
+    told += [record.getMessage() + str(record.exc_text) for record in caplog.records] + [caplog.text]
+    assert "SignatureDoesNotMatch" in "".join(told)
+    kept = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    kept += list(failing.objects.values())
+    for secret in PLANTED:
+        assert not [text for text in told if secret in text]
+        assert not [data for data in kept if secret.encode() in data]
+
+
+# ---------------------------------------------------------------- what the environment says
+
+
+@pytest.mark.parametrize("endpoint", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+@pytest.mark.parametrize("region", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_the_variables_that_users_know_are_heeded(
+    failing: FailingS3, monkeypatch: pytest.MonkeyPatch, endpoint: str, region: str
+) -> None:
+    """Endpoint, region, keys, a token, http, and settings of connections."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    given = failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN, "AWS_POOL_MAX_IDLE_PER_HOST": "0"}
+    given[endpoint] = given.pop("AWS_ENDPOINT_URL")
+    given[region] = given.pop("AWS_REGION")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    bucket = open_bucket(f"s3://{BUCKET}/a/place/")
+    bucket.put("key", b"x")
+    assert bucket.url == f"s3://{BUCKET}/a/place"
+    (asked,) = failing.asked
+    assert (asked.method, asked.path) == ("PUT", f"/{BUCKET}/a/place/key")
+    assert f"Credential={KEY_ID}/" in asked.headers["authorization"]
+    assert f"/{REGION}/s3/" in asked.headers["authorization"]
+    assert asked.headers["x-amz-security-token"] == TOKEN
+
+
+def test_http_has_to_be_allowed(failing: FailingS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who has not is told how."""
+    for name, value in failing.server.environment.items():
+        if name != "AWS_ALLOW_HTTP":
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    error = failure(CALLS["get"], Cloud(f"s3://{BUCKET}/place", retry_config=QUICK))
+    assert "AWS_ALLOW_HTTP=true" in error.why
+    assert not error.retriable
+    assert not failing.asked
+
+
+def test_how_long_a_request_may_take_can_be_said(failing: FailingS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To those who have a slow line."""
+    for name, value in (failing.server.environment | {"AWS_TIMEOUT": "200ms"}).items():
+        monkeypatch.setenv(name, value)
+    failing.always = silent
+    began_s = time.monotonic()
+    failure(CALLS["put"], Cloud(f"s3://{BUCKET}/place", retry_config={"max_retries": 0}))
+    assert time.monotonic() - began_s < 20
+
+
+# ---------------------------------------------------------------- forks, and a package that is not there
+
+
+def test_a_forked_child_is_told_that_it_cannot() -> None:
+    """obstore's threads are the parent's: it would wait for them for ever."""
+    script = (
+        "import os\n"
+        "from segmentlog.objects.cloud import Cloud\n"
+        "options = dict(endpoint='http://127.0.0.1:1', region='r', access_key_id='k', secret_access_key='secret',\n"
+        "               client_options={'allow_http': True}, retry_config={'max_retries': 0})\n"
+        "def try_it(bucket):\n"
+        "    try:\n"
+        "        bucket.get('key')\n"
+        "    except Exception as error:\n"
+        "        print(type(error).__name__, error.retriable, 'forked' in str(error), flush=True)\n"
+        "before = Cloud('s3://bucket', **options)\n"
+        "try_it(before)\n"
+        "if os.fork() == 0:\n"
+        "    try_it(before)\n"
+        "    try_it(Cloud('s3://bucket', **options))\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "try_it(before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    theirs, ours = "ObjectStoreError False True", "ObjectStoreError True False"
+    assert done.stdout.splitlines() == [ours, theirs, theirs, ours]
+
+
+def test_without_obstore_a_folder_works_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How to get it, too."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    open_bucket(f"file://{tmp_path}/b").put("key", b"x")
+    with pytest.raises(InvalidConfig, match=r"pip install 'segmentlog\[objects\]'"):
+        open_bucket("s3://bucket/place")
+    with pytest.raises(ObjectMissing):
+        open_bucket(f"file://{tmp_path}/b").get("other")
