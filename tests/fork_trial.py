@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -579,4 +580,4 @@ def try_busy(path: Path, forks: int) -> str:
     for thread in threads:
         thread.join(LIMIT_S)
     scene.close()
-    return problem or "".join(map(repr, failed))
+    return problem or "".join(line for error in failed for line in traceback.format_exception(error))

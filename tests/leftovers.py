@@ -90,7 +90,7 @@ class Snapshot(NamedTuple):
 
     def describe(self) -> str:
         """In lines."""
-        lines = [f"descriptor {fd}: {target}" for fd, target in sorted(self.descriptors)]
+        lines = [f"descriptor {fd}: {target}{_ends(fd)}" for fd, target in sorted(self.descriptors)]
         lines += [f"thread {thread.name}" for thread in self.threads]
         lines += [f"thread {name} of librdkafka" for _, name in sorted(self.clients)]
         lines += [f"child process {pid}: {_command(pid)}" for pid in sorted(self.children)]
@@ -136,20 +136,52 @@ def _is_a_leak(fd: int, target: str) -> bool:
     return not target.startswith(_LIBRARIES) and fd not in _helpers()[0]
 
 
+def _gateway() -> Any:
+    """To the JVM of this process's session; None without one."""
+    pyspark = sys.modules.get("pyspark")
+    return None if pyspark is None else pyspark.SparkContext._gateway
+
+
+def _leave_java_alone() -> None:
+    """In a forked child: nothing that is the parent's is found by the collector.
+
+    Of Java's objects it would tell the JVM, over the very connections that the parent waits for answers on.
+    """
+    if _gateway() is not None:
+        gc.freeze()
+
+
+os.register_at_fork(after_in_child=_leave_java_alone)
+
+
 def _is_sparks(fd: int) -> bool:
-    """Whether a socket leads to the JVM of this process's session.
+    """Whether a socket leads to the JVM of this process's session, or did until Java closed it.
 
     What the collector finds of Java's objects, in whatever test, is told there, over as many connections as it takes.
     """
-    pyspark = sys.modules.get("pyspark")
-    gateway = None if pyspark is None else pyspark.SparkContext._gateway
+    gateway = _gateway()
     if gateway is None:
         return False
+    if any(one.socket is not None and one.socket.fileno() == fd for one in list(gateway._gateway_client.deque)):
+        return True
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             return bool(copy.getpeername()[1] == gateway.gateway_parameters.port)
     except OSError:  # connected to nobody, or gone by now
         return False
+
+
+def _ends(fd: int) -> str:
+    """Of a socket, where it is, and whom it is connected to."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            here = copy.getsockname()
+            try:
+                return f" at {here}, connected to {copy.getpeername()}"
+            except OSError as error:
+                return f" at {here}, {error.strerror}"
+    except OSError:
+        return ""
 
 
 def _helpers() -> tuple[set[int], set[int]]:

@@ -25,7 +25,7 @@ import msgspec
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, header_holds
-from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.names import LOG_SUFFIX, SWAP_SUFFIX, parse_copy_name
 from segmentlog.format.scan import Around, step_over
 from segmentlog.inspection.segment import around
 from segmentlog.storage import forks
@@ -259,7 +259,21 @@ class _Pass:
             now = self._fs.stat(self.path)
         except FileNotFoundError:
             return True
-        return not os.path.samestat(now, self._stat) or now.st_size < self._size
+        if not os.path.samestat(now, self._stat) or now.st_size < self._size:
+            return True
+        return bool(self.findings) and self._is_merged()
+
+    def _is_merged(self) -> bool:
+        """Whether this is a compacted copy already that stands for the following segment, too.
+
+        Segments are listed before they are read. A swap's name goes after the segments that it replaced
+        (`segmentlog.log.swap`): where there is none, the following one would be gone.
+        """
+        folder = self._target.folder
+        copies = (parse_copy_name(name) for name in self._fs.listdir(folder) if name.endswith(SWAP_SUFFIX))
+        if any(copy is not None and copy[0] == self._base for copy in copies):
+            return True
+        return not self._fs.exists(segment_stem(folder, self._following) + LOG_SUFFIX)
 
     def read_on(self, size: int) -> int:
         """Read so many bytes more and check what is whole by now; returns how many there were. Raises OSError."""

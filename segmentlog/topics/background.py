@@ -40,7 +40,7 @@ _SLICE_PAUSE_S = 0.2
 
 
 class Background:
-    """The background work of one store. Ticks are thread-safe; each is meant for one caller at a time."""
+    """The background work of one store. Ticks are thread-safe, also beside the store's own threads."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Background:
         self._expire = expire
         self._compactor = Compactor(partitions, clock, cleaner_buffer_bytes, cleaner_io_bytes_per_s)
         self._rolled: set[PartitionName] = set()
+        self._round_mutex = forks.lock(self, "_round_mutex")
         self._round: Iterator[tuple[PartitionName, TopicConfig]] | None = None
         self._round_due_ms = 0
         self._round_pause_s = _RETENTION_TICK_MAX_S
@@ -73,7 +74,7 @@ class Background:
         if threads and not read_only:
             # Those of one partition do not slow down the work for others, as a tick that raises is slowed down.
             self._flusher = self._workers.add("flush", lambda: self._flush(None)[0])
-            self._retainer = self._workers.add("retention", lambda: self._retain_all(None)[0], _FIRST_LOOK_S)
+            self._retainer = self._workers.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_LOOK_S)
             self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
             self._compactor.worker = self._cleaner
             if finish_transactions is not None:
@@ -164,10 +165,15 @@ class Background:
         ``now_ms`` is the wall clock. Returns the seconds until the next call. An error in one
         partition does not keep it from the others; the first is raised at the end, and `health` tells all of them.
         """
-        pause_s, first = self._retain_all(now_ms)
+        pause_s, first = self._retain_in_turn(now_ms)
         if first is not None:
             raise first
         return pause_s
+
+    def _retain_in_turn(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        """The round is one for all who go on with it."""
+        with self._round_mutex:
+            return self._retain_all(now_ms)
 
     def _retain_all(self, now_ms: int | None) -> tuple[float, Exception | None]:
         steady_ms = self._clock.steady_ms() if now_ms is None else now_ms

@@ -71,4 +71,5 @@ def test_children_of_a_busy_parent_work(folder: Path) -> None:
     """Nothing is stopped: threads append, read and look up, background work runs, and every child does its work."""
     path = folder / "store"
     prepare(path)
-    assert try_busy(path, 4 * (POINTS or 100)) == ""
+    problem = try_busy(path, 4 * (POINTS or 100))
+    assert not problem, problem

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch as encode
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.faults import METHODS, FaultyFileSystem
 
 PLENTY = 1 << 40
 ROUND_MS = 600_000
@@ -214,6 +215,62 @@ def test_segments_that_go_away_meanwhile(tmp_path: Path) -> None:
         store.scrub_tick()
     assert store.scrub_report().findings == ()
     store.close()
+
+
+class _Meanwhile(NoSyncFileSystem):
+    """Something else is done before one of the calls, counted from the first rename on."""
+
+    def __init__(self) -> None:
+        self.calls_left: int | None = None
+        self.then: Callable[[], object] = list
+        self.has_begun = False
+        for name in METHODS:
+            setattr(self, name, self._watched(getattr(self, name)))
+
+    def _watched(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if self.calls_left is not None and (real.__name__ == "rename" or self.has_begun):
+                self.has_begun, self.calls_left = True, self.calls_left - 1
+                if not self.calls_left:
+                    self.then()
+            return real(*args, **options)
+
+        return call
+
+
+def _merge_meanwhile(path: Path, calls: int) -> bool:
+    """Segments are merged once they were listed, and all of them read before so many calls of that; False: fewer."""
+    files = _Meanwhile()
+    store = LogStore(path, background=False, scrub_bytes_per_s=PLENTY, fs=files, clock=FakeClock())
+    keys = store.create_topic("t", segment_records=4, fsync="never", cleanup_policy="compact").partition(0)
+    for _ in range(4):
+        keys.append([b"x"] * 4, [b"a", b"b", b"c", b"d"])
+    keys.append([b"y"], [b"a"])
+    scrubber = store._topics.background._scrubber
+    assert scrubber is not None
+    assert scrubber._next_segment(0)
+    assert scrubber._next_segment(0)
+    assert len(scrubber._segments) == 4
+    assert scrubber._current is None
+    files.then, files.calls_left = lambda: scrub_round(store), calls
+    keys.compact()
+    is_done, files.calls_left = files.calls_left <= 0, None
+    scrub_round(store)
+    report = store.scrub_report()
+    assert report.findings == ()
+    assert report.segments > 0
+    assert len(keys.segments()) < 4
+    store.close()
+    return is_done
+
+
+def test_segments_that_are_merged_once_they_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At whatever call of the compaction that takes them together they are read, they are no damage."""
+    calls = 1
+    while _merge_meanwhile(tmp_path / str(calls), calls):
+        assert "damage found" not in caplog.text, f"before call {calls}"
+        calls += 1
+    assert calls > 20
 
 
 def test_findings_go_with_their_segment(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import segmentlog
 from segmentlog.errors import InvalidConfig, ReadOnlyStore
 from segmentlog.store import LogStore
 from segmentlog.topics.compacting import Throttle
+from segmentlog.topics.folders import TopicFile, TopicFolders
 
 DAY_MS = 86_400_000
 
@@ -62,6 +64,31 @@ def test_retention_waits_between_its_rounds_and_notices_time(tmp_path: Path) -> 
         store.retention_tick()
         assert log.log_start_offset == log.log_end_offset == 20
         assert [segment.size_bytes for segment in log.segments()] == [0]
+
+
+def test_two_threads_go_on_with_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ticks while another one looks for the next partition waits for its turn: so does the store's own."""
+    looking, may_go_on = threading.Event(), threading.Event()
+    read = TopicFolders.read
+
+    def slow(self: TopicFolders, name: str) -> TopicFile:
+        if threading.current_thread() is not threading.main_thread():
+            looking.set()
+            may_go_on.wait(30)
+        return read(self, name)
+
+    with open_store(tmp_path) as store, ThreadPoolExecutor(2) as pool:
+        for name in ("a", "b"):
+            fill(store, name, 5, **{"retention.segments": 2})
+        monkeypatch.setattr(TopicFolders, "read", slow)
+        first = pool.submit(store.retention_tick)
+        assert looking.wait(30)
+        second = pool.submit(store.retention_tick)
+        time.sleep(0.05)
+        may_go_on.set()
+        assert first.result(30) > 0
+        assert second.result(30) > 0
+        assert [store.topic(name).partition(0).log_start_offset for name in ("a", "b")] == [30, 30]
 
 
 def test_an_error_in_one_partition_keeps_no_other_from_retention(tmp_path: Path) -> None:
