@@ -357,7 +357,7 @@ def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     store.create_topic(name)
     store.delete_topic(name)
     tell("compact")
-    store.topic("k").partition(0).compact(wait_s=LIMIT_S)
+    store.topic("k").partition(0).compact(wait_s=LIMIT_S / 4)  # a busy parent compacts all the time
     tell("ticks")
     store.flush_tick()
     store.retention_tick()
@@ -525,8 +525,12 @@ def _what_became_of(child: int, told: int, report: str) -> tuple[str, float]:
         return "", json.loads(answer)
     if not answer:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGUSR1)  # where is it?
+            os.kill(child, signal.SIGUSR1)  # where is it, and where is the parent?
         time.sleep(0.5)
+        with open(report, "a") as file:
+            file.write("\nthe parent:\n")
+            file.flush()
+            faulthandler.dump_traceback(file)
     text = Path(report).read_text() if os.path.exists(report) else ""
     return f"\nthe child {'failed' if answer else 'hangs'}:\n{text}", 0.0
 
