@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+import xxhash
 
 from segmentlog.format.checkpoint import Compacted
 from segmentlog.records import EpochStart, LostRange
@@ -193,9 +194,15 @@ _decoder = msgspec.json.Decoder(Manifest)
 _version_decoder = msgspec.json.Decoder(_Version)
 
 
+_CHECKSUM: Final = b'{"xxh3_64":"%s",'
+"""What it begins with; the checksum is of the same text without it."""
+_CHECKSUM_BYTES: Final = len(_CHECKSUM % (b"0" * 16))
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of ``manifest.json``."""
-    return msgspec.json.encode(manifest)
+    text = msgspec.json.encode(manifest)
+    return _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode() + text[1:]
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -207,7 +214,10 @@ def decode_manifest(data: bytes) -> Manifest:
                 f"the manifest has format {found}, and this version of segmentlog reads format {MANIFEST_FORMAT};"
                 " use the version that wrote it"
             )
-        manifest = _decoder.decode(data)
+        text = b"{" + data[_CHECKSUM_BYTES:]
+        if data[:_CHECKSUM_BYTES] != _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode():
+            raise MalformedManifest("the manifest is damaged: its checksum is not that of what follows")
+        manifest = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedManifest(f"the manifest is damaged: {error}") from None
     tails = {tail.number: tail.object.size_bytes for tail in manifest.tails}

@@ -120,6 +120,16 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -
         decode_manifest(encode_manifest(with_partition(**changes)))
 
 
+def test_any_byte_that_is_another_one_is_noticed() -> None:
+    """In a number or a name it would be a manifest still."""
+    data = encode_manifest(MANIFEST)
+    for position in range(len(data)):
+        wrong = bytearray(data)
+        wrong[position] ^= 1
+        with pytest.raises(MalformedManifest, match=r"damaged|format"):
+            decode_manifest(bytes(wrong))
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"format": 1}', b'{"format": 1, "store_id": 5}'])
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     """Cut short, of another kind, or with keys missing."""
