@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Final
@@ -44,7 +44,7 @@ from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.topics.folders import TopicFile, TopicFolders
 
-_PARALLEL: Final = 4
+PARALLEL: Final = 4
 _MANIFESTS_MAX: Final = 20
 """So often the manifest may change under a restore before it gives up."""
 
@@ -70,13 +70,14 @@ def restore(
     wanted: Iterable[str] = (),
     *,
     fs: FileSystem | None = None,
-    parallel: int = _PARALLEL,
+    parallel: int = PARALLEL,
     progress: Progress | None = None,
     before_store: Callable[[Manifest], None] | None = None,
 ) -> Restored:
     """Make the store that was shipped there in the folder ``path``, or of it the topics that match ``wanted``.
 
-    ``before_store`` is called when all is there but what makes the folder a store.
+    ``parallel`` threads bring what lies there, with 0 the one that calls. ``before_store`` is called when all is there
+    but what makes the folder a store.
     Raises `ShippingRefused` (nothing was shipped there, or the folder holds something else), `ObjectStoreError`,
     `DiskFull`: run it again, and it goes on.
     """
@@ -84,7 +85,8 @@ def restore(
     for _ in range(_MANIFESTS_MAX):
         manifest, _tag = require_manifest(bucket)
         files = Restoring(fs, bucket, path, manifest, tuple(wanted))
-        files.begin()
+        if (complete := files.begin()) is not None:
+            return complete
         try:
             return files.run(parallel, progress, before_store)
         except ObjectMissing as missing:
@@ -107,51 +109,54 @@ class Restoring:
         self._bucket = bucket
         self._path = path
         self._manifest = manifest
+        self._wanted = wanted
         self._topics = [topic for topic in manifest.topics if _is_wanted(topic.name, wanted)]
         self._tails = {tail.number: tail.object for tail in manifest.tails}
         self._kept_bytes = 0
 
-    def begin(self) -> None:
-        """See that the folder is one to restore into. Raises `ShippingRefused`."""
+    def begin(self) -> Restored | None:
+        """See that the folder is one to restore into. What is there when an earlier run was killed at its last step.
+
+        Raises `ShippingRefused`.
+        """
         fs, path = self._fs, self._path
         mark = f"{path}/{RESTORING_FILE}"
-        wanted = {"url": self._bucket.url, "store_id": self._manifest.store_id}
+        wanted = {"url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._wanted)}
         fs.make_folders(path)
-        if fs.exists(f"{path}/{STORE_FILE}"):
+        is_store, is_begun = fs.exists(f"{path}/{STORE_FILE}"), fs.exists(mark)
+        if is_store and not is_begun:
             raise ShippingRefused(
                 self._bucket.url, f"{path} is a store; restore into a folder that is empty or not there"
             )
-        if fs.exists(mark):
+        if is_begun:
             found = json.loads(read_file(fs, mark) or b"{}")
             if found != wanted:
                 raise ShippingRefused(self._bucket.url, f"{path} holds what was begun of another restore: {found}")
-        elif names := [name for name in fs.listdir(path) if not name.startswith(".") and name not in _HARMLESS]:
+            if is_store:
+                self._forget_mark()
+                return self._restored(kept_bytes=self._size_bytes())
+        elif names := [name for name in fs.listdir(path) if not _is_harmless(name)]:
             why = f"{path} is not empty (it holds {names[0]}); restore into a folder that is, or that is not there"
             raise ShippingRefused(self._bucket.url, why)
         else:
             replace_file(fs, mark, json.dumps(wanted).encode() + b"\n")
+        return None
 
     def run(
         self,
-        parallel: int = _PARALLEL,
+        parallel: int = PARALLEL,
         progress: Progress | None = None,
         before_store: Callable[[Manifest], None] | None = None,
     ) -> Restored:
         """Bring all of it, and make the folder a store."""
+        self._remove_others()
         jobs = [job for topic in self._topics for job in self._jobs(topic)]
-        whole = sum(part.size_bytes for topic in self._topics for part in topic.partitions)
-        done = 0
-        with ThreadPoolExecutor(parallel, "segmentlog-restore") as pool:
-            futures = [pool.submit(job) for job in jobs]
-            try:
-                for future in futures:
-                    done += future.result()
-                    if progress is not None:
-                        progress(done, whole)
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+        whole, done = self._size_bytes(), 0
+        with contextlib.closing(_carried_out(jobs, parallel)) as sizes:
+            for size_bytes in sizes:
+                done += size_bytes
+                if progress is not None:
+                    progress(done, whole)
         for topic in self._topics:
             for partition in topic.partitions:
                 self._finish(topic, partition)
@@ -159,8 +164,33 @@ class Restoring:
         if before_store is not None:
             before_store(self._manifest)
         self._make_store()
+        return self._restored(self._kept_bytes)
+
+    def _size_bytes(self) -> int:
+        return sum(part.size_bytes for topic in self._topics for part in topic.partitions)
+
+    def _restored(self, kept_bytes: int) -> Restored:
         partitions = sum(len(topic.partitions) for topic in self._topics)
-        return Restored(self._manifest, len(self._topics), partitions, whole, self._kept_bytes)
+        return Restored(self._manifest, len(self._topics), partitions, self._size_bytes(), kept_bytes)
+
+    def _remove_others(self) -> None:
+        """What an earlier run has brought of topics that were deleted, renamed or made anew since."""
+        wanted = {topic.name: {str(partition.number) for partition in topic.partitions} for topic in self._topics}
+        for name in self._fs.listdir(self._path):
+            topic = f"{self._path}/{name}"
+            if name not in wanted:
+                if not _is_harmless(name):
+                    self._remove(topic)
+                continue
+            for number in self._fs.listdir(topic):
+                if number not in wanted[name]:
+                    self._remove(f"{topic}/{number}")
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._fs.unlink(path)
+        except (IsADirectoryError, PermissionError):
+            self._fs.remove_tree(path)
 
     # ------------------------------------------------------------ files
 
@@ -268,8 +298,26 @@ class Restoring:
         manifest = self._manifest
         document = {"format": FORMAT_VERSION, "store_id": manifest.store_id, "created_ms": manifest.shipped_ms}
         replace_file(self._fs, f"{self._path}/{STORE_FILE}", json.dumps(document, indent=2).encode() + b"\n")
+        self._forget_mark()
+
+    def _forget_mark(self) -> None:
         self._fs.unlink(f"{self._path}/{RESTORING_FILE}")
         self._fs.sync_folder(self._path)
+
+
+def _carried_out(jobs: Sequence[Callable[[], int]], parallel: int) -> Generator[int, None, None]:
+    """What each of the jobs returns, in their order; ``parallel`` threads do them, with 0 whoever asks."""
+    if not parallel:
+        yield from (job() for job in jobs)
+        return
+    with ThreadPoolExecutor(parallel, "segmentlog-restore") as pool:
+        futures = [pool.submit(job) for job in jobs]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
@@ -280,6 +328,11 @@ def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
         )
     if xxhash.xxh3_64_hexdigest(data) != stored.xxh3_64 or hashlib.sha256(data).hexdigest() != stored.sha256:
         raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums are not those of the manifest")
+
+
+def _is_harmless(name: str) -> bool:
+    """Hidden, an empty disk's, what a takeover has begun with, or what a restore was killed at that had just begun."""
+    return name.startswith((".", RESTORING_FILE)) or name in _HARMLESS
 
 
 def _is_wanted(name: str, wanted: tuple[str, ...]) -> bool:

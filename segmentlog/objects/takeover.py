@@ -18,11 +18,11 @@ from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused, StoreFenced
 from segmentlog.format.grant import Grant
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, encode_manifest
-from segmentlog.format.names import STORE_FILE
+from segmentlog.format.names import RESTORING_FILE, STORE_FILE
 from segmentlog.objects.binding import Binding, folder_id, read_binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
 from segmentlog.objects.ownership import new_owner, require_manifest
-from segmentlog.objects.restoring import Progress, Restored, Restoring, restore
+from segmentlog.objects.restoring import PARALLEL, Progress, Restored, Restoring, restore
 from segmentlog.objects.uploads import nonce
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.grant import write_grant
@@ -37,6 +37,7 @@ def take_over(
     force: bool = False,
     fs: FileSystem | None = None,
     clock: Clock | None = None,
+    parallel: int = PARALLEL,
     progress: Progress | None = None,
 ) -> Restored:
     """Be the owner of the store that lies there, from the folder ``path`` on.
@@ -56,16 +57,20 @@ def take_over(
                 " twice; restore it instead, or say --force"
             )
             raise ShippingRefused(bucket.url, why)
-        Restoring(fs, bucket, path, manifest).begin()
+        if Restoring(fs, bucket, path, manifest).begin() is not None:
+            raise ShippingRefused(bucket.url, f"{path} was restored; take over into a folder that is empty")
         owner = new_owner(manifest.owner.epoch + 1, clock.now_ms())
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), begun=True)
         write_binding(fs, path, binding)
-    elif fs.exists(f"{path}/{STORE_FILE}"):
+    elif fs.exists(f"{path}/{STORE_FILE}") and not fs.exists(f"{path}/{RESTORING_FILE}"):
         raise ShippingRefused(bucket.url, f"{path} is a store that is shipped; take over into a folder that is empty")
     elif binding.url != bucket.url:
         raise ShippingRefused(bucket.url, f"{path} holds what was begun of taking over {binding.url}")
     bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms())
-    return restore(bucket, path, fs=fs, progress=progress, before_store=lambda now: _limit(fs, path, bound, now))
+    return restore(
+        bucket, path, fs=fs, parallel=parallel, progress=progress,
+        before_store=lambda now: _limit(fs, path, bound, now),
+    )  # fmt: skip
 
 
 def _become_owner(

@@ -1,0 +1,132 @@
+"""A restore that is killed, and run again: between any two calls, and with other things lying there by then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logs import values_by_offset
+from objects.buckets import Memory
+
+from segmentlog.errors import ShippingRefused
+from segmentlog.objects.restoring import restore
+from segmentlog.objects.shipper import Shipper
+from segmentlog.store import LogStore
+from segmentlog.testing.faults import Died, FaultyFileSystem
+
+
+@pytest.fixture
+def bucket() -> Memory:
+    """Where it is shipped to."""
+    return Memory()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    """A store of two topics, with segments."""
+    with LogStore(tmp_path / "store", background=False) as opened:
+        for name, partitions in (("a", 2), ("b", 1)):
+            opened.create_topic(name, partitions, segment_records=2, fsync="always")
+            for log in opened.topic(name).partitions():
+                for number in range(5):
+                    log.append([b"%s %d" % (name.encode(), number)])
+        yield opened
+
+
+def ship(store: LogStore, bucket: Memory) -> None:
+    """All of it."""
+    shipper = Shipper(store._topics, bucket, parallel=0)
+    shipper.ship()
+    shipper.close()
+
+
+def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
+    """What is in all partitions."""
+    return {
+        f"{topic}/{log.number}": values_by_offset(log)
+        for topic in store.topics() for log in store.topic(topic).partitions()
+    }  # fmt: skip
+
+
+def restored(bucket: Memory, folder: Path) -> dict[str, dict[int, bytes | None]]:
+    """What a restore there shows."""
+    restore(bucket, str(folder), parallel=0)
+    with LogStore(folder, background=False) as store:
+        return contents(store)
+
+
+def killed(bucket: Memory, folder: Path, call: int) -> bool:
+    """Have a restore die at so many calls; whether it came to that."""
+    files = FaultyFileSystem()
+    files.die_at(call)
+    try:
+        restore(bucket, str(folder), fs=files, parallel=0)
+    except Died:
+        return True
+    return False
+
+
+def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """Then all is there, whatever was done before."""
+    ship(store, bucket)
+    calls = 1
+    while killed(bucket, tmp_path / str(calls), calls):
+        folder = tmp_path / str(calls)
+        if (folder / "store.json").exists() and not (folder / "@restoring").exists():
+            with pytest.raises(ShippingRefused, match="is a store; restore into a folder that is empty"):
+                restore(bucket, str(folder), parallel=0)  # it was killed when all was done
+            with LogStore(folder, background=False) as there:
+                assert contents(there) == contents(store)
+        else:
+            assert restored(bucket, folder) == contents(store), f"killed at call {calls}"
+        assert not list(folder.rglob("*.tmp"))
+        calls += 1
+    assert calls > 100
+
+
+def test_what_has_come_and_gone_between_two_runs(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """Topics that were deleted, renamed, or made anew with fewer partitions: nothing of them is left, or mixed in."""
+    ship(store, bucket)
+    calls = 20
+    while killed(bucket, tmp_path / str(calls), calls):
+        calls += 10
+    assert calls > 100
+    store.rename_topic("b", "c")
+    store.delete_topic("a")
+    store.create_topic("a", 1, fsync="always").partition(0).append([b"anew"])
+    ship(store, bucket)
+    for number in range(20, calls, 10):
+        folder = tmp_path / str(number)
+        if (folder / "store.json").exists():
+            continue  # it was killed when all was done
+        assert restored(bucket, folder) == contents(store), f"killed at call {number}"
+        assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == ["a", "c"]
+        assert sorted(one.name for one in (folder / "a").iterdir() if one.is_dir()) == ["0"]
+
+
+def test_what_was_begun_of_another_restore_is_left_alone(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """Of other topics, say: it is told what it is."""
+    ship(store, bucket)
+    assert killed(bucket, tmp_path / "there", 40)
+    with pytest.raises(ShippingRefused, match=r"holds what was begun of another restore: .*'topics': \[\]"):
+        restore(bucket, str(tmp_path / "there"), ["a"], parallel=0)
+    mark = tmp_path / "there" / "@restoring"
+    assert json.loads(mark.read_text())["topics"] == []
+    assert restored(bucket, tmp_path / "there") == contents(store)
+
+
+def test_what_is_whole_is_not_brought_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """And told as kept; what is not is brought anew."""
+    ship(store, bucket)
+    calls = 100
+    assert killed(bucket, tmp_path / "there", calls)
+    segments = sorted((tmp_path / "there").rglob("*.log"))
+    assert len(segments) > 2
+    damaged = next(one for one in segments if one.stat().st_size)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    done = restore(bucket, str(tmp_path / "there"), parallel=0)
+    assert 0 < done.kept_bytes <= sum(one.stat().st_size for one in segments) - damaged.stat().st_size
+    with LogStore(tmp_path / "there", background=False) as other:
+        assert contents(other) == contents(store)
