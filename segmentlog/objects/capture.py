@@ -20,6 +20,7 @@ from segmentlog.format.names import INTERNAL_TOPICS, LOG_SUFFIX, OFFSETS_TOPIC, 
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.policy.shipping import LocalLog, LocalSegment
+from segmentlog.records import EpochStart
 from segmentlog.storage.fs import read_file
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, WANTED_WORD, LogState
@@ -91,6 +92,10 @@ class LocalPartition:
     def log_end_offset(self) -> int:
         """Offsets below it were handed out."""
         return self._handle.page.log.read().log_end_offset
+
+    def first_epoch(self) -> EpochStart:
+        """The one that the log begins in."""
+        return self._handle.ledger.last_checkpoint().epochs[0]
 
     def look(self) -> LocalLog | None:
         """What is on disk; None while it cannot be told, because somebody is replacing segments right now."""

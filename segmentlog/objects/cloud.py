@@ -52,7 +52,7 @@ class Cloud:
         self._words = Words(url, options)
         self._obstore = _load()
         given: dict[str, Any] = {}
-        if not url.startswith("memory:"):
+        if not url.startswith(("memory:", "file:")):  # these know no requests
             given["retry_config"] = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
             given["client_options"] = {"timeout": f"{_REQUEST_S}s"} | _client_settings(url)
             given["client_options"] |= options.pop("client_options", {})

@@ -1,7 +1,6 @@
 """Shipping a store: in each interval what is new goes into one object, and one conditional put says so.
 
-look      which partitions have something new on disk (`capture`)
-plan      segments to upload whole, pieces for the tail (`policy.shipping`)
+look      which partitions have something new on disk; segments to upload whole, pieces for the tail (`looking`)
 upload    segments by threads of their own, over as many intervals as it takes; the tail at once
 put       the manifest, in the place of the one that was read or put last
 tell      readers and waiters what is shipped, appenders how far they may go; delete what was condemned long ago
@@ -11,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -33,28 +33,17 @@ from segmentlog.format.manifest import (
     Tail,
     encode_manifest,
 )
-from segmentlog.format.names import TRANSACTIONS_TOPIC
 from segmentlog.log import granting
 from segmentlog.objects import uploads
 from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
-from segmentlog.objects.capture import LocalPartition, Replaced, Signature, as_shipped, topics_of
-from segmentlog.objects.decisions import Where, ends_of_commits
+from segmentlog.objects.capture import Replaced, as_shipped
+from segmentlog.objects.decisions import Where
+from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
-from segmentlog.policy.shipping import (
-    TAIL_BYTES,
-    LocalLog,
-    LocalSegment,
-    Piece,
-    Plan,
-    ceiling_for,
-    entry,
-    plan,
-    wasted_tails,
-)
+from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
-from segmentlog.topics.folders import TopicFile
 from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -63,60 +52,24 @@ GRACE_MS: Final = 5 * 60_000
 """Objects that the manifest refers to no more are deleted after so long: who reads an older one is not hurried."""
 
 _UPLOAD_WAIT_S: Final = 1.0
+_PATIENCE_S: Final = 3.0
+"""A partition of which nothing could be shipped for so long, though others were, will not be by itself."""
+_PAUSE_S: Final = 0.02
 _LOOK_MS: Final = 30_000
 """Who has nothing to ship looks so often whether somebody has taken over."""
 
-_UNKNOWN: Final = 1 << 62
-
 
 class ShippedNow(msgspec.Struct, frozen=True):
-    """What a tick did. ``pending``: segments that are being uploaded, or wait for it."""
+    """What a tick did. ``pending``: segments that are being uploaded, or wait for it.
+
+    ``waiting``: by partition, why nothing more of it could be shipped.
+    """
 
     put: bool
     records: int
     size_bytes: int
-    pending: int
-
-
-class _Part:
-    """What a shipper knows of one partition."""
-
-    def __init__(self, local: LocalPartition) -> None:
-        self.local = local
-        self.seen: Signature = ()
-        self.uploaded: dict[int, _Uploaded] = {}
-        """By base offset."""
-        self.snapshots: dict[int, Snapshot] = {}
-        self.compared: tuple[int, int] | None = None
-        """The version of the log whose files the chunks in the manifest were last compared with."""
-        self.ceiling = 0
-        self.end_offset = 0
-        """When the rate of appends was looked at last, and ``looked_ms`` then."""
-        self.looked_ms = 0
-        self.appended_bytes = 0
-        """At the last look."""
-
-
-_Uploaded = tuple[tuple[int, int, int], ShippedSegment]
-"""The stamp of a file that was uploaded, and what the manifest is to say of it."""
-
-
-class _Looked(msgspec.Struct):
-    """A partition as it was looked at, and the ceiling that it is to get."""
-
-    part: _Part
-    log: LocalLog
-    ceiling: int
-
-
-class _Round(msgspec.Struct):
-    """What one tick is to put."""
-
-    part: _Part
-    log: LocalLog
-    to_do: Plan
-    ceiling: int
-    chunks: list[Chunk] = []
+    pending: int = 0
+    waiting: dict[str, str] = {}
 
 
 class Shipper:
@@ -156,11 +109,11 @@ class Shipper:
         self._tag: str | None = None
         self._tried: dict[str, Manifest] = {}
         """By nonce: puts of whose outcome nothing is known, and what each said."""
-        self._orphans: list[str] = []
-        """Objects that only those refer to."""
-        self._parts: dict[Where, _Part] = {}
-        self._uploads: uploads.Uploads[tuple[Where, int], _Uploaded] = uploads.Uploads(self._parallel)
-        self._turn = 0
+        self._looking = Looking(self._topics)
+        self._tails: dict[int, Tail] = {}
+        """By number, those that no manifest refers to yet."""
+        self._next_tail = 0
+        self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(self._parallel)
         self._looked_ms = 0
         """When the manifest was last put, or looked at."""
         self._deleted: set[str] = set()
@@ -168,7 +121,9 @@ class Shipper:
         self.error: str | None = None
         """Why the last tick failed; None when it did not."""
         self.shipped_ms = 0
-        """Wall clock when the manifest was last put, or found to say all that there is."""
+        """Wall clock when all was there the last time that was on disk then."""
+        self._waiting: dict[str, tuple[str, float]] = {}
+        """By partition, why nothing more of it could be shipped, and since when."""
 
     # ------------------------------------------------------------ the tick
 
@@ -181,14 +136,15 @@ class Shipper:
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             try:
                 if not self._become_owner(now_ms):
-                    return ShippedNow(put=False, records=0, size_bytes=0, pending=0)
+                    return ShippedNow(put=False, records=0, size_bytes=0)
                 result = self._tick(now_ms)
             except (SegmentlogError, OSError) as error:
                 self.error = self._topics.ship_signals.trouble = str(error)
-                self._forget_what_was_seen()
+                self._looking.forget_what_was_seen()
                 raise
             self.error = None
-            self.shipped_ms = now_ms
+            if not result.pending and not result.waiting:
+                self.shipped_ms = now_ms
             self._topics.ship_signals.trouble = ""
         self._topics.ship_signals.tell()
         return result
@@ -198,11 +154,13 @@ class Shipper:
         if self._tried:
             self._learn_outcome()
         self._collect_uploads()
-        rounds, topics = self._look(now_ms)
+        assert self._binding is not None
+        interval = self._looking.look(self._binding.topics, self._manifest, now_ms)
+        rounds = interval.rounds
         pending = len(self._uploads) + self._begin_uploads(rounds)
         before = self._manifest
         tail = self._put_tail(rounds)
-        manifest = self._compose(rounds, topics, tail, now_ms)
+        manifest = self._compose(interval, now_ms)
         size_bytes = 0 if tail is None else tail.object.size_bytes
         if before is None or _said(manifest) != _said(before):
             self._put(manifest)
@@ -210,14 +168,36 @@ class Shipper:
         elif now_ms - self._looked_ms >= _LOOK_MS:
             self._learn_outcome()
             self._looked_ms = now_ms
-        for where, round_ in rounds.items():
-            if round_.to_do.upload:
-                round_.part.seen = ()
-            self._tell(where)
+        for round_ in rounds.values():
+            if not round_.is_held:
+                round_.part.staged = None
+        shipped = partitions_of(self._manifest)
+        self._looking.note_shipped(shipped)
+        for where, there in shipped.items():
+            self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
         self._delete_condemned(now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
-        return ShippedNow(put=manifest is self._manifest, records=records, size_bytes=size_bytes, pending=pending)
+        waiting = self._note_waiting(interval, shipped)
+        return ShippedNow(manifest is self._manifest, records, size_bytes, pending, waiting)
+
+    def _note_waiting(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> dict[str, str]:
+        """What waits, by the names of partitions; and how long nothing has become of it."""
+        names = {file.topic_id: name for name, file in interval.topics}
+        now_s, waiting = time.monotonic(), {}
+        for where, why in interval.waiting.items():
+            end_offset = shipped[where].end_offset if where in shipped else 0
+            waiting[f"{names[where[0]]}/{where[1]}"] = f"shipped up to offset {end_offset}: {why}"
+        before = self._waiting
+        self._waiting = {name: before[name] if name in before and before[name][0] == why else (why, now_s)
+                         for name, why in waiting.items()}  # fmt: skip
+        return waiting
+
+    @property
+    def stuck(self) -> dict[str, str]:
+        """Partitions that have been waiting for long, and why."""
+        long_ago_s = time.monotonic() - _PATIENCE_S
+        return {name: why for name, (why, since_s) in self._waiting.items() if since_s <= long_ago_s}
 
     # ------------------------------------------------------------ being the owner
 
@@ -233,208 +213,9 @@ class Shipper:
             self._manifest, self._tag = found
         return True
 
-    # ------------------------------------------------------------ looking and planning
-
-    def _look(self, now_ms: int) -> tuple[dict[Where, _Round], list[tuple[str, TopicFile]]]:
-        """(what is to be done, by partition; the topics that there are).
-
-        All partitions are looked at first, in the order of `topics_of`, and decisions last of all.
-        """
-        assert self._binding is not None
-        looked: dict[Where, _Looked] = {}
-        topics = list(topics_of(self._topics, self._binding.topics))
-        self._forget_topics({file.topic_id for _, file in topics})
-        shipped = self._shipped()
-        wasted = self._wasted()
-        decided_before = self._decided_offset(topics)
-        for name, file in topics:
-            for number in range(file.partitions):
-                where = (file.topic_id, number)
-                part = self._part(name, where)
-                if part is None:
-                    continue
-                there = shipped.get(where)
-                is_wasted = there is not None and any(chunk.tail in wasted for chunk in there.chunks)
-                ceiling = self._ceiling(part, there, now_ms)
-                is_known = there is not None and ceiling == there.ceiling and not is_wasted
-                if is_known and part.local.signature() == part.seen:
-                    continue
-                self._look_at(looked, where, part, ceiling)
-        journal = next(((file.topic_id, 0) for name, file in topics if name == TRANSACTIONS_TOPIC), None)
-        ends = self._complete_transactions(looked, topics, journal, decided_before)
-        return self._plan(looked, journal, ends, wasted), topics
-
-    def _look_at(self, looked: dict[Where, _Looked], where: Where, part: _Part, ceiling: int) -> LocalLog | None:
-        signature, appended_bytes = part.local.signature(), part.local.appended_bytes
-        log = part.local.look()
-        if log is None:  # next time
-            part.seen = ()
-            return None
-        there = self._shipped().get(where)
-        part.seen, part.appended_bytes = signature, appended_bytes
-        part.snapshots = {one.segment: one for one in (there.snapshots if there else ())} | part.snapshots
-        looked[where] = _Looked(part, log, ceiling)
-        return log
-
-    def _decided_offset(self, topics: list[tuple[str, TopicFile]]) -> int:
-        """How far decisions are on disk now."""
-        for name, file in topics:
-            if name == TRANSACTIONS_TOPIC and (part := self._part(name, (file.topic_id, 0))) is not None:
-                return part.local.partition.durable_offset
-        return 0
-
-    def _complete_transactions(
-        self, looked: dict[Where, _Looked], topics: list[tuple[str, TopicFile]], journal: Where | None, before: int
-    ) -> dict[Where, int]:
-        """Look once more where a transaction goes on that was decided meanwhile; where those of late end.
-
-        What cannot be told is said to end beyond everything.
-        """
-        part = None if journal is None else self._parts.get(journal)
-        if journal is None or part is None:
-            return {}
-        there = self._shipped().get(journal)
-        decided = looked[journal].log.end_offset if journal in looked else part.local.partition.durable_offset
-        ends = ends_of_commits(part.local.partition, there.end_offset if there else 0, decided)
-        if ends is None:  # compacted already: then it is safe only if nothing was decided while all were looked at
-            return (
-                {} if decided == before else {where: _UNKNOWN for where, one in looked.items() if one.log.has_producers}
-            )
-        ids = {file.topic_id: name for name, file in topics}
-        ends = {where: end for where, end in ends.items() if where[0] in ids}
-        for where, end in ends.items():
-            known = looked.get(where)
-            if known is None or known.log.end_offset < end:
-                again = self._part(ids[where[0]], where)
-                if again is None:
-                    continue
-                log = self._look_at(looked, where, again, known.ceiling if known else again.ceiling)
-                cut = None if log is None else again.local.upto(log, end)
-                again.seen = ()
-                if cut is not None:
-                    looked[where].log = cut
-                elif known is not None:
-                    looked[where] = known
-                else:
-                    looked.pop(where, None)
-        return ends
-
-    def _plan(
-        self, looked: dict[Where, _Looked], journal: Where | None, ends: dict[Where, int], wasted: set[int]
-    ) -> dict[Where, _Round]:
-        """What is to be done about each partition. Each tick begins with another one, so that none waits for ever.
-
-        Where a transaction cannot be shipped as a whole, none of its partitions goes on, and no decision.
-        """
-        rounds: dict[Where, _Round] = {}
-        shipped = self._shipped()
-        room_bytes = TAIL_BYTES
-        self._turn += 1
-        order = [where for where in looked if where != journal]
-        first = self._turn % len(order) if order else 0
-        for where in [*order[first:], *order[:first], *(where for where in looked if where == journal)]:
-            one = looked[where]
-            there = shipped.get(where)
-            to_do = plan(
-                one.log, self._checked(one.part, one.log, there), self._known(one.part, one.log, there),
-                wasted.__contains__, room_bytes,
-            )  # fmt: skip
-            room_bytes -= to_do.size_bytes
-            if to_do.is_behind:
-                one.part.seen = ()
-            rounds[where] = _Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling))
-        reached = {where: there.end_offset for where, there in shipped.items()}
-        reached.update((where, round_.to_do.end_offset) for where, round_ in rounds.items())
-        if any(reached.get(where, 0) < end for where, end in ends.items()):
-            for held in [*ends, *([journal] if journal else [])]:
-                if held in rounds:
-                    rounds.pop(held).part.seen = ()
-        return rounds
-
-    def _part(self, name: str, where: Where) -> _Part | None:
-        """What is known of a partition, by the store's own object: one that it has let go of is not to be used."""
-        try:
-            partition = self._topics.open_partition(name, where[1], where[0])
-        except (UnknownTopic, StoreClosed):
-            return None
-        before = part = self._parts.get(where)
-        if part is None or part.local.partition is not partition:
-            part = self._parts[where] = _Part(LocalPartition(partition))
-            if before is not None:  # renamed, say
-                part.uploaded, part.snapshots, part.ceiling = before.uploaded, before.snapshots, before.ceiling
-        if not part.ceiling:
-            part.ceiling = granting.limit(part.local.partition.handle)
-        return part
-
-    def _forget_topics(self, there: set[str]) -> None:
-        """Keep nothing of topics that are gone."""
-        for where in [where for where in self._parts if where[0] not in there]:
-            part = self._parts.pop(where)
-            for base in list(part.uploaded):
-                self._forget_upload(part, base)
-
-    def _ceiling(self, part: _Part, there: ShippedPartition | None, now_ms: int) -> int:
-        """The ceiling that the manifest is to promise."""
-        end_offset = part.local.wanted_offset
-        elapsed_ms = now_ms - part.looked_ms
-        rate = max(end_offset - part.end_offset, 0) * 1000 / elapsed_ms if part.looked_ms and elapsed_ms > 0 else 0.0
-        part.end_offset, part.looked_ms = end_offset, now_ms
-        return ceiling_for(end_offset, max(part.ceiling, there.ceiling if there else 0), rate)
-
-    def _shipped(self) -> dict[Where, ShippedPartition]:
-        if self._manifest is None:
-            return {}
-        return {(topic.id, part.number): part for topic in self._manifest.topics for part in topic.partitions}
-
-    def _wasted(self) -> set[int]:
-        if self._manifest is None:
-            return set()
-        chunks = (chunk for part in self._shipped().values() for chunk in part.chunks)
-        return wasted_tails({tail.number: tail.object.size_bytes for tail in self._manifest.tails}, chunks)
-
-    def _checked(self, part: _Part, log: LocalLog, there: ShippedPartition | None) -> ShippedPartition | None:
-        """The partition's entry, without chunks that are not what the files are now."""
-        if part.compared == log.version or there is None:
-            return there
-        part.compared = log.version
-        kept: list[Chunk] = []
-        torn = set[int]()
-        for chunk in there.chunks:
-            if chunk.segment in torn or not part.local.holds(chunk):
-                torn.add(chunk.segment)
-            else:
-                kept.append(chunk)
-        return replace(there, chunks=tuple(kept))
-
-    def _known(self, part: _Part, log: LocalLog, there: ShippedPartition | None) -> dict[int, ShippedSegment]:
-        """The segments that lie there as their files are here, by base offset."""
-        shipped = {segment.base_offset: segment for segment in (there.segments if there else ())}
-        found: dict[int, ShippedSegment] = {}
-        for segment in log.segments:
-            if not segment.sealed:
-                continue
-            known = part.uploaded.get(segment.base_offset)
-            if known is None and segment.base_offset in shipped:
-                # Of an earlier process: its stamp is not known, so the bytes are compared.
-                candidate = shipped[segment.base_offset]
-                if _is_same(part.local, log, segment, candidate):
-                    known = part.uploaded[segment.base_offset] = (segment.stamp, candidate)
-            if known is not None and known[0] == segment.stamp:
-                found[segment.base_offset] = known[1]
-        bases = {segment.base_offset for segment in log.segments}
-        for base in [base for base in part.uploaded if base not in bases]:
-            self._forget_upload(part, base)
-        return found
-
-    def _forget_upload(self, part: _Part, base: int) -> None:
-        """What was uploaded is not what a file here is any more; it goes once no manifest refers to it."""
-        known = part.uploaded.pop(base, None)
-        if known is not None:
-            self._orphans += [stored.key for stored in (known[1].log, known[1].snapshot) if stored is not None]
-
     # ------------------------------------------------------------ uploading
 
-    def _begin_uploads(self, rounds: dict[Where, _Round]) -> int:
+    def _begin_uploads(self, rounds: dict[Where, Round]) -> int:
         """How many segments have to wait for their turn."""
         waiting = 0
         for where, round_ in rounds.items():
@@ -444,11 +225,11 @@ class Shipper:
                     waiting += 1
         return waiting
 
-    def _uploading(self, where: Where, round_: _Round, segment: LocalSegment) -> Callable[[], _Uploaded]:
+    def _uploading(self, where: Where, round_: Round, segment: LocalSegment) -> Callable[[], Uploaded]:
         local, bucket, log = round_.part.local, self.bucket, round_.log
         key = f"segments/{where[0]}/{where[1]}/{segment.base_offset:020d}-{uploads.nonce()}"
 
-        def upload() -> _Uploaded:
+        def upload() -> Uploaded:
             base = segment.base_offset
             data = local.read(log, base, 0, segment.size_bytes)
             base_timestamp = decode_header(data, 0).base_timestamp if data else -1
@@ -466,12 +247,12 @@ class Shipper:
         first: BaseException | None = None
         condemned = {one.key for one in self._manifest.condemned} if self._manifest else set()
         for (where, base), future in self._uploads.ended(wait_s):
-            part = self._parts.get(where)
+            part = self._looking.parts.get(where)
             if part is not None:
                 part.seen = ()  # there is something to say
             error = future.exception()
             if error is None and part is not None:
-                self._forget_upload(part, base)
+                self._looking.forget_upload(part, base)
                 stamp, segment = future.result()
                 if segment.log.key not in condemned:  # else it has taken so long that somebody swept it
                     part.uploaded[base] = (stamp, segment)
@@ -480,63 +261,64 @@ class Shipper:
         if first is not None:
             raise first
 
-    def _put_tail(self, rounds: dict[Where, _Round]) -> Tail | None:
+    def _put_tail(self, rounds: dict[Where, Round]) -> Tail | None:
         """Put what is new of all partitions as one object; None when nothing is."""
         parts: list[memoryview] = []
-        number = self._manifest.next_tail if self._manifest else 0
+        number = self._next_tail = max(self._next_tail, self._manifest.next_tail if self._manifest else 0)
         start = 0
-        for where, round_ in list(rounds.items()):
-            pieces, local = round_.to_do.pieces, round_.part.local
-            try:
-                read = [local.read(round_.log, one.segment, one.position, one.size_bytes) for one in pieces]
-            except Replaced:
-                round_.part.seen = ()
-                del rounds[where]
-                continue
-            chunks = []
-            for piece, data in zip(pieces, read, strict=True):
-                chunks.append(_chunk(piece, data, number, start))
+        for where, round_ in rounds.items():
+            round_.chunks = []
+            for piece, data in zip(round_.to_do.pieces, round_.data, strict=True):
+                round_.chunks.append(_chunk(piece, data, number, start))
                 parts.append(data)
                 start += len(data)
-            round_.chunks = chunks
             for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
                 self._put_snapshot(where, round_.part, segment)
-        if not parts:
-            return None
-        joined = parts[0] if len(parts) == 1 else b"".join(parts)
-        key = f"tails/{number:020d}-{uploads.nonce()}"
-        self._orphans.append(key)  # until a manifest says otherwise
-        return Tail(number, uploads.put(self.bucket, key, joined))
+        tail = None
+        if parts:
+            joined = parts[0] if len(parts) == 1 else b"".join(parts)
+            key = f"tails/{number:020d}-{uploads.nonce()}"
+            self._looking.orphans.append(key)  # until a manifest says otherwise
+            tail = self._tails[number] = Tail(number, uploads.put(self.bucket, key, joined))
+            self._next_tail += 1
+        for round_ in rounds.values():
+            if round_.is_held:
+                round_.part.staged = (*round_.to_do.keep, *round_.chunks)
+        return tail
 
-    def _put_snapshot(self, where: Where, part: _Part, segment: int) -> None:
+    def _put_snapshot(self, where: Where, part: Part, segment: int) -> None:
         """See to it that what was known of producers where a segment begins lies there."""
         if segment in part.snapshots or (data := part.local.snapshot(segment)) is None:
             return
         key = f"segments/{where[0]}/{where[1]}/{segment:020d}-{uploads.nonce()}.snapshot"
-        self._orphans.append(key)
+        self._looking.orphans.append(key)
         part.snapshots[segment] = Snapshot(segment, uploads.put(self.bucket, key, data))
 
     # ------------------------------------------------------------ putting the manifest
 
-    def _compose(
-        self, rounds: dict[Where, _Round], topics: list[tuple[str, TopicFile]], tail: Tail | None, now_ms: int
-    ) -> Manifest:
+    def _entry(self, where: Where, interval: Interval, shipped: ShippedPartition | None) -> ShippedPartition | None:
+        """What the manifest is to say of a partition; None of one that cannot be opened, and never was shipped."""
+        round_ = interval.rounds.get(where)
+        if round_ is not None and not round_.is_held:
+            snapshots = round_.part.snapshots.values()
+            return entry(round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling)
+        ceiling = interval.ceilings.get(where, 0)
+        if shipped is not None:
+            return shipped if shipped.ceiling >= ceiling else replace(shipped, ceiling=ceiling)
+        if where not in interval.ceilings:
+            return None
+        return promise(where[1], ceiling, self._looking.parts[where].local.first_epoch())
+
+    def _compose(self, interval: Interval, now_ms: int) -> Manifest:
         """What the manifest is to say."""
         assert self._owner is not None
-        before, there = self._manifest, self._shipped()
+        before, there = self._manifest, partitions_of(self._manifest)
         composed = []
-        for name, file in topics:
-            partitions = []
-            for number in range(file.partitions):
-                where = (file.topic_id, number)
-                round_, shipped = rounds.get(where), there.get(where)
-                if round_ is not None:
-                    snapshots = round_.part.snapshots.values()
-                    shipped = entry(round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling)
-                if shipped is not None:
-                    partitions.append(shipped)
-            composed.append(as_shipped(name, file, tuple(partitions)))
-        tails = [*(before.tails if before else ()), *([tail] if tail else [])]
+        for name, file in interval.topics:
+            places = [(file.topic_id, number) for number in range(file.partitions)]
+            entries = [self._entry(where, interval, there.get(where)) for where in places]
+            composed.append(as_shipped(name, file, tuple(one for one in entries if one is not None)))
+        tails = {tail.number: tail for tail in before.tails} | self._tails if before else self._tails
         live = {chunk.tail for topic in composed for part in topic.partitions for chunk in part.chunks}
         manifest = Manifest(
             store_id=self._topics.store_id,
@@ -546,8 +328,8 @@ class Shipper:
             shipped_ms=now_ms,
             interval_ms=self._interval_ms,
             topics=tuple(composed),
-            tails=tuple(one for one in tails if one.number in live),
-            next_tail=(before.next_tail if before else 0) + (tail is not None),
+            tails=tuple(tail for number, tail in sorted(tails.items()) if number in live),
+            next_tail=max(self._next_tail, before.next_tail if before else 0),
         )
         return replace(manifest, condemned=self._condemn(manifest, now_ms))
 
@@ -556,9 +338,10 @@ class Shipper:
         before = self._manifest
         known = {one.key: one for one in before.condemned if one.key not in self._deleted} if before else {}
         kept = {stored.key for stored in manifest.objects()}
-        kept |= {segment.log.key for part in self._parts.values() for _, segment in part.uploaded.values()}
+        staged = self._looking.staged_tails()
+        kept |= self._looking.kept() | {tail.object.key for number, tail in self._tails.items() if number in staged}
         gone = {stored.key for stored in before.objects()} if before else set()
-        for key in sorted((gone | set(self._orphans)) - kept):
+        for key in sorted((gone | set(self._looking.orphans)) - kept):
             known.setdefault(key, Condemned(key, now_ms))
         return tuple(one for key, one in known.items() if key not in kept)
 
@@ -581,7 +364,9 @@ class Shipper:
         if tag != self._tag:  # else a put that was sent may still take effect
             self._tried.clear()
         self._manifest, self._tag = manifest, tag
-        self._orphans = [key for key in self._orphans if key not in kept]
+        staged = self._looking.staged_tails()
+        self._tails = {number: tail for number, tail in self._tails.items() if number in staged}
+        self._looking.orphans = [key for key in self._looking.orphans if key not in kept]
         self._deleted &= {one.key for one in manifest.condemned}
         if not self._binding.begun:
             self._binding = replace(self._binding, begun=True)
@@ -610,31 +395,28 @@ class Shipper:
             raise StoreFenced(f"store {self._topics.path}", str(manifest.owner))
         if manifest.nonce in self._tried:
             self._take_over(self._tried[manifest.nonce], tag)
-            self._forget_what_was_seen()
+            self._looking.forget_staged()
+            self._looking.forget_what_was_seen()
         elif self._manifest is not None and _said(manifest) == _said(self._manifest):
             self._take_over(manifest, tag)
-            condemned = {one.key for one in manifest.condemned}
-            for part in self._parts.values():  # what nobody referred to for so long that somebody swept it
-                part.uploaded = {base: one for base, one in part.uploaded.items() if one[1].log.key not in condemned}
-                part.snapshots = {base: one for base, one in part.snapshots.items() if one.object.key not in condemned}
-            self._forget_what_was_seen()
+            self._looking.forget_keys({one.key for one in manifest.condemned})
+            self._looking.forget_what_was_seen()
         else:  # of an earlier process of this very store, arriving late: then it says nothing that is not so here
             compare(self._topics, self.bucket, manifest)
             self._take_over(manifest, tag)
-            self._forget_topics(set())
-
-    def _forget_what_was_seen(self) -> None:
-        for part in self._parts.values():
-            part.seen = ()
+            self._looking.forget_topics(set())
 
     # ------------------------------------------------------------ afterwards
 
-    def _tell(self, where: Where) -> None:
+    def _tell(self, where: Where, there: ShippedPartition, round_: Round | None) -> None:
         """Let those know here who wait for it, or need more offsets, what the manifest says of a partition."""
-        part, there = self._parts.get(where), self._shipped().get(where)
-        if part is None or there is None:
+        part = self._looking.parts.get(where)
+        if part is None or (round_ is None and there.ceiling <= part.ceiling):
             return
-        part.snapshots = {one.segment: one for one in there.snapshots}
+        if round_ is not None and round_.to_do.upload:
+            part.seen = ()
+        if round_ is not None and not round_.is_held:
+            part.snapshots = {one.segment: one for one in there.snapshots}
         handle = part.local.partition.handle
         with contextlib.suppress(UnknownTopic):
             handle.ledger.note_shipped(there.end_offset)
@@ -657,6 +439,7 @@ class Shipper:
     def ship(self, progress: Callable[[int], None] | None = None) -> ShippedNow:
         """Ship all that is on disk now, until it lies there. Raises as `tick` does.
 
+        And `ShippingRefused` for partitions of which nothing more can be shipped; all else lies there then.
         ``progress`` is told how many segments are still being uploaded.
         """
         first = self.tick()
@@ -670,8 +453,13 @@ class Shipper:
             records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put
             if progress is not None:
                 progress(now.pending)
-            if not now.pending:
-                return ShippedNow(put, records, size_bytes, 0)
+            if not now.pending and not now.waiting:
+                return ShippedNow(put, records, size_bytes)
+            if not now.pending and (stuck := self.stuck):
+                what = "; ".join(f"{name}: {why}" for name, why in stuck.items())
+                raise ShippingRefused(self.bucket.url, f"not all of the store can be shipped: {what}")
+            if now.waiting:
+                time.sleep(_PAUSE_S)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -681,7 +469,7 @@ class Shipper:
     @property
     def unshipped_bytes(self) -> int:
         """What was appended since the last turn, on disk or not."""
-        return sum(part.local.appended_bytes - part.appended_bytes for part in list(self._parts.values()))
+        return sum(part.local.appended_bytes - part.appended_bytes for part in list(self._looking.parts.values()))
 
     @property
     def is_owner(self) -> bool:
@@ -703,17 +491,6 @@ def _chunk(piece: Piece, data: memoryview, tail: int, start: int) -> Chunk:
         piece.segment, piece.position, piece.size_bytes, piece.base_offset, piece.end_offset, tail, start,
         xxhash.xxh3_64_hexdigest(data),
     )  # fmt: skip
-
-
-def _is_same(local: LocalPartition, log: LocalLog, segment: LocalSegment, shipped: ShippedSegment) -> bool:
-    """Whether a file here is what was uploaded once."""
-    if (segment.end_offset, segment.size_bytes) != (shipped.end_offset, shipped.log.size_bytes):
-        return False
-    try:
-        data = local.read(log, segment.base_offset, 0, segment.size_bytes)
-    except Replaced:
-        return False
-    return xxhash.xxh3_64_hexdigest(data) == shipped.log.xxh3_64
 
 
 def _said(manifest: Manifest) -> object:

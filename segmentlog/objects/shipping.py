@@ -37,6 +37,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
     """How far a store is shipped, as the process knows that ships it.
 
     ``lag_bytes`` were appended since the last turn, ``lag_s`` ago everything was shipped that was on disk then.
+    ``error``: what keeps it, or some partition, from being shipped; empty when nothing does.
     """
 
     url: str
@@ -123,8 +124,11 @@ class Shipping:
 
     def health(self) -> dict[str, str]:
         """What keeps it from shipping; empty when nothing does."""
-        error = None if self._run is None else self._run.shipper.error
-        return {} if error is None else {"ship": error}
+        if self._run is None:
+            return {}
+        shipper = self._run.shipper
+        problems = {f"ship {name}": why for name, why in shipper.stuck.items()}
+        return problems if shipper.error is None else problems | {"ship": shipper.error}
 
     def close(self) -> None:
         """Ship once more what there is, if the object store can be reached, and no more then."""
@@ -204,7 +208,7 @@ class _Run:
             shipper.shipped_ms,
             shipper.unshipped_bytes,
             lag_s,
-            shipper.error or "",
+            shipper.error or "; ".join(f"{name}: {why}" for name, why in shipper.stuck.items()),
         )
 
     def close(self) -> None:

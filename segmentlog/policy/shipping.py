@@ -103,15 +103,17 @@ def plan(
     local: LocalLog,
     shipped: ShippedPartition | None,
     uploaded: Mapping[int, ShippedSegment],
+    chunks: Iterable[Chunk] = (),
+    same: Callable[[Chunk], bool] = lambda chunk: True,
     wasted: Callable[[int], bool] = lambda tail: False,
     room_bytes: int = TAIL_BYTES,
 ) -> Plan:
-    """What comes next of a partition.
+    """What comes next of a partition; ``chunks`` of it lie in tails, those of ``shipped``, or newer ones.
 
-    ``uploaded``: by base offset, the segments in the object store that are what those files here are now. The chunks in
-    ``shipped`` have been compared with the files, those that differ left out. ``wasted``: whether the tail of
-    that number is to be emptied. ``room_bytes``: how much of the next tail is left; what does not fit has to wait, but
-    for the active segment alone in a tail: nothing else can be done about that.
+    ``uploaded``: by base offset, the segments in the object store that are what those files here are now. ``same``:
+    whether a chunk is what the file here holds. ``wasted``: whether the tail of that number is to be emptied.
+    ``room_bytes``: how much of the next tail is left; what does not fit has to wait, but for the active segment alone
+    in a tail: nothing else can be done about that.
     """
     upload: list[LocalSegment] = []
     pieces: list[Piece] = []
@@ -120,8 +122,12 @@ def plan(
     reached = local.segments[0].base_offset if local.segments else local.log_start_offset
     active_base, is_whole = reached, True
     of_segment: dict[int, list[Chunk]] = {}
-    for chunk in shipped.chunks if shipped else ():
-        of_segment.setdefault(chunk.segment, []).append(chunk)
+    torn = set[int]()
+    for chunk in chunks:
+        if chunk.segment in torn or not same(chunk):
+            torn.add(chunk.segment)
+        else:
+            of_segment.setdefault(chunk.segment, []).append(chunk)
     for segment in local.segments:
         found = uploaded.get(segment.base_offset) if segment.sealed else None
         if segment.sealed and found is None:
@@ -136,8 +142,8 @@ def plan(
         kept, piece = _continued(segment, of_segment.get(segment.base_offset, []), local, wasted)
         if piece is not None and piece.size_bytes > room_bytes and (segment.sealed or room_bytes < TAIL_BYTES):
             is_whole = False
-            chunks = of_segment.get(segment.base_offset, [])
-            before = [chunk for chunk in chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
+            found_chunks = of_segment.get(segment.base_offset, [])
+            before = [chunk for chunk in found_chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
             if before:
                 keep += before
                 reached = before[-1].end_offset
@@ -212,6 +218,11 @@ def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks
         chunks=tuple(made),
         snapshots=tuple(snapshot for snapshot in snapshots if snapshot.segment in there),
     )
+
+
+def promise(number: int, ceiling: int, first: EpochStart) -> ShippedPartition:
+    """What the manifest says of a partition of which nothing can be shipped yet: how far offsets are handed out."""
+    return ShippedPartition(number, ceiling, 0, 0, 0, (first,))
 
 
 def _continues(shipped: ShippedPartition, to_do: Plan, chunks: Sequence[Chunk]) -> bool:

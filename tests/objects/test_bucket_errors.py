@@ -16,14 +16,10 @@ from typing import Any
 
 import pytest
 from objects.buckets import SERVERS, cloud, disconnected, served, warm_up
-from objects.s3_servers import (
-    BUCKET,
-    KEY_ID,
-    REGION,
-    SECRET,
+from objects.failing_s3 import (
     FailingS3,
     Fault,
-    S3Server,
+    answered,
     cut,
     lost,
     refused,
@@ -31,6 +27,7 @@ from objects.s3_servers import (
     repeating,
     silent,
 )
+from objects.s3_servers import BUCKET, KEY_ID, OTHER_KEY_ID, REGION, SECRET, S3Server
 from server.clients.mortal import free_port
 
 import segmentlog
@@ -44,7 +41,16 @@ from segmentlog.objects.shipper import Shipper
 from segmentlog.store import LogStore
 
 TOKEN = "planted//session+token=="
-PLANTED = (KEY_ID, SECRET, TOKEN, "planted%2F%2Fsession", "plantedpassword", "plantedsignature", "planted%2Fsecret")
+PLANTED = (
+    KEY_ID,
+    OTHER_KEY_ID,
+    SECRET,
+    TOKEN,
+    "planted%2F%2Fsession",
+    "plantedpassword",
+    "plantedsignature",
+    "planted%2Fsecret",
+)
 TRIES = 3
 QUICK = {
     "max_retries": TRIES - 1,
@@ -206,6 +212,21 @@ def test_it_is_told_whether_another_try_may_help(
     assert (error.retriable, said in error.why) == (retriable, True), error.why
 
 
+def test_a_put_that_meets_nothing_is_no_missing_object(failing: FailingS3, bucket: Cloud) -> None:
+    """There are servers that say so of a bucket, or of who asks."""
+    failing.always = refused(404, "NoSuchKey")
+    assert not failure(CALLS["put"], bucket).retriable
+
+
+def test_a_store_that_minds_deleting_what_is_gone_deletes_the_others(tmp_path: Path) -> None:
+    """As some do, and obstore's own for files."""
+    bucket = Cloud(f"file://{tmp_path}")
+    for name in ("a", "b", "c"):
+        bucket.put(name, b"x")
+    bucket.delete(["gone", "a", "gone too", "c", "a"])
+    assert [found.key for found in bucket.list()] == ["b"]
+
+
 def test_a_download_that_is_cut_goes_on(failing: FailingS3, bucket: Cloud) -> None:
     """Whatever part it is of; and where it is cut for ever that is told."""
     data = os.urandom((8 << 20) + 100_000)
@@ -289,7 +310,7 @@ def test_shipping_finds_out_what_became_of_a_put(tmp_path: Path, failing: Failin
             shipper.tick()
             for count in range(1, 4):
                 log.append([b"%d" % count], ack="durable")
-                failing.faults = [_answered] * number + [fault]
+                failing.faults = [answered] * number + [fault]
                 until_shipped(shipper, log, count + 1)
             failing.faults = []
             shipper.close()
@@ -298,11 +319,6 @@ def test_shipping_finds_out_what_became_of_a_put(tmp_path: Path, failing: Failin
             log = restored.topic("t").partition(0)
             found = [record.value for batch in log.read(0) for record in batch]
             assert found == [b"0", b"1", b"2", b"3"]
-
-
-def _answered(handler: Any) -> None:
-    handler.read_body()
-    handler.answer(*handler.do())
 
 
 def until_shipped(shipper: Shipper, log: Partition, offset: int) -> None:
@@ -348,7 +364,7 @@ def test_secrets_that_a_server_repeats_are_not_told(
         for name, value in (failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN}).items():
             monkeypatch.setenv(name, value)
         options = {"retry_config": QUICK, "client_options": {"pool_max_idle_per_host": "0"}}
-    bucket = Cloud(f"s3://{BUCKET}/place", **options)
+    bucket = Cloud(f"s3://user:plantedpassword@{BUCKET}/place", **options)
     failing.always = repeating
     error = failure(call, bucket)
     assert "SignatureDoesNotMatch" in error.why

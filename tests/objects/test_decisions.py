@@ -83,7 +83,7 @@ def test_one_whose_data_has_to_wait_holds_back_all_of_it(
 ) -> None:
     """A partition that has fallen behind, as segments are being uploaded, keeps back the others, and the decision."""
     monkeypatch.setattr(shipping, "TAIL_BYTES", 2000)
-    monkeypatch.setattr("segmentlog.objects.shipper.TAIL_BYTES", 2000)
+    monkeypatch.setattr("segmentlog.objects.looking.TAIL_BYTES", 2000)
     log = store.topic("a").partition(1)
     for number in range(50):
         log.append([b"%d" % number * 50])

@@ -1,4 +1,4 @@
-"""The check of `test_storm` is no formality: ways to break shipping, and each is found out."""
+"""The check of `test_shipping` is no formality: ways to break shipping, and each is found out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 from msgspec.structs import replace
-from objects.storm import Broken, Storm
+from objects.shipping_trial import Broken, Trial
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
@@ -22,6 +22,7 @@ from segmentlog.policy.shipping import Plan, plan
 
 _ROUNDS = 60
 _SHIPPER = "segmentlog.objects.shipper"
+_LOOKING = "segmentlog.objects.looking"
 
 
 def patched(what: str, value: object) -> Callable[[], Any]:
@@ -53,7 +54,7 @@ real_put = Shipper._put
 
 def _put_late(self: Shipper, manifest: Any) -> None:
     """What is on disk here is said to be shipped, and then it is."""
-    for part in self._parts.values():
+    for part in self._looking.parts.values():
         part.local.partition.handle.ledger.note_shipped(part.local.partition.durable_offset)
     real_put(self, manifest)
 
@@ -85,13 +86,14 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
         "segmentlog.objects.restoring.Checkpoint",
         lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),
     ),
-    "chunks dropped before the segment is there": patched(f"{_SHIPPER}.plan", _without_chunks),
+    "chunks dropped before the segment is there": patched(f"{_LOOKING}.plan", _without_chunks),
     "a refusal taken for success": patched(f"{_SHIPPER}.Shipper._put", _put),
     "acknowledged before the put": patched(f"{_SHIPPER}.Shipper._put", _put_late),
     "uploads deleted as rubbish": patched(f"{_SHIPPER}.Shipper._delete_condemned", _delete),
     "chunks not compared with what was compacted": patched(
-        f"{_SHIPPER}.Shipper._checked", lambda self, part, log, there: there
+        f"{_LOOKING}._same_chunks", lambda part, log, chunks: set(chunks)
     ),
+    "transactions torn": patched(f"{_LOOKING}._hold_back", lambda *_: None),
     "shipped before it is on disk": patched("segmentlog.objects.capture.LocalPartition.look", _end_of_page),
     "no look at who owns it": patched(f"{_SHIPPER}.fence", lambda *_: None),
 }
@@ -107,7 +109,7 @@ def test_it_is_caught(tmp_path: Path, name: str) -> None:
         folder.mkdir()
         try:
             with SABOTAGES[name]():
-                Storm(folder, f"sabotage/{number}", seen).run(60)
+                Trial(folder, f"sabotage/{number}", seen).run(60)
         except (Broken, SegmentlogError, AssertionError) as error:
             print(f"round {number}: {error}")
             return

@@ -1,0 +1,251 @@
+"""An object store in memory that writes down what happens to it, and whose requests fail in every way, by a seed.
+
+    before              refused; nothing happened
+    after               done, and the answer was lost
+    cut                 the connection was cut half way: of a delete some is done, of a get some has come
+    late                nobody answers; it takes effect later, after any number of other requests
+    doubled             done, and once more later
+    refused though done a put of which the client's library sends two: the second finds the first
+    slow there, back    the time passes, and others go on, before it is done, or after
+    death before, after whoever sent it is gone
+
+Late requests arrive in another order than they were sent in. They may outlive their sender, and arrive after others
+have taken its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from logs import FakeClock
+
+from segmentlog.errors import ObjectStoreError
+from segmentlog.format.manifest import MANIFEST_KEY, Manifest, ShippedPartition, decode_manifest
+from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.testing.faults import Died
+
+READ_FAULTS = ("before", "cut", "slow there", "slow back", "death before", "death after")
+WRITE_FAULTS = ("before", "after", "cut", "late", "doubled", "slow there", "slow back", "death before", "death after")
+SWAP_FAULTS = (*WRITE_FAULTS, "refused though done")
+FAULTS = SWAP_FAULTS
+
+_DELAYS_MS = (20, 100, 1_000, 40_000)
+_LATE_MAX = 80
+"""A late request arrives before so many others were made."""
+
+Note = Callable[..., None]
+
+
+class Shelf:
+    """What lies there, and what is still on its way. ``note`` takes down what happens, see `shipping_checker`."""
+
+    def __init__(self, clock: FakeClock, note: Note) -> None:
+        self.objects: dict[str, tuple[bytes, str]] = {}
+        self.modified_ms: dict[str, int] = {}
+        self.clock = clock
+        self._note = note
+        self._number = 0
+        self._late: list[tuple[int, Callable[[], object]]] = []
+        self._requests = 0
+        self._hashes: dict[str, str] = {}
+
+    def put(self, who: str, key: str, data: bytes) -> str:
+        """Put it; its tag."""
+        self._number += 1
+        digest = hashlib.sha256(data).hexdigest()[:16]
+        self.objects[key] = (data, str(self._number))
+        self.modified_ms[key] = self.clock.now_ms()
+        if key != MANIFEST_KEY:
+            self._note("put", who, key, digest)
+        return str(self._number)
+
+    def swap(self, who: str, key: str, data: bytes, tag: str | None) -> str | None:
+        """Put it if the tag is still that one; None when it is not."""
+        if self.objects.get(key, (b"", None))[1] != tag:
+            return None
+        now = self.put(who, key, data)
+        manifest = decode_manifest(data)
+        self._note(
+            "manifest", who, self.clock.now_ms(), manifest.nonce, manifest.owner.epoch, self._described(manifest),
+            sorted(stored.key for stored in manifest.objects()),
+            {one.key: one.since_ms for one in manifest.condemned},
+        )  # fmt: skip
+        return now
+
+    def owner_epoch(self) -> int:
+        """Of the owner that the manifest names; 0 without one."""
+        found = self.objects.get(MANIFEST_KEY)
+        return 0 if found is None else decode_manifest(found[0]).owner.epoch
+
+    def delete(self, who: str, keys: Iterable[str]) -> str:
+        """Remove what is there of them."""
+        gone = [key for key in keys if self.objects.pop(key, None) is not None]
+        if gone:
+            self._note("deleted", who, self.clock.now_ms(), gone)
+        return "done"
+
+    def postpone(self, rng: random.Random, do: Callable[[], object]) -> None:
+        """Have it done after a while."""
+        self._late.append((self._requests + rng.choice((1, 3, 10, _LATE_MAX)), do))
+
+    def arrive(self, rng: random.Random, seen: Counter[str], *, everything: bool = False) -> None:
+        """Do what was postponed for long enough."""
+        self._requests += 1
+        due = [one for one in self._late if everything or one[0] <= self._requests]
+        rng.shuffle(due)
+        self._late = [one for one in self._late if one not in due]
+        for _, do in due:
+            seen["late arrivals"] += 1
+            do()
+
+    def _described(self, manifest: Manifest) -> dict[str, Any]:
+        tails = {tail.number: tail.object.key for tail in manifest.tails}
+        return {
+            f"{topic.id}/{partition.number}": {
+                "start": partition.log_start_offset, "end": partition.end_offset, "ceiling": partition.ceiling,
+                "segments": self._segments(partition, tails),
+            }
+            for topic in manifest.topics for partition in topic.partitions
+        }  # fmt: skip
+
+    def _segments(self, partition: ShippedPartition, tails: dict[int, str]) -> dict[str, tuple[int, str]]:
+        """What segment files a restore is to have: size and digest; an object that is not there leaves none."""
+        files: dict[int, list[bytes]] = {partition.active_base: []}
+        for segment in partition.segments:
+            files[segment.base_offset] = [self._bytes(segment.log.key)]
+        for chunk in partition.chunks:
+            data = self._bytes(tails[chunk.tail])[chunk.start : chunk.start + chunk.size_bytes]
+            files.setdefault(chunk.segment, []).append(data)
+        joined = {base: b"".join(parts) for base, parts in files.items()}
+        return {str(base): (len(data), hashlib.sha256(data).hexdigest()[:16]) for base, data in joined.items()}
+
+    def _bytes(self, key: str) -> bytes:
+        return self.objects.get(key, (b"it is gone", ""))[0]
+
+
+class FaultyBucket:
+    """A `Bucket` onto a shelf, for one process.
+
+    ``meanwhile`` is what others do while a request is under way; ``calm``: no request fails; ``dead``: none is made.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        shelf: Shelf,
+        rng: random.Random,
+        seen: Counter[str],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url = "memory://bucket"
+        self.calm = self.dead = False
+        self.rate = rng.choice((0.03, 0.1, 0.2))
+        self._who = who
+        self._shelf = shelf
+        self._rng = rng
+        self._seen = seen
+        self._meanwhile = meanwhile
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """As `Bucket.get`."""
+        found: list[tuple[bytes, str]] = []
+        self._request(key, READ_FAULTS, lambda: found.append(self._there(key)))
+        return found[0]
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
+        """As `Bucket.get_range`."""
+        found: list[bytes] = []
+        self._request(key, READ_FAULTS, lambda: found.append(self._there(key)[0][start : start + size_bytes]))
+        if len(found[0]) != size_bytes:
+            raise ObjectStoreError(self.url, key, f"it ends {size_bytes - len(found[0])} bytes too early", False)
+        return found[0]
+
+    def _there(self, key: str) -> tuple[bytes, str]:
+        if key not in self._shelf.objects:
+            raise ObjectMissing(self.url, key)
+        return self._shelf.objects[key]
+
+    def put(self, key: str, data: Data) -> None:
+        """As `Bucket.put`."""
+        copy = bytes(data)
+        self._request(key, WRITE_FAULTS, lambda: self._shelf.put(self._who, key, copy))
+
+    def swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.swap`."""
+        copy = bytes(data)
+        result = self._request(key, SWAP_FAULTS, lambda: self._shelf.swap(self._who, key, copy, tag))
+        if result is None:
+            raise ObjectChanged(self.url, key)
+        return str(result)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """As `Bucket.delete`."""
+        wanted = list(keys)
+        half = wanted[: self._rng.randrange(len(wanted) + 1)]
+        self._request(
+            "delete", WRITE_FAULTS, lambda: self._shelf.delete(self._who, wanted),
+            lambda: self._shelf.delete(self._who, half),
+        )  # fmt: skip
+
+    def list(self, prefix: str = "") -> Iterator[Listed]:
+        """As `Bucket.list`."""
+        found: list[Listed] = []
+
+        def look() -> None:
+            for key, (data, _) in sorted(self._shelf.objects.items()):
+                if key.startswith(prefix):
+                    found.append(Listed(key, len(data), self._shelf.modified_ms[key]))
+
+        self._request("list", READ_FAULTS, look)
+        return iter(found)
+
+    # ------------------------------------------------------------ what becomes of a request
+
+    def _request(
+        self, what: str, faults: tuple[str, ...], do: Callable[[], object], half: Callable[[], object] = lambda: None
+    ) -> object:
+        """One request; its result. None of a swap that changed nothing."""
+        if self.dead:
+            raise Died
+        self._shelf.arrive(self._rng, self._seen)
+        fault = "" if self.calm or self._rng.random() >= self.rate else self._rng.choice(faults)
+        if not fault:
+            return do()
+        self._seen[fault] += 1
+        if fault == "death before":
+            self.die()
+        if fault == "before":
+            raise ObjectStoreError(self.url, what, "503: slow down")
+        if fault == "cut":
+            half()
+            raise ObjectStoreError(self.url, what, "the connection was cut")
+        if fault == "late":
+            self._shelf.postpone(self._rng, do)
+            raise ObjectStoreError(self.url, what, "no answer in time")
+        if fault == "slow there":
+            self._wait()
+        result = do()
+        if fault == "slow back":
+            self._wait()
+        if fault == "doubled":
+            self._shelf.postpone(self._rng, do)
+        if fault == "death after":
+            self.die()
+        if fault == "after":
+            raise ObjectStoreError(self.url, what, "the connection was cut, once it was done")
+        return None if fault == "refused though done" else result
+
+    def _wait(self) -> None:
+        self._shelf.clock.advance(self._rng.choice(_DELAYS_MS))
+        self._meanwhile()
+        if self.dead:
+            raise Died
+
+    def die(self) -> None:
+        """Whoever sends requests here is gone, right now."""
+        self.dead = True
+        raise Died

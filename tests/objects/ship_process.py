@@ -1,0 +1,64 @@
+"""A process that appends to a store, which is shipped, until it is killed; or tries to, and says why it may not.
+
+    python ship_process.py FOLDER URL SEED LIFE
+
+Before an append it says what it is about to append, and afterwards at which offset it is and what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import segmentlog
+from segmentlog.errors import StoreFenced
+from segmentlog.store import LogStore
+
+PARTITIONS = 3
+
+
+def append_for_ever(store: LogStore, rng: random.Random, life: str) -> None:
+    """All sorts of appends, and transactions over all partitions."""
+    topic = store.topic("t") if "t" in store.topics() else store.create_topic("t", PARTITIONS, segment_bytes=30_000)
+    producer = store.producer(name="p", ack="shipped")
+    number = 0
+    while True:
+        number += 1
+        ack = rng.choice(("shipped", "shipped", "durable", "written"))
+        text = f"{life}-{number} " + "x" * rng.choice((0, 100, 5000))
+        if rng.random() < 0.2:
+            with producer.transaction():
+                sent = [producer.send("t", text.encode(), partition=partition) for partition in range(PARTITIONS)]
+            for partition, future in enumerate(sent):
+                say(["shipped", partition, future.result().offset, [text]])
+            continue
+        partition, values = rng.randrange(PARTITIONS), [f"{text}{copy}" for copy in range(rng.randrange(1, 4))]
+        offset = topic.partition(partition).append([value.encode() for value in values], ack=ack)
+        say([ack, partition, offset, values])
+
+
+def say(what: Any) -> None:
+    """A line at once: what was said before the kill was so."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """3 where the store is somebody else's by now."""
+    folder, url, seed, life = sys.argv[1:]
+    rng = random.Random(f"{seed}/{life}")
+    with segmentlog.open(folder, ship=url, ship_interval_ms=rng.choice((5, 50, 1000))) as store:
+        say("open")
+        try:
+            store.ship(url)  # who has taken over has no offsets before
+            append_for_ever(store, rng, life)
+        except StoreFenced:
+            say("fenced")
+            return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The shipper by itself, tick by tick: what is held back, what cannot be shipped at all, what a failed put leaves."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logs import NoSyncFileSystem, values_by_offset
+from objects.buckets import Memory
+
+from segmentlog.errors import ObjectStoreError, PartitionFailed, ShippingRefused
+from segmentlog.objects import shipper as shipper_module
+from segmentlog.objects.bucket import Data
+from segmentlog.objects.capture import LocalPartition
+from segmentlog.objects.looking import partitions_of
+from segmentlog.objects.restoring import restore
+from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.takeover import take_over
+from segmentlog.store import LogStore
+from segmentlog.testing.faults import FaultyFileSystem
+
+
+class Unreliable(Memory):
+    """Puts of the manifest fail as often as one likes."""
+
+    fail = 0
+
+    def swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.swap`, or nothing but an error."""
+        if self.fail:
+            self.fail -= 1
+            raise ObjectStoreError(self.url, key, "no answer in time")
+        return super().swap(key, data, tag)
+
+
+@pytest.fixture
+def bucket() -> Unreliable:
+    """Where it is shipped to."""
+    return Unreliable()
+
+
+@pytest.fixture
+def files() -> FaultyFileSystem:
+    """Of the store."""
+    return FaultyFileSystem()
+
+
+@pytest.fixture
+def store(tmp_path: Path, files: FaultyFileSystem) -> Iterator[LogStore]:
+    """A store of two topics."""
+    with LogStore(tmp_path / "store", background=False, fs=files) as opened:
+        opened.create_topic("a", 2, fsync="always")
+        opened.create_topic("b", fsync="always")
+        yield opened
+
+
+@pytest.fixture
+def shipper(store: LogStore, bucket: Unreliable) -> Iterator[Shipper]:
+    """Of that store, without threads."""
+    made = Shipper(store._topics, bucket, parallel=0)
+    yield made
+    made.close()
+
+
+def restored(bucket: Memory, folder: Path) -> dict[str, list[bytes | None]]:
+    """The values of all partitions in a restore."""
+    restore(bucket, str(folder), parallel=0)
+    with LogStore(folder, background=False, fs=NoSyncFileSystem()) as store:
+        return {
+            f"{topic}/{log.number}": list(values_by_offset(log).values())
+            for topic in store.topics() for log in store.topic(topic).partitions()
+        }  # fmt: skip
+
+
+def little_room(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+    """A tail holds no more than so much."""
+    monkeypatch.setattr("segmentlog.policy.shipping.TAIL_BYTES", size_bytes)
+    monkeypatch.setattr("segmentlog.objects.looking.TAIL_BYTES", size_bytes)
+
+
+# ---------------------------------------------------------------- what cannot be shipped
+
+
+def fail(files: FaultyFileSystem, store: LogStore, topic: str) -> None:
+    """A partition fails: an fsync of it did."""
+    files.fail("fdatasync", errno.EIO)
+    with pytest.raises(PartitionFailed):
+        store.topic(topic).partition(0).append([b"never on disk"])
+
+
+def test_a_partition_that_failed_is_told_and_keeps_no_other(
+    tmp_path: Path, store: LogStore, files: FaultyFileSystem, shipper: Shipper, bucket: Unreliable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whoever wants all of it shipped is told what cannot be; who follows has it in `stuck`."""
+    for topic in ("a", "b"):
+        store.topic(topic).partition(0).append([b"%s 1" % topic.encode()])
+    assert shipper.ship().waiting == {}
+    fail(files, store, "a")
+    store.topic("b").partition(0).append([b"b 2"])
+    now = shipper.tick()
+    assert now.put
+    assert list(now.waiting) == ["a/0"]
+    assert now.waiting["a/0"].startswith("shipped up to offset 1: a/0: refuses appends since ")
+    assert shipper.stuck == {}, "it may be a matter of a moment"
+    monkeypatch.setattr(shipper_module, "_PATIENCE_S", 0.05)
+    with pytest.raises(ShippingRefused, match="not all of the store can be shipped: a/0: shipped up to offset 1: "):
+        shipper.ship()
+    assert list(shipper.stuck) == ["a/0"]
+    assert restored(bucket, tmp_path / "restored") == {"a/0": [b"a 1"], "a/1": [], "b/0": [b"b 1", b"b 2"]}
+
+
+def test_a_store_is_not_taken_on_with_a_partition_that_failed(
+    store: LogStore, files: FaultyFileSystem, shipper: Shipper
+) -> None:
+    """How far its offsets were handed out cannot be promised."""
+    fail(files, store, "a")
+    with pytest.raises(PartitionFailed, match="a/0"):
+        shipper.ship()
+    assert shipper.manifest is None
+
+
+def test_one_that_cannot_be_looked_at_yet_is_promised_its_offsets(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of it here has offsets that nobody hands out again."""
+    store.topic("a").partition(0).append([b"read by somebody"])
+    look = LocalPartition.look
+    monkeypatch.setattr(LocalPartition, "look", lambda self: None if self.partition.topic == "a" else look(self))
+    assert list(shipper.tick().waiting) == ["a/0", "a/1"]
+    manifest = shipper.manifest
+    (there,) = (part for where, part in partitions_of(manifest).items() if where == (store.topic("a").id, 0))
+    assert there.end_offset == 0
+    assert there.ceiling > 1
+    monkeypatch.undo()
+    take_over(bucket, str(tmp_path / "other"), parallel=0)
+    with LogStore(tmp_path / "other", background=False) as other:
+        log = other.topic("a").partition(0)
+        assert log.log_end_offset >= there.ceiling
+
+
+# ---------------------------------------------------------------- what has to wait
+
+
+def test_a_transaction_larger_than_a_tail_is_put_piece_by_piece(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No manifest speaks of it before all of it lies there; then at once."""
+    store.topic("b").partition(0).append([b"first"])
+    shipper.tick()
+    little_room(monkeypatch, 5000)
+    with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
+        for number in range(60):
+            producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()
+    sizes = set()
+    for round_ in range(1, 30):
+        now = shipper.tick()
+        assert now.size_bytes <= 2 * 5000, "decisions have room of their own"
+        values = restored(bucket, tmp_path / f"restored-{round_}")
+        sizes.add((len(values["a/0"]), len(values["b/0"])))
+        if not now.waiting and not now.pending:
+            break
+        assert now.size_bytes, "nothing went on"
+    assert sizes == {(0, 1), (30, 31)}
+    assert round_ > 1
+
+
+def test_what_was_staged_is_put_anew_where_it_was_swept(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody referred to it for so long that somebody took it for rubbish."""
+    shipper.tick()
+    little_room(monkeypatch, 5000)
+    with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
+        for number in range(60):
+            producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()
+    assert list(shipper.tick().waiting) == ["a/0", "b/0", "__transaction_state/0"]
+    held = {one.key for one in bucket.list("tails/")}
+    assert held
+    shipper._looking.forget_keys(held)
+    bucket.delete(held)
+    assert shipper.ship().waiting == {}
+    values = restored(bucket, tmp_path / "restored")
+    assert (len(values["a/0"]), len(values["b/0"])) == (30, 30)
+
+
+# ---------------------------------------------------------------- puts that failed
+
+
+def test_chunks_are_compared_again_after_a_put_that_failed(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the manifest says that lies there is what counts, and not what the failed one would have said."""
+    log = store.create_topic("keys", cleanup_policy="compact", fsync="always").partition(0)
+    old, new = random.Random(1).randbytes(200), random.Random(2).randbytes(600)
+    for key in (b"1", b"2", b"3"):
+        log.append([old], [key])
+    shipper.tick()
+    log.append([new], [b"1"])  # so the copy is larger than what was shipped of the segment, but not by as much again
+    log.roll()
+    log.compact()
+    monkeypatch.setattr(Shipper, "_begin_uploads", lambda self, rounds: 1)  # chunks stand for the segment meanwhile
+    bucket.fail = 1
+    with pytest.raises(ObjectStoreError):
+        shipper.tick()
+    shipper.tick()
+    assert restored(bucket, tmp_path / "restored")["keys/0"] == [old, old, new]
+
+
+def test_what_lies_there_for_nobody_is_condemned(store: LogStore, shipper: Shipper, bucket: Unreliable) -> None:
+    """Tails whose manifests were never put."""
+    log = store.topic("b").partition(0)
+    for number in range(3):
+        log.append([b"%d" % number])
+        bucket.fail = 1
+        with pytest.raises(ObjectStoreError):
+            shipper.tick()
+    shipper.ship()
+    assert shipper.manifest is not None
+    known = {stored.key for stored in shipper.manifest.objects()} | {one.key for one in shipper.manifest.condemned}
+    assert {one.key for one in bucket.list("tails/")} <= known
+    assert len(shipper.manifest.condemned) >= 3

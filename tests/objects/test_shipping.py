@@ -1,0 +1,42 @@
+"""Shipping while everything fails: kills, power cuts, failing, late and doubled requests, takeovers, rivals.
+
+SEGMENTLOG_SHIPPING_ROUNDS  lives of a store that is shipped
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from objects.faulty_bucket import FAULTS
+from objects.shipping_trial import KINDS, Trial
+from seeds import seeds, share
+
+ROUNDS = int(os.environ.get("SEGMENTLOG_SHIPPING_ROUNDS", "200"))
+STEPS = 60
+_SEEN = (
+    *FAULTS, *KINDS, "late arrivals", "a zombie at work", "between two looks", "died shipping", "fenced", "taken over",
+    "restored", "restore begun anew", "damage refused", "copy refused", "rival", "little room",
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", seeds("shipping"))
+def test_no_promise_is_broken(tmp_path: Path, seed: int) -> None:
+    """Nothing shipped is lost, no offset has two records, and the rest of what `shipping_checker` knows, over all
+    machines, and in every restore; and everything was tried."""
+    seen: Counter[str] = Counter()
+    rounds = share(ROUNDS, "shipping")
+    for number in range(rounds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        try:
+            Trial(folder, f"{seed}/{number}", seen).run(STEPS)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, round {number}")
+            raise
+    print(f"{rounds} rounds: " + ", ".join(f"{kind} {count}" for kind, count in sorted(seen.items())))
+    if rounds >= 50:
+        assert not [kind for kind in _SEEN if not seen[kind]], "never tried"
