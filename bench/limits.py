@@ -22,7 +22,7 @@ import msgspec
 
 from bench import limits_latency, limits_throughput, machine
 from bench.arguments import existing_folder, one_or_more
-from bench.measure import Row, RowResult
+from bench.measure import Row, RowResult, print_table
 from bench.results import save
 
 
@@ -61,33 +61,8 @@ def main() -> int:
         settings = {"rounds": options.rounds, "scale": options.scale}
         save(options.out, "limits", about, time.monotonic() - started, settings, results)
     if not options.json:
-        print_table(results)
+        print_table(results, "segmentlog against the limits of this machine")
     return 0
-
-
-def print_table(results: list[RowResult]) -> None:
-    """The table for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="segmentlog against the limits of this machine")
-    for column, justify in (
-        ("path", "left"), ("ours", "right"), ("limit", "right"), ("ratio", "right"), ("range", "right"),
-        ("target", "right"), ("", "left"),
-    ):  # fmt: skip
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for result in results:
-        reached = "reached" if result.reached else "MISSED"
-        table.add_row(
-            result.name,
-            result.ours_text,
-            result.limit_text,
-            f"{result.ratio:.2f}",
-            f"{result.ratio_low:.2f}-{result.ratio_high:.2f}",
-            result.target_text,
-            reached,
-        )
-    Console(width=150 if not sys.stdout.isatty() else None).print(table)
 
 
 if __name__ == "__main__":

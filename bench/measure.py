@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 import segmentlog
 from segmentlog.store import LogStore
 
-Unit = Literal["records/s", "us", "ms", "s", "MB"]
+Unit = Literal["records/s", "MB/s", "us", "ms", "s", "MB"]
 Side = Callable[[], float]
 """Does its work once and returns a rate or a time in the row's unit."""
 
@@ -53,9 +56,9 @@ def quantity(value: float, unit: str) -> str:
 _opened: list[LogStore] = []
 
 
-def open_store(path: Path) -> LogStore:
+def open_store(path: Path, **options: Any) -> LogStore:
     """A store for the rounds of one row: closed when they are over, before its folder is deleted."""
-    store = segmentlog.open(path)
+    store = segmentlog.open(path, **options)
     _opened.append(store)
     return store
 
@@ -106,3 +109,25 @@ class Row(msgspec.Struct, frozen=True):
             reached=judged >= self.target if self.at_least else judged <= self.target,
             judged_alone=bare,
         )
+
+
+def print_table(results: list[RowResult], title: str) -> None:
+    """The table for people."""
+    table = Table(title=title)
+    for column, justify in (
+        ("path", "left"), ("ours", "right"), ("limit", "right"), ("ratio", "right"), ("range", "right"),
+        ("target", "right"), ("", "left"),
+    ):  # fmt: skip
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for result in results:
+        reached = "reached" if result.reached else "MISSED"
+        table.add_row(
+            result.name,
+            result.ours_text,
+            result.limit_text,
+            f"{result.ratio:.2f}",
+            f"{result.ratio_low:.2f}-{result.ratio_high:.2f}",
+            result.target_text,
+            reached,
+        )
+    Console(width=150 if not sys.stdout.isatty() else None).print(table)

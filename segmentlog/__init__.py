@@ -272,17 +272,21 @@ def serve(
     acls: str | None = None,
     insecure: bool = False,
     metrics: str | None = None,
+    ship: str | None = None,
+    ship_interval_ms: int = SHIP_INTERVAL_MS,
 ) -> Server:
     """Serve a store to Kafka's clients, from threads of this process, until `Server.close`.
 
     store      a folder, which is opened (or made) and closed with the server; or a store that is open, and stays so
     port       0 takes one that is free; ``bootstrap_servers`` of the server says which
     metrics    ``"127.0.0.1:9644"``: what Prometheus asks for there; port 0 as above, ``metrics_address`` says which
+    ship       as `open` has it, where it is this that opens the store
 
     The rest are the options of ``segmentlog serve``, which does the same with a process a core. Needs the extra
     ``server``. Raises `SegmentlogError` for a store that is served already, for files of users, rules or certificates
     that cannot be used, and for an address beyond this machine that nothing protects; OSError for one that is taken.
     """
+    from segmentlog.errors import InvalidConfig
     from segmentlog.server.serving import Server
     from segmentlog.server.settings import Security, ServerSettings
     from segmentlog.store import LogStore
@@ -294,7 +298,9 @@ def serve(
         tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
     )
     owns_store = not isinstance(store, LogStore)
-    opened = store if isinstance(store, LogStore) else LogStore(store)
+    if ship is not None and not owns_store:
+        raise InvalidConfig("ship", ship, "given when the store is opened: this one is open already")
+    opened = store if isinstance(store, LogStore) else LogStore(store, ship=ship, ship_interval_ms=ship_interval_ms)
     try:
         return Server(
             opened, host=host, port=port, advertise=advertise, settings=settings, security=security,

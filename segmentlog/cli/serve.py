@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import say
-from segmentlog.cli.options import SIZE
+from segmentlog.cli.options import DURATION_S, SIZE
 
 if TYPE_CHECKING:
     from segmentlog.server.supervisor import Supervisor
@@ -53,21 +53,23 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
               help="Make a topic that somebody asks for.")  # fmt: skip
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True,
               help="Of a topic that is made without saying how many.")  # fmt: skip
-@click.option("--acks-all", type=click.Choice(["durable", "written"]), default="durable", show_default=True,
-              help="What acks=all waits for: the disk, or, as in Kafka, that it is written.")  # fmt: skip
+@click.option("--acks-all", type=click.Choice(["durable", "written", "shipped"]), default="durable", show_default=True,
+              help="What acks=all waits for: the disk; that it is written, as in Kafka; the object store.")  # fmt: skip
 @click.option("--durable-reads", is_flag=True, help="Consumers see only what no crash can take back.")
 @click.option("--max-request", type=SIZE, default="100MiB", show_default=True, metavar="SIZE",
               help="The largest request that is taken.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1), default=4096, show_default=True, help="Of each worker.")
 @click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",
               help="Disk for local programs' records in Kafka's format; up to a quarter of what is free.")  # fmt: skip
+@click.option("--ship", metavar="URL", help="Ship the store to an object store meanwhile (docs/ship.md).")
+@click.option("--ship-interval", type=DURATION_S, default="1s", show_default=True, help="How often.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def serve(
     ctx: click.Context, listen: str, advertise: str | None, workers: int, metrics: str | None, tls_cert: str | None,
     tls_key: str | None, tls_client_ca: str | None, users: str | None, acls: str | None, insecure: bool,
     auto_create: bool, partitions: int, acks_all: Any, durable_reads: bool, max_request: int, max_connections: int,
-    cache: int, log_format: str,
+    cache: int, ship: str | None, ship_interval: int, log_format: str,
 ) -> None:  # fmt: skip
     """Let Kafka's clients produce to the store, and consume from it.
 
@@ -90,6 +92,8 @@ def serve(
         advertise=advertise,
         workers=workers,
         metrics=None if metrics is None else parse_address(metrics, option="metrics"),
+        ship=ship,
+        ship_interval_ms=ship_interval,
         settings=ServerSettings(
             auto_create=auto_create,
             default_partitions=partitions,

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.format.names import FILE_LOCK_SUFFIX, GROUPS_FOLDER
+from segmentlog.format.names import CONFIGS_FILE, FILE_LOCK_SUFFIX, GROUPS_FOLDER
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
@@ -25,7 +25,6 @@ from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
 
-CONFIGS_FILE: Final = "@configs"
 CONFIGURED_MAX: Final = 10_000
 """Groups that have a configuration: every process keeps all of them in memory."""
 _HASH_BYTES: Final = 17

@@ -14,7 +14,7 @@ from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, STATE_FILE
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.segment import list_segments, segment_stem
-from segmentlog.storage.state import PAGE_SIZE, LogState, StateDamaged, StatePage, SyncState
+from segmentlog.storage.state import PAGE_SIZE, SHIPPED_WORD, LogState, StateDamaged, StatePage, SyncState
 
 _ATTEMPTS: Final = 5
 
@@ -25,6 +25,7 @@ class Glance(msgspec.Struct, frozen=True, gc=False):
     log: LogState
     sync: SyncState
     has_failed: bool
+    shipped_offset: int = 0
 
     @property
     def unsynced_count(self) -> int:
@@ -36,7 +37,8 @@ class Glance(msgspec.Struct, frozen=True, gc=False):
         """Raises `StateDamaged`."""
         # In this order: what is durable was written before, and is not to show as more than there is.
         sync = page.sync.read()
-        return cls(page.log.read(), sync, bool(page.failed))
+        shipped_offset = page.words[SHIPPED_WORD]
+        return cls(page.log.read(), sync, bool(page.failed), shipped_offset)
 
 
 def glance(fs: FileSystem, folder: str, boot_id: str) -> Glance | None:

@@ -51,6 +51,11 @@ def read_binding(fs: FileSystem, path: str) -> Binding | None:
         raise ShippingRefused(path, why) from None
 
 
+def is_bound(fs: FileSystem, path: str) -> bool:
+    """Whether the store at ``path`` is shipped anywhere."""
+    return fs.exists(f"{path}/{SHIP_FILE}")
+
+
 def write_binding(fs: FileSystem, path: str, binding: Binding) -> None:
     """Durable when it returns. Raises `DiskFull`, OSError."""
     replace_file(fs, f"{path}/{SHIP_FILE}", msgspec.json.format(msgspec.json.encode(binding), indent=2) + b"\n")

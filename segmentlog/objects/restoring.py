@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -33,6 +34,7 @@ from segmentlog.format.names import (
     LOG_SUFFIX,
     RESTORING_FILE,
     SHIP_FILE,
+    SHIPPED_FILES,
     SNAPSHOT_SUFFIX,
     STORE_FILE,
     check_topic_name,
@@ -161,6 +163,7 @@ class Restoring:
             for partition in topic.partitions:
                 self._finish(topic, partition)
             self._write_topic(topic)
+        self._bring_files()
         if before_store is not None:
             before_store(self._manifest)
         self._make_store()
@@ -176,10 +179,11 @@ class Restoring:
     def _remove_others(self) -> None:
         """What an earlier run has brought of topics that were deleted, renamed or made anew since."""
         wanted = {topic.name: {str(partition.number) for partition in topic.partitions} for topic in self._topics}
+        kept = {path.partition("/")[0] for path in SHIPPED_FILES}
         for name in self._fs.listdir(self._path):
             topic = f"{self._path}/{name}"
             if name not in wanted:
-                if not _is_harmless(name):
+                if name not in kept and not _is_harmless(name):
                     self._remove(topic)
                 continue
             for number in self._fs.listdir(topic):
@@ -254,6 +258,15 @@ class Restoring:
         if is_whole:
             self._kept_bytes += size_bytes
         return is_whole
+
+    def _bring_files(self) -> None:
+        """Those of the store itself; whatever else a manifest may name is none of them."""
+        for file in self._manifest.files:
+            if file.path in SHIPPED_FILES:
+                path = f"{self._path}/{file.path}"
+                self._fs.make_folders(os.path.dirname(path))
+                self._bringing(path, file.object)()
+                self._fs.sync_folder(os.path.dirname(path))
 
     # ------------------------------------------------------------ what makes them logs, topics, a store
 

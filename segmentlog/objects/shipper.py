@@ -30,9 +30,11 @@ from segmentlog.format.manifest import (
     ShippedPartition,
     ShippedSegment,
     Snapshot,
+    StoreFile,
     Tail,
     encode_manifest,
 )
+from segmentlog.format.names import SHIPPED_FILES
 from segmentlog.log import granting
 from segmentlog.objects import uploads
 from segmentlog.objects.binding import Binding, write_binding
@@ -44,6 +46,7 @@ from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
+from segmentlog.storage.fs import read_file
 from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -112,6 +115,8 @@ class Shipper:
         self._looking = Looking(self._topics)
         self._tails: dict[int, Tail] = {}
         """By number, those that no manifest refers to yet."""
+        self._files: dict[str, tuple[tuple[int, ...], StoreFile]] = {}
+        """By path, files of the store that lie there, and what each looked like here when it was put."""
         self._next_tail = 0
         self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(self._parallel)
         self._looked_ms = 0
@@ -137,7 +142,10 @@ class Shipper:
             try:
                 if not self._become_owner(now_ms):
                     return ShippedNow(put=False, records=0, size_bytes=0)
-                result = self._tick(now_ms)
+                try:
+                    result = self._tick(now_ms)
+                except ObjectChanged:  # somebody swept the place meanwhile; what lies there is known by now
+                    result = self._tick(now_ms)
             except (SegmentlogError, OSError) as error:
                 self.error = self._topics.ship_signals.trouble = str(error)
                 self._looking.forget_what_was_seen()
@@ -160,6 +168,7 @@ class Shipper:
         pending = len(self._uploads) + self._begin_uploads(rounds)
         before = self._manifest
         tail = self._put_tail(rounds)
+        self._put_files()
         manifest = self._compose(interval, now_ms)
         size_bytes = 0 if tail is None else tail.object.size_bytes
         if before is None or _said(manifest) != _said(before):
@@ -294,6 +303,28 @@ class Shipper:
         self._looking.orphans.append(key)
         part.snapshots[segment] = Snapshot(segment, uploads.put(self.bucket, key, data))
 
+    def _put_files(self) -> None:
+        """Put the store's own files, where they are others than those that lie there."""
+        there = {file.path: file for file in self._manifest.files} if self._manifest else {}
+        before, self._files = self._files, {}
+        for path in SHIPPED_FILES:
+            local = f"{self._topics.path}/{path}"
+            try:
+                found = self._fs.stat(local)
+                looks = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if path in before and before[path][0] == looks:
+                    self._files[path] = before[path]
+                    continue
+                data = read_file(self._fs, local)
+            except FileNotFoundError:
+                continue
+            file = there.get(path)
+            if file is None or file.object.xxh3_64 != xxhash.xxh3_64_hexdigest(data):
+                key = f"files/{path}-{uploads.nonce()}"
+                self._looking.orphans.append(key)
+                file = StoreFile(path, uploads.put(self.bucket, key, data))
+            self._files[path] = looks, file
+
     # ------------------------------------------------------------ putting the manifest
 
     def _entry(self, where: Where, interval: Interval, shipped: ShippedPartition | None) -> ShippedPartition | None:
@@ -329,6 +360,7 @@ class Shipper:
             interval_ms=self._interval_ms,
             topics=tuple(composed),
             tails=tuple(tail for number, tail in sorted(tails.items()) if number in live),
+            files=tuple(file for _, file in self._files.values()),
             next_tail=max(self._next_tail, before.next_tail if before else 0),
         )
         return replace(manifest, condemned=self._condemn(manifest, now_ms))
@@ -384,6 +416,7 @@ class Shipper:
                 raise ShippingRefused(self.bucket.url, "the manifest is gone, which nobody here has deleted")
             return
         manifest, tag = found
+        self._files = {}
         assert self._owner is not None
         assert self._binding is not None
         if manifest.store_id != self._topics.store_id:

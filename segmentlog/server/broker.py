@@ -13,7 +13,7 @@ from segmentlog.format.names import GROUPS_FOLDER
 from segmentlog.server.arrivals import Arrivals
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.cluster import Cluster
-from segmentlog.server.durability import Durability
+from segmentlog.server.durability import SHIPPED_THREADS, Durability
 from segmentlog.server.fetch_sessions import FetchSessions
 from segmentlog.server.meter import Meter
 from segmentlog.server.names import TopicIds
@@ -44,6 +44,10 @@ class Broker:
         self.clock = clock or Clock()
         self.buffers = BufferPool(bound_bytes=settings.limits.buffered_bytes)
         self.durability = Durability()
+        self.acknowledgement = self.durability
+        """Of what is to survive as acks=all says."""
+        if settings.acks_all == "shipped":
+            self.acknowledgement = Durability(SHIPPED_THREADS, shipped=True)
         self.arrivals = Arrivals()
         limits = settings.limits
         self.fetch_sessions = FetchSessions(
@@ -101,7 +105,8 @@ class Broker:
 
     def is_well(self, patience_s: float) -> bool:
         """Whether who waits for the disk or for records can be told."""
-        return self.durability.is_well(patience_s) and self.arrivals.is_well(patience_s)
+        waits = (self.durability, self.acknowledgement, self.arrivals)
+        return all(one.is_well(patience_s) for one in waits)
 
     def stop_waiting(self) -> None:
         """Answer all who wait for something to come: the server stops."""
@@ -113,4 +118,5 @@ class Broker:
         """End what runs in the background, once nobody asks any more. The store stays open."""
         self.stop_waiting()
         self.durability.close()
+        self.acknowledgement.close()
         self.renderings.close()

@@ -1,4 +1,4 @@
-"""Waiting for the disk, for all connections together: one fsync covers whoever came meanwhile.
+"""Waiting for the disk, or the object store, for all connections together: one fsync covers whoever came meanwhile.
 
 Each partition that somebody waits for is synced by one thread of a few; those who come while its fsync runs are covered
 by the next one. So never is there an fsync for each request, and partitions do not wait for each other.
@@ -23,6 +23,8 @@ logger = logging.getLogger("segmentlog.server")
 
 THREADS: Final = 8
 """Partitions that are synced at the same time."""
+SHIPPED_THREADS: Final = 64
+"""Partitions that are waited for at the same time: all of them are shipped at once."""
 
 Done = Callable[[Exception | None], None]
 """Told that the records are on disk, or why nobody can say so. Must not raise, nor wait."""
@@ -35,20 +37,22 @@ class _Waiter(msgspec.Struct, gc=False):
 
 
 class Durability:
-    """Syncs partitions for those who wait. Thread-safe."""
+    """Syncs partitions for those who wait, and with ``shipped`` has them shipped. Thread-safe."""
 
-    def __init__(self, threads: int = THREADS) -> None:
+    def __init__(self, threads: int = THREADS, *, shipped: bool = False) -> None:
         self._threads = threads
+        self._shipped = shipped
         self._started = self._idle = 0
         self._mutex = threading.Lock()
         self._waiting: dict[Partition, list[_Waiter]] = {}
         self._due: queue.SimpleQueue[Partition | None] = queue.SimpleQueue()
 
     def when_durable(self, partition: Partition, base_offset: int, end_offset: int, done: Done) -> None:
-        """Call ``done`` once the records ``[base_offset, end_offset)`` are on disk: in another thread, or here."""
+        """Call ``done`` once the records ``[base_offset, end_offset)`` are there: in another thread, or here."""
         waiter = _Waiter(base_offset, end_offset, done)
-        if partition.durable_offset >= end_offset:
-            done(_sync(partition, [waiter]))  # no fsync is due; but whether they are still there is asked
+        reached = partition.shipped_offset if self._shipped else partition.durable_offset
+        if reached >= end_offset:
+            done(self._act(partition, [waiter]))  # no fsync is due; but whether they are still there is asked
             return
         with self._mutex:
             waiters = self._waiting.get(partition)
@@ -77,7 +81,7 @@ class Durability:
 
     @property
     def waiting_count(self) -> int:
-        """Answers that wait for the disk, but for those whose fsync runs."""
+        """Answers that wait, but for those whose fsync runs."""
         with self._mutex:
             return sum(map(len, self._waiting.values()))
 
@@ -108,11 +112,11 @@ class Durability:
         with self._mutex:
             waiters = self._waiting[partition]
             self._waiting[partition] = []
-        error = _sync(partition, waiters)
+        error = self._act(partition, waiters)
         is_of_some = isinstance(error, LogTruncated) and len(waiters) > 1
         for waiter in waiters:
             try:
-                waiter.done(_sync(partition, [waiter]) if is_of_some else error)  # of some: each asks for itself
+                waiter.done(self._act(partition, [waiter]) if is_of_some else error)  # of some: each asks for itself
             except Exception:  # or those behind it would wait for ever
                 logger.exception("who waited for the disk could not be told")
         with self._mutex:
@@ -121,12 +125,13 @@ class Durability:
             else:
                 del self._waiting[partition]
 
-
-def _sync(partition: Partition, waiters: list[_Waiter]) -> Exception | None:
-    base = min(waiter.base_offset for waiter in waiters)
-    end = max(waiter.end_offset for waiter in waiters)
-    try:
-        partition.sync_upto(end, base)
-    except Exception as error:
-        return error
-    return None
+    def _act(self, partition: Partition, waiters: list[_Waiter]) -> Exception | None:
+        base = min(waiter.base_offset for waiter in waiters)
+        end = max(waiter.end_offset for waiter in waiters)
+        try:
+            partition.sync_upto(end, base)
+            if self._shipped:
+                partition.wait_shipped(end)
+        except Exception as error:
+            return error
+        return None

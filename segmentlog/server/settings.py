@@ -10,7 +10,7 @@ import msgspec
 from segmentlog.format.names import ACLS_FILE, USERS_FILE
 from segmentlog.server.groups.words import GroupSettings
 
-AcksAll = Literal["durable", "written"]
+AcksAll = Literal["durable", "written", "shipped"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     default_partitions: int = 1
     """`num.partitions`: of a topic that is made without saying how many."""
     acks_all: AcksAll = "durable"
-    """What ``acks=all`` waits for: the disk, or as Kafka does that it is written."""
+    """What ``acks=all`` waits for: the disk; as Kafka does that it is written; or that the object store has it."""
     durable_reads: bool = False
     """Consumers see only what no crash can take back."""
     limits: Limits = Limits()

@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from segmentlog.clock import Clock
+from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
 from segmentlog.server.addresses import ServerLock, listen, nodes_of, parse_address
 from segmentlog.server.cluster import Node
@@ -56,6 +57,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str | None = None
     workers: int = 1
     metrics: tuple[str, int] | None = None
+    ship: str | None = None
+    """Where one of the workers ships the store to, every ``ship_interval_ms``."""
+    ship_interval_ms: int = SHIP_INTERVAL_MS
     settings: ServerSettings = ServerSettings()
     security: Security = Security()
 

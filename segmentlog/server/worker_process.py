@@ -39,7 +39,7 @@ def run(
     # Ctrl-C goes to all processes of a terminal; the supervisor says what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _watch_supervisor(alive_fd, stop)
-    with segmentlog.open(plan.path) as store:
+    with segmentlog.open(plan.path, ship=plan.ship, ship_interval_ms=plan.ship_interval_ms) as store:
         cluster = Cluster(cluster_id_of(store.store_id), nodes, number)
         worker = Worker(store, sockets, cluster, plan.settings, plan.security, plan.host)
         metrics = None

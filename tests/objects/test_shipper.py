@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from logs import NoSyncFileSystem, values_by_offset
+from msgspec.structs import replace
 from objects.buckets import Memory
 
 from segmentlog.errors import ObjectStoreError, PartitionFailed, ShippingRefused
+from segmentlog.format.manifest import MANIFEST_KEY, StoreFile, encode_manifest
+from segmentlog.groups.configs import GroupConfigs
 from segmentlog.objects import shipper as shipper_module
 from segmentlog.objects.bucket import Data
 from segmentlog.objects.capture import LocalPartition
@@ -19,6 +23,8 @@ from segmentlog.objects.looking import partitions_of
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.takeover import take_over
+from segmentlog.objects.tidying import sweep
+from segmentlog.objects.uploads import describe
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem
 
@@ -223,3 +229,66 @@ def test_what_lies_there_for_nobody_is_condemned(store: LogStore, shipper: Shipp
     known = {stored.key for stored in shipper.manifest.objects()} | {one.key for one in shipper.manifest.condemned}
     assert {one.key for one in bucket.list("tails/")} <= known
     assert len(shipper.manifest.condemned) >= 3
+
+
+def test_somebody_who_sweeps_meanwhile_keeps_nobody_from_shipping(
+    store: LogStore, shipper: Shipper, bucket: Unreliable
+) -> None:
+    """`segmentlog objects gc` puts a manifest, too: the next turn begins anew with that, and is done."""
+    shipper.ship()
+    bucket.put("tails/rubbish", b"x")
+    assert sweep(bucket, int(time.time() * 1000) + 1000, grace_ms=0).condemned == ("tails/rubbish",)
+    store.topic("b").partition(0).append([b"x"])
+    assert shipper.tick().put
+    assert store.topic("b").partition(0).shipped_offset == 1
+    assert shipper.manifest is not None
+    assert "tails/rubbish" in {one.key for one in shipper.manifest.condemned}
+
+
+# ---------------------------------------------------------------- files of the store itself
+
+
+def test_configurations_of_groups_are_shipped(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable
+) -> None:
+    """Put once, and again when they were altered; a restore has the last ones."""
+    configs = GroupConfigs(store._topics)
+    shipper.ship()
+    assert not list(bucket.list("files/"))
+    configs.alter("g", lambda known: {**known, "consumer.session.timeout.ms": 30_000})
+    bucket.fail = 1
+    with pytest.raises(ObjectStoreError):
+        shipper.tick()
+    shipper.ship()
+    configs.alter("g", lambda known: {**known, "consumer.heartbeat.interval.ms": 2_000})
+    shipper.ship()
+    put = [one.key for one in bucket.list("files/")]
+    for _ in range(3):
+        assert not shipper.tick().put
+    assert [one.key for one in bucket.list("files/")] == put
+    assert shipper.manifest is not None
+    (file,) = shipper.manifest.files
+    assert file.object.key in put
+    assert {one.key for one in shipper.manifest.condemned} >= set(put) - {file.object.key}
+    restore(bucket, str(tmp_path / "restored"), parallel=0)
+    with LogStore(tmp_path / "restored", background=False) as other:
+        assert GroupConfigs(other._topics).find("g") == configs.find("g")
+        assert len(configs.find("g")) == 2
+    again = Shipper(store._topics, bucket, parallel=0)  # another process, say
+    shipper.close()
+    again.ship()
+    assert [one.key for one in bucket.list("files/")] == put, "it lies there already"
+    again.close()
+
+
+def test_a_manifest_brings_no_other_file(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable) -> None:
+    """Whatever path it names, and wherever that leads."""
+    shipper.ship()
+    bucket.put("files/evil", b"evil")
+    for path in ("../evil", "@acls", "a/0/evil", "/tmp/evil"):
+        file = StoreFile(path, describe("files/evil", b"evil"))
+        assert shipper.manifest is not None
+        bucket.put(MANIFEST_KEY, encode_manifest(replace(shipper.manifest, files=(file,))))
+        folder = tmp_path / path.replace("/", "-") / "restored"
+        restore(bucket, str(folder), parallel=0)
+        assert not [one for one in tmp_path.rglob("*") if one.is_file() and one.read_bytes() == b"evil"]

@@ -50,6 +50,19 @@ def server(store: LogStore) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture
+def shipped(tmp_path: Path) -> Iterator[Server]:
+    """A server that ships its store."""
+    with segmentlog.serve(
+        tmp_path / "shipped", port=0, metrics="127.0.0.1:0", ship=f"file://{tmp_path}/bucket", ship_interval_ms=10
+    ) as server:
+        ends_s = time.monotonic() + 30
+        while (status := server.store.shipping.status()) is None or not status.shipped_ms:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+        yield server
+
+
 def address_of(server: Server) -> str:
     """Where its metrics are."""
     assert server.metrics_address is not None
@@ -288,9 +301,14 @@ def test_a_connection_that_brings_no_request_is_counted(server: Server) -> None:
     assert value(scrape(address_of(server)), "segmentlog_connections_cut_total") == 1
 
 
-def test_every_metric_is_told_and_no_other(store: LogStore, server: Server) -> None:
+def test_a_store_that_is_not_shipped_tells_nothing_of_it(store: LogStore, server: Server) -> None:
+    """Zeros would say that nothing is left to ship."""
+    assert not [name for name, _ in scrape(address_of(server)) if "ship" in name]
+
+
+def test_every_metric_is_told_and_no_other(shipped: Server) -> None:
     """What `families` lists, with its kind and its help, beside those of Prometheus' library."""
-    _, text = get(address_of(server))
+    _, text = get(address_of(shipped))
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     ours = {family.name: family for family in (*families.WORKER, *families.STORE)}
@@ -327,12 +345,12 @@ def test_the_page_has_every_metric() -> None:
     ]
 
 
-def test_the_dashboard_asks_for_what_there_is(store: LogStore, server: Server) -> None:
+def test_the_dashboard_asks_for_what_there_is(shipped: Server) -> None:
     """Every name in an expression is in a scrape, and every label that it groups by; every metric is on it."""
     dashboard = json.loads((ROOT / "docs" / "grafana" / "segmentlog.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     expressions += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
-    _, text = get(address_of(server))
+    _, text = get(address_of(shipped))
     told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for one in expressions
              for name in re.findall(r"\b((?:segmentlog|process)_\w+)", one)}  # fmt: skip

@@ -90,9 +90,10 @@ class Appender:
         that they were encoded with, batches that were appended before are not appended again:
         the offsets are those that they have. Behind the ``batches`` go those that are ``numbered``, each by a
         producer of its own; whichever may not be appended is told so and left out. Unless it ``wakes``, its caller
-        does, with `Handle.wake_followers`. Raises `DiskFull`,
-        `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, and `LocalError` for what is this
-        process's own affair: the log is as before then, here and for everybody else.
+        does, with `Handle.wake_followers`; and it never waits for the object store to grant more offsets. Raises
+        `DiskFull`, `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, `GrantExhausted`,
+        `StoreFenced`, and `LocalError` for what is this process's own affair: the log is as before then, here and for
+        everybody else.
         """
         handle = self._handle
         exhausted = None
@@ -121,7 +122,7 @@ class Appender:
             finally:
                 self._wakes = True
                 flock(fd, UNLOCK)
-        if not wait_granted(handle, exhausted.ceiling):
+        if not wait_granted(handle, exhausted.ceiling, at_once=not wakes):
             raise exhausted
         return self.place(batches, now_ms, stamp, numbered, wakes=wakes)
 

@@ -45,12 +45,15 @@ def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
         signals.wait(min(_LOOK_S, ends_s - now_s))
 
 
-def wait_granted(handle: Handle, ceiling: int) -> bool:
-    """Wait until offsets from ``ceiling`` on are granted; False when nobody ships, or it cannot be done now."""
+def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
+    """Ask for offsets from ``ceiling`` on, and wait until they are granted: whether they are.
+
+    False when nobody ships, when it cannot be done in time, and, where it is to be ``at_once``, as long as it is not.
+    """
     signals = handle.ship_signals
     if signals is None or not signals.is_shipping:
         return False
-    ends_s = time.monotonic() + GRANT_WAIT_S
+    ends_s = time.monotonic() + (0.0 if at_once else GRANT_WAIT_S)
     signals.want()
     while not signals.trouble and time.monotonic() < ends_s:
         granted = read_grant(handle.fs, handle.folder)

@@ -59,7 +59,7 @@ exactly once. This is its own word (RD_KAFKA_OFFSET_STORED) for what is to be as
 
 
 def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse | PendingAnswer:
-    """Answered once the positions are on disk; what else comes on the connection is seen to meanwhile."""
+    """Answered once the positions are on disk, or shipped; what else comes on the connection is seen to meanwhile."""
     error = refusal(call, request.group_id, Operation.READ)
     response = OffsetCommitResponse()
     positions: list[NewPosition] = []
@@ -101,7 +101,7 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
                 answer.error_code = code_of(problem)
         pending.complete(response)
 
-    call.broker.durability.when_durable(*appended, answer_now)
+    call.broker.acknowledgement.when_durable(*appended, answer_now)
     return pending
 
 

@@ -2,8 +2,8 @@
 
 acks=0     nothing is answered; an error ends the connection, as in Kafka
 acks=1     once they are written: they survive this process (or are on disk, where the topic's policy is ``always``)
-acks=all   once they are on disk; with ``--acks-all written``, and in a transaction, whose end puts all of it on disk,
-           as acks=1
+acks=all   once they are on disk, with ``--acks-all shipped`` in the object store; with ``--acks-all written``, and in a
+           transaction, whose end puts all of it there, as acks=1
 
 Batches are placed in the order in which they come. One that has to wait for the disk does not keep the connection: its
 answer waits in the queue while the next request is read. Those of a transaction are placed where the partition is part
@@ -41,6 +41,7 @@ from segmentlog.transactions.remote import Numbers, WrongState
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
+    from segmentlog.server.durability import Durability
 
 _LEADERS_FROM = 10
 _IDS_FROM = 13
@@ -50,24 +51,30 @@ _ALL, _NONE = -1, 0
 
 
 class _Unsynced:
-    """A partition's answer that counts only once these records are on disk."""
+    """A partition's answer that counts only once these records are on disk, or shipped."""
 
-    __slots__ = ("answer", "base_offset", "end_offset", "partition")
+    __slots__ = ("answer", "base_offset", "end_offset", "partition", "until")
 
     def __init__(
-        self, partition: Partition, base_offset: int, end_offset: int, answer: PartitionProduceResponse
+        self,
+        partition: Partition,
+        base_offset: int,
+        end_offset: int,
+        answer: PartitionProduceResponse,
+        until: Durability,
     ) -> None:
         self.partition = partition
         self.base_offset = base_offset
         self.end_offset = end_offset
         self.answer = answer
+        self.until = until
 
 
 def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAnswer | None:
     """Append each partition's batch; a wrong one does not keep the others from it."""
     response = ProduceResponse()
     unsynced: list[_Unsynced] = []
-    acks, broker = request.acks, call.broker
+    acks = request.acks
     refused = _refusal(call, request)
     for topic in request.topic_data:
         name, code = (topic.name, refused) if refused else _name_of(call, topic)
@@ -82,11 +89,11 @@ def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAns
             code = ErrorCode(wrong[0].error_code)
             raise BadFrame(f"a batch that wanted no answer was refused: {code.name}")
         for item in unsynced:
-            broker.durability.when_durable(item.partition, item.base_offset, item.end_offset, _nobody_waits)
+            item.until.when_durable(item.partition, item.base_offset, item.end_offset, _nobody_waits)
         return None
     if not unsynced:
         return response
-    return _answer_once_durable(call, response, unsynced)
+    return _answer_once_there(call, response, unsynced)
 
 
 def _refusal(call: Call, request: ProduceRequest) -> ErrorCode | None:
@@ -138,9 +145,10 @@ def _append(
         data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
     )
     # The end of a transaction waits for the disk, or finds that a crash came in between.
-    waits = request.acks == _ALL and broker.settings.acks_all == "durable" and transaction is _keep_out
+    waits = request.acks == _ALL and broker.settings.acks_all != "written" and transaction is _keep_out
     if waits or placed.owes_sync:
-        unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer))
+        until = broker.acknowledgement if waits else broker.durability
+        unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer, until))
     return answer
 
 
@@ -189,8 +197,8 @@ def _nobody_waits(error: Exception | None) -> None:
     """Of what wanted no answer: the partition itself remembers an fsync that failed."""
 
 
-def _answer_once_durable(call: Call, response: ProduceResponse, unsynced: list[_Unsynced]) -> PendingAnswer:
-    """The answer goes once the last of the partitions is synced; one that cannot be is an error of its own."""
+def _answer_once_there(call: Call, response: ProduceResponse, unsynced: list[_Unsynced]) -> PendingAnswer:
+    """The answer goes once the last of the partitions is there; one that cannot be is an error of its own."""
     pending = call.answer_later()
     mutex = threading.Lock()
     left = len(unsynced)
@@ -207,5 +215,5 @@ def _answer_once_durable(call: Call, response: ProduceResponse, unsynced: list[_
             pending.complete(response)
 
     for item in unsynced:
-        call.broker.durability.when_durable(item.partition, item.base_offset, item.end_offset, partial(note, item))
+        item.until.when_durable(item.partition, item.base_offset, item.end_offset, partial(note, item))
     return pending

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.errors import ProducerFenced, SegmentlogError, TransactionAborted
+from segmentlog.errors import NotShipped, ProducerFenced, SegmentlogError, TransactionAborted
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -151,14 +151,19 @@ def add_offsets_to_txn(call: Call, request: AddOffsetsToTxnRequest) -> AddOffset
 
 
 def end_txn(call: Call, request: EndTxnRequest) -> EndTxnResponse:
-    """Commit or abort, on disk when it is answered; from version 5 on with the numbers of the next transaction."""
+    """Commit or abort, on disk (or shipped) when it is answered; from version 5 on with the next one's numbers."""
     name, bumps = request.transactional_id, call.version >= _END_BUMPS
     code = refusal(call, name)
     if code is not ErrorCode.NONE:
         return EndTxnResponse(error_code=code)
     numbers = Numbers(request.producer_id, request.producer_epoch)
     try:
-        following = call.broker.store.transactions.remote.end(name, numbers, committed=request.committed, bumps=bumps)
+        transactions = call.broker.store.transactions
+        following = transactions.remote.end(name, numbers, committed=request.committed, bumps=bumps)
+        if request.committed and call.broker.settings.acks_all == "shipped":
+            transactions.wait_shipped()
+    except NotShipped:  # it is decided, and asked again it waits again
+        return EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     except (SegmentlogError, OSError) as error:
         code = code_for(call, error, _FENCED_FROM)
         if isinstance(error, TransactionAborted):

@@ -54,7 +54,10 @@ SENT: Final = Family("segmentlog_sent_bytes_total", "counter", (), "To clients, 
 FETCH_SESSIONS: Final = Family("segmentlog_fetch_sessions", "gauge", (), "Fetch sessions that are kept (KIP-227)")
 LONG_POLLS: Final = Family("segmentlog_long_polls", "gauge", (), "Fetches that wait for records")
 WAITING_FOR_DISK: Final = Family(
-    "segmentlog_answers_waiting_for_disk", "gauge", (), "Answers to acks=all that wait for their fsync to begin"
+    "segmentlog_answers_waiting_for_disk",
+    "gauge",
+    (),
+    "Answers to acks=all that wait for their fsync, or for being shipped, to begin",
 )
 RENDERED: Final = Family(
     "segmentlog_rendered_batches_total", "counter", ("cache",),
@@ -68,11 +71,21 @@ PROBLEMS: Final = Family(
     "segmentlog_problems", "gauge", (), "What /readyz complains about: failed partitions, background work that fails"
 )
 
+SHIP_SECONDS: Final = Family(
+    "segmentlog_ship_lag_seconds", "gauge", (),
+    "How long ago everything was in the object store that was on disk then; of the worker that ships",
+)  # fmt: skip
+SHIP_BYTES: Final = Family("segmentlog_ship_lag_bytes", "gauge", (), "Appended since the last turn of shipping")
+SHIP_FAILING: Final = Family(
+    "segmentlog_ship_failing", "gauge", (), "1 while the store, or some partition, cannot be shipped: the log says why"
+)
+
 WORKER: Final = (
     BUILD_INFO, REQUEST_SECONDS, ERRORS, CONNECTIONS, ACCEPTED, REFUSED, CUT, AUTHENTICATION_FAILURES, RECEIVED, SENT,
-    FETCH_SESSIONS, LONG_POLLS, WAITING_FOR_DISK, RENDERED, RENDERED_BYTES, OPENED, PROBLEMS,
+    FETCH_SESSIONS, LONG_POLLS, WAITING_FOR_DISK, RENDERED, RENDERED_BYTES, OPENED, PROBLEMS, SHIP_SECONDS, SHIP_BYTES,
+    SHIP_FAILING,
 )  # fmt: skip
-"""Each worker tells these of itself."""
+"""Each worker tells these of itself; of shipping the one that ships."""
 
 # ---------------------------------------------------------------- of the store
 
@@ -110,6 +123,15 @@ SYNCS: Final = Family(
 FAILED: Final = Family(
     "segmentlog_partition_failed", "gauge", _PARTITION, "1 after a failed fsync: it takes no appends until opened anew"
 )
+SHIPPED: Final = Family(
+    "segmentlog_partition_shipped_offset", "gauge", _PARTITION, "Everything below it lies in the object store"
+)
+UNSHIPPED: Final = Family(
+    "segmentlog_partition_unshipped_records",
+    "gauge",
+    _PARTITION,
+    "Offsets that the loss of this machine would take now",
+)
 GROUP_STATE: Final = Family(
     "segmentlog_group_state", "gauge", ("group", "state"), "1 for the state that it is in, 0 for the others"
 )
@@ -127,8 +149,9 @@ PARTITION: Final = (
     LOG_START, LOG_END, DURABLE, LAST_STABLE, BYTES, SEGMENTS, EPOCH, LOST, UNSYNCED_RECORDS, UNSYNCED_SECONDS, SYNCS,
     FAILED,
 )  # fmt: skip
-"""In the order of the values of `partitions.Sizes.values`."""
+"""In the order of the values of `partitions.PartitionState.values`."""
 STORE: Final = (
-    TOPICS, PARTITIONS, UNREAD, *PARTITION, GROUP_STATE, GROUP_MEMBERS, GROUP_GENERATION, COMMITTED, LAG, STORE_SECONDS,
+    TOPICS, PARTITIONS, UNREAD, *PARTITION, SHIPPED, UNSHIPPED, GROUP_STATE, GROUP_MEMBERS, GROUP_GENERATION, COMMITTED,
+    LAG, STORE_SECONDS,
 )  # fmt: skip
-"""The first worker tells these, for all of the store, whoever writes and reads it."""
+"""The first worker tells these, for all of the store, whoever writes and reads it; of shipping once it is shipped."""

@@ -8,9 +8,11 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.objects.binding import is_bound
 from segmentlog.server.telemetry import families
 from segmentlog.server.telemetry.partitions import Partitions
 from segmentlog.server.telemetry.text import labels_of, render
+from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
     from segmentlog.clock import Clock
@@ -31,6 +33,7 @@ class StoreTelemetry:
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
         self._partitions = Partitions(store, clock)
+        self._fs = FileSystem()
         self._mutex = threading.Lock()
         self._labels: dict[tuple[str, int], str] = {}
 
@@ -48,11 +51,13 @@ class StoreTelemetry:
         ends: dict[tuple[str, int], int] = {}
         labels: dict[tuple[str, int], str] = {}
         rows = []
+        shipped: list[tuple[int, int]] = []
         for state in self._partitions.look():
             key = (state.topic, state.number)
             ends[key] = state.glance.log.log_end_offset
             labels[key] = self._labels.get(key) or labels_of(families.LOG_END.labels, key)
             rows.append(state.values())
+            shipped.append((state.glance.log.log_end_offset, state.glance.shipped_offset))
         self._labels = labels
         counts = self._partitions
         parts = [
@@ -65,6 +70,11 @@ class StoreTelemetry:
         for family, column in zip(families.PARTITION, columns, strict=True):
             parts.append(render(family, zip(named, column, strict=True)))
             time.sleep(0)
+        if is_bound(self._fs, self._store.path):
+            parts.append(render(families.SHIPPED, zip(named, (offset for _, offset in shipped), strict=True)))
+            parts.append(
+                render(families.UNSHIPPED, zip(named, (max(end - offset, 0) for end, offset in shipped), strict=True))
+            )
         return ends, parts
 
     def _render_groups(self, ends: dict[tuple[str, int], int]) -> list[str]:

@@ -60,12 +60,18 @@ class _WorkerCollector(Collector):
         yield _metric(families.SENT, sent)
         yield _metric(families.FETCH_SESSIONS, len(broker.fetch_sessions))
         yield _metric(families.LONG_POLLS, broker.arrivals.waiting_count)
-        yield _metric(families.WAITING_FOR_DISK, broker.durability.waiting_count)
+        waits = {broker.durability, broker.acknowledgement}
+        yield _metric(families.WAITING_FOR_DISK, sum(one.waiting_count for one in waits))
         renderings = broker.renderings
         yield _metric(families.RENDERED, {("hit",): renderings.hit_count, ("miss",): renderings.miss_count})
         yield _metric(families.RENDERED_BYTES, renderings.disk_bytes)
         yield _metric(families.OPENED, len(broker.store.opened_partitions()))
         yield _metric(families.PROBLEMS, len(worker.problems()))
+        shipping = broker.store.shipping.status()
+        if shipping is not None and shipping.is_owner:
+            yield _metric(families.SHIP_SECONDS, shipping.lag_s)
+            yield _metric(families.SHIP_BYTES, shipping.lag_bytes)
+            yield _metric(families.SHIP_FAILING, int(bool(shipping.error)))
 
     def _latencies(self) -> Metric:
         family = families.REQUEST_SECONDS

@@ -11,6 +11,7 @@ from leftovers import opened
 from logs import FakeClock, NoSyncFileSystem
 from server.wire_client import Desk
 
+from segmentlog.format.names import CONFIGS_FILE
 from segmentlog.groups import configs
 from segmentlog.inspection.store import inspect_store
 from segmentlog.server.broker import Broker
@@ -194,7 +195,7 @@ def test_there_are_not_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_damaged_file_is_none(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """And is told; the next change makes another."""
     assert alter(desk, (SESSION, SET, "50000")) == ErrorCode.NONE
-    path = Path(desk.broker.store.path, "@groups", configs.CONFIGS_FILE)
+    path = Path(desk.broker.store.path, "@groups", CONFIGS_FILE)
     path.write_bytes(path.read_bytes().replace(b"50000", b"51000x"))
     assert told(desk)[SESSION] == ("45000", 5)
     assert "is damaged" in caplog.text
