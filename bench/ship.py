@@ -108,6 +108,7 @@ def _cold_store(size_bytes: int, places: Places, folder: Path, scale: float) -> 
     def ours() -> float:
         copy = folder / "copy"
         shutil.copytree(source, copy)
+        os.sync()  # or what is measured waits for that
         try:
             with segmentlog.open(copy, background=False) as store:
                 started = time.perf_counter()
@@ -118,6 +119,7 @@ def _cold_store(size_bytes: int, places: Places, folder: Path, scale: float) -> 
 
     def limit() -> float:
         bucket = open_bucket(places.new())
+        os.sync()
         started = time.perf_counter()
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(lambda path: bucket.put(path.name + path.parent.name, path.read_bytes()), _files(source)))

@@ -58,6 +58,7 @@ def test_limits(tmp_path: Path) -> None:
         ("compaction", ("--records", "5000", "--rounds", "1", "--segments", "10"), "retention tick"),
         ("delivery", ("--rounds", "1", "--kills", "1"), "rebalance after SIGKILL"),
         ("table", ("--keys", "2000"), "get, p50"),
+        ("ship", ("--mb", "100", "--rounds", "1", "--scale", "0.05"), "worst lag"),
     ],
 )
 def test_the_others(bench: str, arguments: tuple[str, ...], said: str) -> None:

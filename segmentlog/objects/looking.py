@@ -220,6 +220,12 @@ class Looking:
             self._look_again(looked, name, where, end, there)
         return end
 
+    def note_put(self, rounds: Mapping[Where, Round]) -> None:
+        """What was put is what the files held: it needs no comparing, as long as no file is another one."""
+        for round_ in rounds.values():
+            if round_.part.compared == round_.log.version:
+                round_.part.same.update(round_.chunks)
+
     def note_shipped(self, shipped: Mapping[Where, ShippedPartition]) -> None:
         """Markers that were found may be there now: of their decisions nothing is owed any more."""
         owed = self._owed or {}

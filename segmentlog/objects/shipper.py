@@ -54,6 +54,8 @@ logger = logging.getLogger("segmentlog")
 GRACE_MS: Final = 5 * 60_000
 """Objects that the manifest refers to no more are deleted after so long: who reads an older one is not hurried."""
 
+_ALONE_BYTES: Final = 8 << 20
+"""Chunks as large are tails of their own."""
 _UPLOAD_WAIT_S: Final = 1.0
 _PATIENCE_S: Final = 3.0
 """A partition of which nothing could be shipped for so long, though others were, will not be by itself."""
@@ -167,10 +169,9 @@ class Shipper:
         rounds = interval.rounds
         pending = len(self._uploads) + self._begin_uploads(rounds)
         before = self._manifest
-        tail = self._put_tail(rounds)
+        size_bytes = self._put_tails(rounds)
         self._put_files()
         manifest = self._compose(interval, now_ms)
-        size_bytes = 0 if tail is None else tail.object.size_bytes
         if before is None or _said(manifest) != _said(before):
             self._put(manifest)
             self._looked_ms = now_ms
@@ -270,30 +271,41 @@ class Shipper:
         if first is not None:
             raise first
 
-    def _put_tail(self, rounds: dict[Where, Round]) -> Tail | None:
-        """Put what is new of all partitions as one object; None when nothing is."""
-        parts: list[memoryview] = []
-        number = self._next_tail = max(self._next_tail, self._manifest.next_tail if self._manifest else 0)
-        start = 0
+    def _put_tails(self, rounds: dict[Where, Round]) -> int:
+        """Put what is new of all partitions, as one object, beside others of what is large; how many bytes it is."""
+        together = max(self._next_tail, self._manifest.next_tail if self._manifest else 0)
+        parts: dict[int, list[memoryview]] = {together: []}
+        size_bytes = start = 0
         for where, round_ in rounds.items():
             round_.chunks = []
             for piece, data in zip(round_.to_do.pieces, round_.data, strict=True):
-                round_.chunks.append(_chunk(piece, data, number, start))
-                parts.append(data)
-                start += len(data)
+                if len(data) >= _ALONE_BYTES:
+                    number = together + len(parts)
+                    parts[number] = [data]
+                    round_.chunks.append(_chunk(piece, data, number, 0))
+                else:
+                    parts[together].append(data)
+                    round_.chunks.append(_chunk(piece, data, together, start))
+                    start += len(data)
+                size_bytes += len(data)
             for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
                 self._put_snapshot(where, round_.part, segment)
-        tail = None
-        if parts:
-            joined = parts[0] if len(parts) == 1 else b"".join(parts)
-            key = f"tails/{number:020d}-{uploads.nonce()}"
-            self._looking.orphans.append(key)  # until a manifest says otherwise
-            tail = self._tails[number] = Tail(number, uploads.put(self.bucket, key, joined))
-            self._next_tail += 1
+        if size_bytes:
+            self._next_tail = together + len(parts)
+            keys = {number: f"tails/{number:020d}-{uploads.nonce()}" for number, data in parts.items() if data}
+            self._looking.orphans += keys.values()  # until a manifest says otherwise
+
+            def put(number: int) -> Tail:
+                data = parts[number]
+                joined = data[0] if len(data) == 1 else b"".join(data)
+                return Tail(number, uploads.put(self.bucket, keys[number], joined))
+
+            self._tails.update((tail.number, tail) for tail in uploads.beside_each_other(put, keys, self._parallel))
+            self._looking.note_put(rounds)
         for round_ in rounds.values():
             if round_.is_held:
                 round_.part.staged = (*round_.to_do.keep, *round_.chunks)
-        return tail
+        return size_bytes
 
     def _put_snapshot(self, where: Where, part: Part, segment: int) -> None:
         """See to it that what was known of producers where a segment begins lies there."""

@@ -28,6 +28,8 @@ _STANDBY_S: Final = 2.0
 _WATCH_S: Final = 0.5
 _COUNT_S: Final = 0.05
 """So often it is counted what waits, where a number of bytes is not to be exceeded."""
+_AHEAD_S: Final = 0.005
+"""A turn begins so much early, for what it takes beside its requests: nothing waits longer than for these."""
 _PAUSE_MIN_S: Final = 0.0005
 _CLOSING_S: Final = 1.0
 _INTERVAL_MAX_MS: Final = 86_400_000
@@ -180,7 +182,8 @@ class _Run:
         self.shipper.tick(now_ms)
         if not self.shipper.is_owner:
             return _STANDBY_S
-        return max(began_s + self._interval_s - time.monotonic(), _PAUSE_MIN_S)
+        ahead_s = min(_AHEAD_S, self._interval_s / 20)
+        return max(began_s + self._interval_s - ahead_s - time.monotonic(), _PAUSE_MIN_S)
 
     def _watch_tick(self) -> float:
         """Wake the one that ticks when somebody waits for it, or when there is much."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
 
@@ -33,6 +33,18 @@ def put(bucket: Bucket, key: str, data: Data) -> Stored:
 def nonce() -> str:
     """Part of a name that no other object gets."""
     return secrets.token_hex(6)
+
+
+def beside_each_other(do: Callable[[Key], Result], keys: Iterable[Key], parallel: int) -> list[Result]:
+    """What ``do`` returns for each, in order; ``parallel`` threads do it, with 0, or for one alone, the one that calls.
+
+    Raises what the first of them raises, once all have ended.
+    """
+    wanted = list(keys)
+    if not parallel or len(wanted) == 1:
+        return [do(key) for key in wanted]
+    with ThreadPoolExecutor(min(parallel, len(wanted)), "segmentlog-tail") as pool:
+        return list(pool.map(do, wanted))
 
 
 class Uploads(Generic[Key, Result]):

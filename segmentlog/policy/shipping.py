@@ -20,8 +20,10 @@ WINDOW_MIN: Final = 1 << 20
 """Offsets that are promised ahead, at least."""
 _WINDOW_S: Final = 120
 """As many as are appended in so long, if that is more: they are promised anew at half of it."""
-TAIL_BYTES: Final = 64 << 20
+TAIL_BYTES: Final = 128 << 20
 """What is shipped in chunks at a time, at most: of what is older whole segments are waited for."""
+SEALED_PIECE_BYTES: Final = 4 << 20
+"""Of a sealed segment at most so much goes in a chunk, lest its end waits for the upload: else it were put twice."""
 _FINAL_PARTS: Final = 64
 """A chunk is not written anew any more once it is such a part of its segment."""
 _FINAL_MIN_BYTES: Final = 64 << 10
@@ -140,7 +142,7 @@ def plan(
             reached = active_base = segment.end_offset
             continue
         kept, piece = _continued(segment, of_segment.get(segment.base_offset, []), local, wasted)
-        if piece is not None and piece.size_bytes > room_bytes and (segment.sealed or room_bytes < TAIL_BYTES):
+        if piece is not None and _has_to_wait(segment, piece, room_bytes):
             is_whole = False
             found_chunks = of_segment.get(segment.base_offset, [])
             before = [chunk for chunk in found_chunks if chunk.position + chunk.size_bytes <= segment.size_bytes]
@@ -161,6 +163,13 @@ def plan(
         return Plan(tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base, True)
     is_behind = reached < local.end_offset
     return Plan(tuple(upload), tuple(pieces), tuple(keep), tuple(segments), reached, active_base, is_behind)
+
+
+def _has_to_wait(segment: LocalSegment, piece: Piece, room_bytes: int) -> bool:
+    """For the upload of the segment, or for the next tail."""
+    if segment.sealed:
+        return piece.size_bytes > min(room_bytes, SEALED_PIECE_BYTES)
+    return room_bytes < TAIL_BYTES and piece.size_bytes > room_bytes
 
 
 def _needed(local: LocalLog, shipped: ShippedPartition) -> int:

@@ -83,6 +83,8 @@ class Trial:
         self._restores = Restores(self)
         self._has_little_room = self.rng.random() < 0.2
         seen["little room"] += self._has_little_room
+        self._waits_for_uploads = self.rng.random() < 0.2
+        seen["sealed pieces wait"] += self._waits_for_uploads
 
     def note(self, kind: str, *rest: Any) -> None:
         """Write an event down."""
@@ -135,6 +137,8 @@ class Trial:
                     for room in ("policy.shipping", "objects.looking")
                     if self._has_little_room
                 ],
+                *[("policy.shipping.SEALED_PIECE_BYTES", 100) for _ in range(self._waits_for_uploads)],
+                *[("objects.shipper._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
                 ("objects.uploads.nonce", nonce),
                 ("objects.tidying.nonce", nonce),
                 ("objects.takeover.nonce", nonce),

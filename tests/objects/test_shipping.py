@@ -19,6 +19,7 @@ STEPS = 60
 _SEEN = (
     *FAULTS, *KINDS, "late arrivals", "a zombie at work", "between two looks", "died shipping", "fenced", "taken over",
     "restored", "restore begun anew", "damage refused", "copy refused", "rival", "little room",
+    "sealed pieces wait",
 )  # fmt: skip
 
 
