@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +35,7 @@ from segmentlog.server.codec.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.durability import Durability, _sync, _Waiter
+from segmentlog.server.durability import Durability, _Waiter
 from segmentlog.server.outbox import Later
 from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.server.settings import ServerSettings
@@ -116,7 +115,7 @@ class _Late(Durability):
     def sync(self, count: int) -> None:
         """So many of those that are owed, the oldest first."""
         for partition, waiter in self.owed[:count]:
-            waiter.done(_sync(partition, [waiter]))
+            waiter.done(self._act(partition, [waiter]))
         del self.owed[:count]
 
 
@@ -130,7 +129,7 @@ class _Machine:
             self.store.create_topic("t", _PARTITIONS)
         cluster = Cluster("c", [Node(1, "localhost", 9092)], 1)
         self.broker = Broker(self.store, cluster, ServerSettings(durable_reads=durable_reads), OpenAuthorizer())
-        self.late = self.broker.durability = _Late()
+        self.late = self.broker.durability = self.broker.acknowledgement = _Late()
         self.desk = Desk(self.broker)
         self._later: list[tuple[_Request, Any]] = []
 
@@ -365,6 +364,6 @@ def test_what_producers_and_consumers_were_told_survives_power_cuts(fsync: str, 
 
 def test_an_answer_before_the_disk_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial is no formality: a server that acknowledges what is only written breaks its word."""
-    monkeypatch.setattr(sys.modules[__name__], "_sync", lambda partition, waiters: None)
+    monkeypatch.setattr(_Late, "_act", lambda self, partition, waiters: None)
     with pytest.raises(AssertionError, match="acks=all"):
         live(20, "lies", "never", durable_reads=False)

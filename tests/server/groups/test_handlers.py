@@ -80,9 +80,10 @@ class _Door:
         nodes = [Node(0, "localhost", 9093), Node(1, "localhost", 9094)]
         self.store = store
         self.both = Cluster("c", nodes, 0)
+        durability = Durability()
         self.broker: Any = SimpleNamespace(
             store=store, cluster=Cluster("c", nodes[:1], 0), authorizer=self.authorizer, topic_ids=TopicIds(store),
-            durability=Durability(), groups=GroupCoordinator(store, clock, SETTINGS),
+            durability=durability, acknowledgement=durability, groups=GroupCoordinator(store, clock, SETTINGS),
         )  # fmt: skip
 
     def close(self) -> None:
