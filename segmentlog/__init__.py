@@ -208,6 +208,7 @@ def open(
     ship_topics: Iterable[str] = (),
     ship_interval_ms: int = SHIP_INTERVAL_MS,
     ship_bytes: int | None = None,
+    ship_bytes_per_s: int | None = None,
 ) -> LogStore:
     """Open the store in the folder ``path``, making it unless ``create=False``.
 
@@ -228,8 +229,9 @@ def open(
     offsets_retention_minutes  how long a consumer group without members keeps its committed positions
 
     ship        the URL of an object store (``s3://bucket/path``, ``file:///folder``...) that it is shipped to in the
-                background every ``ship_interval_ms``, or as soon as ``ship_bytes`` are new; all topics, or those that
-                match the names and patterns ``ship_topics``. Of several processes one does it. Extra: ``objects``
+                background every ``ship_interval_ms``, or as soon as ``ship_bytes`` are new, and at most
+                ``ship_bytes_per_s``; all topics, or those that match the names and patterns ``ship_topics``. Of several
+                processes one does it. Extra: ``objects``
 
     A store on a read-only file system is opened read_only, with a warning.
 
@@ -252,6 +254,7 @@ def open(
         ship_topics=ship_topics,
         ship_interval_ms=ship_interval_ms,
         ship_bytes=ship_bytes,
+        ship_bytes_per_s=ship_bytes_per_s,
     )
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.arguments import as_bool, as_mapping
@@ -73,6 +73,7 @@ class LogStore:
         ship_topics: Iterable[str] = (),
         ship_interval_ms: int = SHIP_INTERVAL_MS,
         ship_bytes: int | None = None,
+        ship_bytes_per_s: int | None = None,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -118,8 +119,9 @@ class LogStore:
         if ship is not None:
             try:
                 self.shipping.begin(
-                    ship, topics=ship_topics, interval_ms=ship_interval_ms, max_bytes=ship_bytes, threads=background
-                )
+                    ship, topics=ship_topics, interval_ms=ship_interval_ms, max_bytes=ship_bytes,
+                    bytes_per_s=ship_bytes_per_s, threads=background,
+                )  # fmt: skip
             except BaseException:
                 self.close()
                 raise
@@ -375,13 +377,17 @@ class LogStore:
                 self._shipping = self._shipping or Shipping(self._topics)
         return self._shipping
 
-    def ship(self, url: str, *, topics: Iterable[str] = ()) -> ShippedNow:
+    def ship(
+        self, url: str, *, topics: Iterable[str] = (), bytes_per_s: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ShippedNow:  # fmt: skip
         """Ship all that was appended so far to an object store; returns once it lies there.
 
-        ``topics`` are names and patterns, none for all. Raises `ShippingRefused` (something else lies there, or another
-        process is at it), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
+        ``topics`` are names and patterns, none for all; ``bytes_per_s`` limits what is put; ``progress`` is told (bytes
+        that were put, bytes in all). Raises `ShippingRefused` (something else lies there, another process is at it, or
+        a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
         """
-        return self.shipping.ship(url, topics=topics)
+        return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)
 
     def ship_tick(self, now_ms: int | None = None) -> float:
         """One turn of shipping, for a store that was opened with ``ship``; with ``background`` a thread does it.

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 @click.option("-f", "--follow", is_flag=True, help="Keep up with what is appended, until interrupted.")
 @click.option("--interval", type=DURATION_S, default="1s", show_default=True, help="With --follow: ship so often.")
 @click.option("--bytes", "max_bytes", type=SIZE, help="With --follow: ship as soon as so many are new, too.")
+@click.option("--limit", type=SIZE, metavar="SIZE", help="Put at most so many bytes a second.")
 @click.option("--stop", is_flag=True, help="Ship no more, for good: appends need no grants of the object store then.")
 @json_option
 @click.pass_context
 def ship(
     ctx: click.Context, url: str | None, topics: tuple[str, ...], follow: bool, interval: int, max_bytes: int | None,
-    stop: bool, as_json: bool,
+    limit: int | None, stop: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Copy the store to an object store at URL, all topics or those that match, and exit once all of it lies there.
 
@@ -44,9 +45,11 @@ def ship(
             return _end(store)
         url = url or _bound_url(store)
         if not follow:
-            _tell(store.ship(url, topics=topics), as_json)
+            with Progress("bytes", None) as progress:
+                done = store.ship(url, topics=topics, bytes_per_s=limit, progress=_shown(progress))
+            _tell(done, as_json)
             return 0
-        store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes)
+        store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
         said = ""
         while not stopped:
             time.sleep(_LOOK_S)

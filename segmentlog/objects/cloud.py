@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog.errors import InvalidConfig, ObjectStoreError
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.objects.pace import Pace
 from segmentlog.objects.words import Words, may_help, without_secrets
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ _threads_of = 0
 class Cloud:
     """A `Bucket` at a URL that obstore knows. Thread-safe. ``options`` are obstore's, for tests and odd servers."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str, *, pace: Pace | None = None, **options: Any) -> None:
+        self._pace = pace or Pace()
         self.url = without_secrets(url).rstrip("/")
         self._words = Words(url, options)
         self._obstore = _load()
@@ -91,8 +93,14 @@ class Cloud:
 
     def put(self, key: str, data: Data) -> None:
         """As `Bucket.put`; in parts, at the same time, what is large."""
+        paced: Data | Iterator[memoryview] = data
+        if self._pace.is_limited:
+            if len(data) > _PART_BYTES:
+                paced = self._pace.pieces(data)
+            else:
+                self._pace.wait(len(data))
         with self._telling(key, writes=True):
-            self._obstore.put(self._store, key, data, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
+            self._obstore.put(self._store, key, paced, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
 
     def swap(self, key: str, data: Data, tag: str | None) -> str:
         """As `Bucket.swap`."""

@@ -19,6 +19,7 @@ import xxhash
 from segmentlog.errors import DiskFull, ObjectStoreError
 from segmentlog.format.names import FILE_LOCK_SUFFIX, STORE_FILE, TEMPORARY_SUFFIX, check_relative_path
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.objects.pace import Pace
 from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file
 
@@ -32,7 +33,8 @@ _LASTING: Final = frozenset((
 class Folder:
     """A `Bucket` below a folder, which is made when something is put there first. Thread-safe."""
 
-    def __init__(self, path: str, fs: FileSystem | None = None) -> None:
+    def __init__(self, path: str, fs: FileSystem | None = None, *, pace: Pace | None = None) -> None:
+        self._pace = pace or Pace()
         self.url = "file://" + quote(os.fsencode(path))
         self._path = path
         self._fs = fs or FileSystem()
@@ -63,6 +65,7 @@ class Folder:
     def put(self, key: str, data: Data) -> None:
         """As `Bucket.put`: on disk when it returns."""
         path = self._file(key)
+        self._pace.wait(len(data))
         with self._telling(key, "written"):
             self._make_folder(os.path.dirname(path))
             replace_file(self._fs, path, cast("bytes", data))

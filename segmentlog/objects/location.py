@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 from segmentlog.errors import InvalidConfig
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.folder import Folder
+from segmentlog.objects.pace import Pace
 from segmentlog.objects.words import without_secrets
 
 _WANTED: Final = (
@@ -22,18 +23,19 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
-def open_bucket(url: object) -> Bucket:
-    """The object store at a URL. Raises `InvalidConfig`; nothing is asked of it yet."""
+def open_bucket(url: object, bytes_per_s: int | None = None) -> Bucket:
+    """The object store at a URL, where so many bytes a second are put. Raises `InvalidConfig`; nothing is asked yet."""
+    pace = Pace(bytes_per_s)
     if not isinstance(url, str) or "://" not in url:
         raise InvalidConfig("url", without_secrets(url) if isinstance(url, str) else url, _WANTED)
     scheme, _, rest = url.partition("://")
     if scheme.lower() != "file":
         from segmentlog.objects.cloud import Cloud  # obstore takes a moment, and is an extra
 
-        return Cloud(url)
+        return Cloud(url, pace=pace)
     host, slash, path = rest.partition("/")
     path = os.path.normpath("/" + os.fsdecode(unquote_to_bytes(path)).lstrip("/"))
     is_plain = not any(sign in rest for sign in "?#") and "\0" not in path
     if host not in ("", "localhost") or not slash or path == "/" or not is_plain:
         raise InvalidConfig("url", without_secrets(url), _WANTED_FILE)
-    return Folder(path)
+    return Folder(path, pace=pace)

@@ -64,6 +64,10 @@ _LOOK_MS: Final = 30_000
 """Who has nothing to ship looks so often whether somebody has taken over."""
 
 
+Progress = Callable[[int, int], None]
+"""Told (bytes that were put, bytes in all)."""
+
+
 class ShippedNow(msgspec.Struct, frozen=True):
     """What a tick did. ``pending``: segments that are being uploaded, or wait for it.
 
@@ -121,6 +125,8 @@ class Shipper:
         """By path, files of the store that lie there, and what each looked like here when it was put."""
         self._next_tail = 0
         self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(self._parallel)
+        self._put_bytes = self._left_bytes = 0
+        """Of segments and tails: what lies there by now, and what is to be uploaded still."""
         self._looked_ms = 0
         """When the manifest was last put, or looked at."""
         self._deleted: set[str] = set()
@@ -169,7 +175,9 @@ class Shipper:
         rounds = interval.rounds
         pending = len(self._uploads) + self._begin_uploads(rounds)
         before = self._manifest
+        self._left_bytes = sum(one.size_bytes for round_ in rounds.values() for one in round_.to_do.upload)
         size_bytes = self._put_tails(rounds)
+        self._put_bytes += size_bytes
         self._put_files()
         manifest = self._compose(interval, now_ms)
         if before is None or _said(manifest) != _said(before):
@@ -266,6 +274,7 @@ class Shipper:
                 stamp, segment = future.result()
                 if segment.log.key not in condemned:  # else it has taken so long that somebody swept it
                     part.uploaded[base] = (stamp, segment)
+                    self._put_bytes += segment.log.size_bytes
             elif error is not None and not isinstance(error, Replaced | UnknownTopic | StoreClosed):
                 first = first or error
         if first is not None:
@@ -481,12 +490,12 @@ class Shipper:
 
     # ------------------------------------------------------------ for whoever asks
 
-    def ship(self, progress: Callable[[int], None] | None = None) -> ShippedNow:
+    def ship(self, progress: Progress | None = None) -> ShippedNow:
         """Ship all that is on disk now, until it lies there. Raises as `tick` does.
 
         And `ShippingRefused` for partitions of which nothing more can be shipped; all else lies there then.
-        ``progress`` is told how many segments are still being uploaded.
         """
+        put_before = self._put_bytes
         first = self.tick()
         records, size_bytes, put = first.records, first.size_bytes, first.put
         while True:
@@ -497,7 +506,8 @@ class Shipper:
             now = self.tick()
             records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put
             if progress is not None:
-                progress(now.pending)
+                done = self._put_bytes - put_before
+                progress(done, done + self._left_bytes)
             if not now.pending and not now.waiting:
                 return ShippedNow(put, records, size_bytes)
             if not now.pending and (stuck := self.stuck):

@@ -15,7 +15,7 @@ from segmentlog.errors import InvalidConfig, SegmentlogError
 from segmentlog.objects.binding import read_binding
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import end
-from segmentlog.objects.shipper import ShippedNow, Shipper
+from segmentlog.objects.shipper import Progress, ShippedNow, Shipper
 from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 from segmentlog.topics.topics import Topics
@@ -72,17 +72,20 @@ class Shipping:
         topics: Iterable[str] = (),
         interval_ms: int = SHIP_INTERVAL_MS,
         max_bytes: int | None = None,
+        bytes_per_s: int | None = None,
         threads: bool = True,
     ) -> None:
         """Ship it from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new; without threads by `tick`.
 
-        ``topics`` are names and patterns, none for all. Raises `InvalidConfig`, `ReadOnlyStore`.
+        ``topics`` are names and patterns, none for all; ``bytes_per_s`` limits what is put. Raises `InvalidConfig`,
+        `ReadOnlyStore`.
         """
         if self._run is not None:
             raise InvalidConfig("ship", url, f"nothing more: it is shipped to {self.url} already")
         self._run = _Run(
-            self._topics, url, wanted=topics, interval_ms=interval_ms, max_bytes=max_bytes, threads=threads
-        )
+            self._topics, url, wanted=topics, interval_ms=interval_ms, max_bytes=max_bytes, bytes_per_s=bytes_per_s,
+            threads=threads,
+        )  # fmt: skip
         self._run.ensure_running()
 
     def tick(self, now_ms: int | None = None) -> float:
@@ -94,15 +97,20 @@ class Shipping:
             raise InvalidConfig("ship", None, "a URL, given when the store is opened")
         return self._run.tick(now_ms)
 
-    def ship(self, url: str, *, topics: Iterable[str] = ()) -> ShippedNow:
-        """Ship all that is on disk now; returns once it lies there. Raises as `tick`."""
+    def ship(
+        self, url: str, *, topics: Iterable[str] = (), bytes_per_s: int | None = None, progress: Progress | None = None
+    ) -> ShippedNow:
+        """Ship all that is on disk now; returns once it lies there. Raises as `tick`.
+
+        ``progress`` is told (bytes that were put, bytes in all), which grow with what is appended meanwhile.
+        """
         if self._run is not None and self.url == url:
-            return self._run.shipper.ship()
-        run = _Run(self._topics, url, wanted=topics, threads=False)
+            return self._run.shipper.ship(progress)
+        run = _Run(self._topics, url, wanted=topics, bytes_per_s=bytes_per_s, threads=False)
         try:
             for partition in self._topics.opened_partitions():
                 partition.flush()
-            return run.shipper.ship()
+            return run.shipper.ship(progress)
         finally:
             run.close()
 
@@ -150,6 +158,7 @@ class _Run:
         wanted: Iterable[str] = (),
         interval_ms: int = SHIP_INTERVAL_MS,
         max_bytes: int | None = None,
+        bytes_per_s: int | None = None,
         threads: bool = True,
     ) -> None:
         topics.check_writable("ship it")
@@ -159,7 +168,7 @@ class _Run:
         self._topics = topics
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
-        self.shipper = Shipper(topics, open_bucket(url), wanted=wanted, interval_ms=interval_ms)
+        self.shipper = Shipper(topics, open_bucket(url, bytes_per_s), wanted=wanted, interval_ms=interval_ms)
         self._ticked_s = 0.0
         self._watch: Watch | None = None
         self._worker = Worker("ship", self.tick) if threads else None
