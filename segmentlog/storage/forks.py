@@ -164,6 +164,8 @@ class Held(int):
         if id(self) in _held:
             if sys.getrefcount(self) > _references_when_dropped:
                 _finalized.append(self)
+                if _after_collection not in gc.callbacks:
+                    gc.callbacks.append(_after_collection)
             else:
                 _close_dropped(self)
 
@@ -197,7 +199,15 @@ def _close_dropped(fd: Held) -> None:
 
 
 def _after_collection(phase: str, info: object) -> None:
-    if phase == "stop" and _finalized:
+    """It is the collector's only while there is something to do for it.
+
+    An interrupt that comes while one of its callbacks runs is lost: Python tells of the exception, and drops it. So
+    there must not be one in every collection of whatever program.
+    """
+    if phase == "stop":
+        # Not from the middle: whoever comes behind would be left out this time.
+        if gc.callbacks[-1:] == [_after_collection]:
+            gc.callbacks.pop()
         for _ in range(len(_finalized)):  # others may come while it is at it
             fd = _finalized.pop(0)
             if id(fd) not in _held:
@@ -206,6 +216,8 @@ def _after_collection(phase: str, info: object) -> None:
                 _finalized.append(fd)
             else:
                 _close_dropped(fd)
+        if _finalized and _after_collection not in gc.callbacks:
+            gc.callbacks.append(_after_collection)
 
 
 def _references_of_a_local() -> int:
@@ -214,7 +226,6 @@ def _references_of_a_local() -> int:
 
 
 _REFERENCES_OF_A_LOCAL = _references_of_a_local()
-gc.callbacks.append(_after_collection)
 
 
 def hold_open(fs: LockableFiles, path: str, flags: int) -> Held:

@@ -554,3 +554,57 @@ def test_a_held_descriptor_is_closed_when_it_is_dropped_and_not_by_the_collector
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
+
+
+def _of_ours() -> list[object]:
+    return [one for one in gc.callbacks if getattr(one, "__module__", "").startswith("segmentlog")]
+
+
+def test_collections_run_nothing_of_ours_while_there_is_nothing_to_do(tmp_path: Path) -> None:
+    """An interrupt in a callback of the collector is lost, and programs collect thousands of times a second."""
+    gc.collect()
+    assert not _of_ours()
+
+    class Owner:
+        def __init__(self) -> None:
+            self.me = self
+            self.fd = forks.hold_open(FileSystem(), f"{tmp_path}/lock", os.O_RDWR | os.O_CREAT)
+
+    number = int(Owner().fd)
+    seen: list[str] = []
+
+    def others(phase: str, info: object) -> None:
+        seen.append(phase)
+
+    gc.callbacks.insert(0, others)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(others)
+    assert seen == ["start", "stop"]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    assert not _of_ours()
+
+
+def test_no_interrupt_is_lost_in_a_collection() -> None:
+    """Each of them is raised where the program is, as often as they come while it collects."""
+    script = (
+        "import gc, segmentlog.storage.forks, signal, sys\n"
+        "class Came(Exception): pass\n"
+        "def come(*_): raise Came\n"
+        "signal.signal(signal.SIGALRM, come)\n"
+        "lost = []\n"
+        "sys.unraisablehook = lambda found: lost.append(str(found.object))\n"
+        "gc.freeze()\n"
+        "for number in range(2000):\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 1e-5 + number * 2e-8)\n"
+        "        while True:\n"
+        "            gc.collect(0)\n"
+        "    except Came:\n"
+        "        pass\n"
+        "print(lost)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
