@@ -201,6 +201,11 @@ def test_clients_of_a_machine_that_was_taken_over_are_sent_away(tmp_path: Path, 
 # ---------------------------------------------------------------- how it is begun
 
 
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that it has started."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
 def test_a_store_that_is_open_is_not_shipped_by_its_server(tmp_path: Path, bucket: Folder) -> None:
     """Whoever opens it says so."""
     with LogStore(tmp_path / "store") as store, pytest.raises(InvalidConfig, match="given when the store is opened"):
@@ -214,6 +219,7 @@ def test_workers_of_the_command_ship_as_well(tmp_path: Path, bucket: Folder) -> 
         "--ship-interval", "200ms", "--acks-all", "shipped",
     )  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    at_first: list[int] = []
     try:
         assert process.stderr is not None
         address = process.stderr.readline().split("listening on ")[1].split(",")[0]
@@ -221,9 +227,10 @@ def test_workers_of_the_command_ship_as_well(tmp_path: Path, bucket: Folder) -> 
         for number in range(6):
             producer.produce("t", b"%d" % number)
             assert producer.flush(60) == 0
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            if number in (1, 3):  # either of them is the one that ships
-                os.kill(int(children[number // 2]), signal.SIGKILL)
+            if number in (1, 3):  # either of the two that there were at first is the one that ships
+                until(lambda: len(workers_of(process)) == 2)
+                at_first = at_first or workers_of(process)
+                os.kill(at_first[number // 2], signal.SIGKILL)
         assert restored(bucket, tmp_path / "restored") == [b"%d" % number for number in range(6)]
     finally:
         process.send_signal(signal.SIGTERM)
