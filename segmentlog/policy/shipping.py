@@ -121,7 +121,7 @@ def plan(
     pieces: list[Piece] = []
     keep: list[Chunk] = []
     segments: list[ShippedSegment] = []
-    reached = local.segments[0].base_offset if local.segments else local.log_start_offset
+    first = reached = local.segments[0].base_offset if local.segments else local.log_start_offset
     active_base, is_whole = reached, True
     of_segment: dict[int, list[Chunk]] = {}
     torn = set[int]()
@@ -159,7 +159,10 @@ def plan(
             active_base = segment.end_offset
     if is_whole:
         reached = local.end_offset
-    if shipped is not None and reached < _needed(local, shipped):
+    # What compaction removed was replaced by records below `begun_offset`: without these it would be missing.
+    if shipped is None and reached < local.compacted.begun_offset:
+        return Plan(tuple(upload), (), (), (), first, first, True)
+    if shipped is not None and reached < max(_needed(local, shipped), local.compacted.begun_offset):
         return Plan(tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base, True)
     is_behind = reached < local.end_offset
     return Plan(tuple(upload), tuple(pieces), tuple(keep), tuple(segments), reached, active_base, is_behind)

@@ -122,7 +122,7 @@ class Restores:
             try:
                 return bring(fs, bucket, str(path))
             except ShippingRefused as error:
-                is_complete = attempt and "is a store;" in str(error)  # it was killed at the very last step
+                is_complete = attempt and "is a store" in str(error)  # it was killed at the very last step
                 if "no store was shipped" not in str(error) and not is_complete:
                     trial.note("refused", label, str(error))
                 shutil.rmtree(path, ignore_errors=True)

@@ -223,3 +223,28 @@ def test_tails_that_hold_little_are_emptied() -> None:
         Chunk(0, 0, 10, 0, 1, 4, 0, ""),
     ]
     assert wasted_tails({1: size, 2: size, 3: size, 4: 1000}, chunks) == {1}
+
+
+@pytest.mark.parametrize("begun_offset", [0, 3, 6])
+def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_offset: int) -> None:
+    """Its copy lies there, and the next one's does not: what the copy lacks would be nowhere."""
+    compacted = Compacted(begun_offset=begun_offset)
+    segments = (LocalSegment(0, 3, 100, True), LocalSegment(3, 6, 5 << 20, True), LocalSegment(6, 9, 300, False))
+    local = LocalLog(0, 0, 9, (EpochStart(0, 0),), (), compacted, False, 2, segments)
+    copies = {
+        segment.base_offset: ShippedSegment(
+            segment.base_offset, segment.end_offset, Stored("s", segment.size_bytes, "0" * 16, "0" * 64)
+        )
+        for segment in segments[:2]
+    }
+    before = promise(0, 100, EpochStart(0, 0))
+    for shipped in (None, before):
+        waits = plan(local, shipped, {0: copies[0]})
+        assert waits.is_behind
+        assert waits.end_offset == (0 if begun_offset > 3 else 3)
+        assert len(waits.segments) == (begun_offset <= 3)
+        assert [segment.base_offset for segment in waits.upload] == [3]
+        made = entry(local, shipped, waits, (), (), 100)
+        assert (made.end_offset, made.active_base) == (waits.end_offset, waits.end_offset)
+        whole = plan(local, shipped, copies)
+        assert (whole.end_offset, whole.is_behind) == (9, False)
