@@ -254,8 +254,10 @@ class Shipper:
             max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
             stored = uploads.put(bucket, key, data)
             snapshot = None if known is None else uploads.put(bucket, f"{key}.snapshot", known)
+            entries = local.index(log, segment)
+            index = None if entries is None else uploads.put(bucket, f"{key}.index", entries)
             return segment.stamp, ShippedSegment(
-                base, segment.end_offset, stored, base_timestamp, max_timestamp, snapshot
+                base, segment.end_offset, stored, base_timestamp, max_timestamp, snapshot, index
             )
 
         return upload
@@ -353,7 +355,8 @@ class Shipper:
         round_ = interval.rounds.get(where)
         if round_ is not None and not round_.is_held:
             snapshots = round_.part.snapshots.values()
-            return entry(round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling)
+            stable = round_.part.local.stable_offset(round_.log, round_.to_do.end_offset)
+            return entry(round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling, stable)
         ceiling = interval.ceilings.get(where, 0)
         if shipped is not None:
             return shipped if shipped.ceiling >= ceiling else replace(shipped, ceiling=ceiling)

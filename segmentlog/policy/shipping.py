@@ -208,13 +208,18 @@ def _continued(
 
 
 def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks: Iterable[Chunk],
-          snapshots: Iterable[Snapshot], ceiling: int) -> ShippedPartition:  # fmt: skip
-    """What the manifest is to say of a partition once the plan is carried out; ``chunks``: made of its pieces."""
+          snapshots: Iterable[Snapshot], ceiling: int, stable_offset: int = -1) -> ShippedPartition:  # fmt: skip
+    """What the manifest is to say of a partition once the plan is carried out; ``chunks``: made of its pieces.
+
+    ``stable_offset``: below it every transaction is decided there, -1 when nobody knows; then as it said before.
+    """
     made = sorted((*to_do.keep, *chunks), key=lambda chunk: (chunk.segment, chunk.position))
     generation = shipped.generation if shipped else 0
     if shipped is not None and (shipped.epoch != local.epochs[-1].epoch or not _continues(shipped, to_do, made)):
         generation += 1
     there = {chunk.segment for chunk in made} | {to_do.active_base}
+    if shipped is not None and shipped.epoch == local.epochs[-1].epoch:
+        stable_offset = max(stable_offset, shipped.stable_offset)
     return ShippedPartition(
         number=local.number,
         ceiling=max(ceiling, shipped.ceiling if shipped else 0),
@@ -229,6 +234,7 @@ def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks
         segments=to_do.segments,
         chunks=tuple(made),
         snapshots=tuple(snapshot for snapshot in snapshots if snapshot.segment in there),
+        stable_offset=stable_offset,
     )
 
 
