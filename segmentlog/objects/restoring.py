@@ -112,7 +112,7 @@ class Restoring:
         self._path = path
         self._manifest = manifest
         self._wanted = wanted
-        self._topics = [topic for topic in manifest.topics if _is_wanted(topic.name, wanted)]
+        self._topics = [topic for topic in manifest.topics if is_wanted(topic.name, wanted)]
         self._tails = {tail.number: tail.object for tail in manifest.tails}
         self._kept_bytes = 0
 
@@ -348,5 +348,6 @@ def _is_harmless(name: str) -> bool:
     return name.startswith((".", RESTORING_FILE)) or name in _HARMLESS
 
 
-def _is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+def is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+    """Whether a topic is one of those that were asked for: the store's own always are."""
     return name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)

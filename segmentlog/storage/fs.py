@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
-from typing import Final
+from typing import Final, Protocol
 
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
@@ -57,6 +57,24 @@ class DiskFailed(OSError):
     def of(cls, error: OSError, path: str) -> OSError:
         """The same, of that file; what an interrupt raised stays what it is."""
         return cls(error.errno, error.strerror, path) if is_from_a_call(error) else error
+
+
+class Ranges(Protocol):
+    """A file of which not everything is here: bytes are to be asked for before they are looked at."""
+
+    @property
+    def inode(self) -> int:
+        """Of the file."""
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another file has its place, with the same bytes or others."""
+
+    def map(self) -> memoryview:
+        """All of it as it is now."""
+
+    def need(self, start: int, end: int) -> None:
+        """Return once bytes ``[start, end)`` are here. Raises OSError, `SegmentlogError`."""
 
 
 class FileSystem:
@@ -167,6 +185,10 @@ class FileSystem:
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
         return map_shared(fd, size_bytes, writable=writable)
+
+    def ranged(self, path: str) -> Ranges | None:
+        """The file at ``path`` if not everything of it is here. Raises FileNotFoundError when it is gone by now."""
+        return None
 
     def mount_id(self, fd: int) -> int:
         """See `storage.witness`."""
