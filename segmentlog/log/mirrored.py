@@ -63,6 +63,11 @@ class MirroredLog:
             self._page = page
         handle.close_files()  # ten thousand of them would take as many descriptors
 
+    def show_nothing(self) -> None:
+        """Have readers who come before anything was brought see an empty log: they go on with what is shown then."""
+        if self._page is None:
+            self.show(Shown(0, 0, 0, 0, 0, Checkpoint(clean=False)))
+
     @contextlib.contextmanager
     def extending(self) -> Iterator[None]:
         """Within, bytes behind the end may be such that nobody has shown yet."""

@@ -32,6 +32,7 @@ from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file, w
 from segmentlog.storage.segment import segment_stem
 
 _INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
+"""In the order in which they are packed. They are written in the other one: where the first is, all are."""
 
 Place = Callable[[], None]
 """Puts a file that was brought where readers look for it."""
@@ -191,7 +192,7 @@ def write_index(fs: FileSystem, bucket: Bucket, stem: str, index: Stored) -> Non
         parts = unpack_index(data)
     except ValueError as error:
         raise ShippingRefused(bucket.url, f"{index.key}: {error}") from None
-    for suffix, part in zip(_INDEX_SUFFIXES, parts, strict=True):
+    for suffix, part in reversed(list(zip(_INDEX_SUFFIXES, parts, strict=True))):
         if part:
             replace_file(fs, stem + suffix, part, sync_folder=False)
 

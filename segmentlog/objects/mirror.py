@@ -26,6 +26,7 @@ from segmentlog.format.names import (
     MAKING_PREFIX,
     SHIPPED_FILES,
     SNAPSHOT_SUFFIX,
+    STORE_FILE,
     TOPIC_FILE,
     check_topic_name,
 )
@@ -103,6 +104,8 @@ class Mirror:
         self._fs = fs
         self._clock = clock
         self._folders = TopicFolders(fs, path)
+        self._configs: dict[str, TopicConfig] = {}
+        """By topic id."""
         self._parts: dict[tuple[str, int], _Part] = {}
         self._tag: str | None = None
         self.manifest: Manifest | None = None
@@ -201,10 +204,14 @@ class Mirror:
         file = TopicFile(
             topic.partition_count, TopicConfig.from_mapping(topic.config), topic.largest_batch_bytes, topic.id
         )
+        self._configs[topic.id] = file.config
         if self._fs.exists(f"{folder}/{TOPIC_FILE}") and self._folders.read(topic.name) == file:
             return
+        somebody_looks = self._fs.exists(f"{self._path}/{STORE_FILE}")
         for number in range(topic.partition_count):
             self._fs.make_folders(f"{folder}/{number}")
+            if somebody_looks:
+                self._part(topic, number).log.show_nothing()
         self._folders.write(folder, file)
         self._fs.sync_folder(self._path)
         for (topic_id, _), part in self._parts.items():
@@ -229,8 +236,8 @@ class Mirror:
         if part is None:
             folder = f"{self._path}/{topic.name}/{number}"
             self._fs.make_folders(folder)
-            name, folders = topic.name, self._folders
-            handle = Handle(self._fs, folder, name, number, lambda: folders.read(name).config, self._clock)
+            configs = self._configs
+            handle = Handle(self._fs, folder, topic.name, number, lambda: configs[topic.id], self._clock)
             part = _Part(MirroredLog(handle))
             part.log.open()
             self._parts[topic.id, number] = part

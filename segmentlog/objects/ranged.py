@@ -270,7 +270,7 @@ class RangedFile:
             low, high = max(span.position, start), min(span.end, end)
             if low < high:
                 data = self._cache.bucket.get_range(span.key, span.start + low - span.position, high - low)
-                write_all(held.fs, held.fd, [data], low)
+                held.write(data, low)
 
 
 class OpenedRanges:
@@ -278,8 +278,9 @@ class OpenedRanges:
 
     def __init__(self, file: RangedFile, fd: Held) -> None:
         self.file = file
-        self.fs = FileSystem()
-        self.fd = fd
+        self._fs = FileSystem()
+        self._fd: Held | None = fd
+        self._mutex = threading.Lock()
 
     @property
     def inode(self) -> int:
@@ -294,7 +295,8 @@ class OpenedRanges:
     def map(self) -> memoryview:
         """All of it as it is now; bytes that nobody said that he needs are zeros, or not."""
         size_bytes = size_of(self.file.spans)
-        return self.fs.map_file(self.fd, size_bytes) if size_bytes else memoryview(b"")
+        with self._mutex:
+            return self._fs.map_file(self._open_fd(), size_bytes) if size_bytes else memoryview(b"")
 
     def need(self, start: int, end: int) -> None:
         """See `RangedFile.need`."""
@@ -303,9 +305,20 @@ class OpenedRanges:
 
     def close(self) -> None:
         """Nothing more can be brought."""
-        fd, self.fd = self.fd, Held(-1)
-        if fd >= 0:
-            let_go(self.fs, fd)
+        with self._mutex:
+            fd, self._fd = self._fd, None
+            if fd is not None:
+                let_go(self._fs, fd)
+
+    def write(self, data: bytes, position: int) -> None:
+        """Put bytes there that have come. Raises `DiskFull`, `StoreClosed`."""
+        with self._mutex:  # or its number may be another file's by now
+            write_all(self._fs, self._open_fd(), [data], position)
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise StoreClosed(self.file.path)
+        return self._fd
 
 
 class RangedFiles(FileSystem):

@@ -50,17 +50,17 @@ class Follower:
         self._store: LogStore | None = None
         self._reading: Iterator[Record] | None = None
         self._place = ""
-        self._is_busy = False
+        self.is_busy = False
 
     def turn(self, *, calm: bool = False) -> bool:
         """Bring what is new, and look at all of it; whether that came to its end."""
-        if self._is_busy:
+        if self.is_busy:
             return False
-        self._is_busy = True
+        self.is_busy = True
         try:
             return self._turn(calm=calm)
         finally:
-            self._is_busy = False
+            self.is_busy = False
 
     def _turn(self, *, calm: bool) -> bool:
         trial = self._trial
@@ -145,14 +145,16 @@ class Follower:
         assert self._store is not None
         if self._bucket is not None:
             before, self._bucket.calm = self._bucket.calm, True
+        manifest = self._manifest() if is_up_to_date else None
+        positions = positions_of(self._store)  # before the data: what comes meanwhile is newer
         contents: dict[str, Any] = {}
         for name in self._store.topics(internal=True):
             with suppress(*_GONE):
                 for log in self._store.topic(name).partitions():
                     contents[f"{log.topic_id}/{log.number}"] = self._content(log, name)
-        positions = positions_of(self._store)
-        manifest = self._manifest() if is_up_to_date else None
-        nonce, files = ("", {}) if manifest is None else (manifest.nonce, self._files(manifest))
+        files = {} if manifest is None else self._files(manifest)
+        # A reader that misses an object has the manifest looked at.
+        nonce = manifest.nonce if manifest is not None and manifest is self._manifest() else ""
         if self._bucket is not None:
             self._bucket.calm = before
         self._trial.note("followed", self.label, nonce, files, contents, positions)

@@ -441,7 +441,9 @@ class Trial:
         self.rng.choice(self._followers).turn()
 
     def _kill_follower(self, machine: Machine) -> None:
-        self.rng.choice(self._followers).kill()
+        follower = self.rng.choice(self._followers)
+        if not follower.is_busy:
+            follower.kill()
 
     # ------------------------------------------------------------ in the end
 
