@@ -20,7 +20,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import map_page
 from segmentlog.storage.belief import why_doubted
 from segmentlog.storage.segment import create_segment, list_segments
-from segmentlog.storage.state import PRODUCERS_WORD, REWRITING, LogState, StateDamaged, StatePage
+from segmentlog.storage.state import LogState, StateDamaged, StatePage
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class MirroredLog:
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Within, files take the place of others. A reader that is surprised by one looks again for a moment."""
-        self._handle.page.writing = REWRITING
+        self._handle.ledger.begin_replacing()
         yield
 
     def show(self, shown: Shown, *, is_replaced: bool = False) -> None:
@@ -102,7 +102,7 @@ class MirroredLog:
         )
         if shown.checkpoint != self._checkpoint:
             if before is not None and before.epoch != log.epoch:  # until the page says the same, it is not doubted
-                handle.page.writing = REWRITING
+                ledger.begin_replacing()
             ledger.replace_checkpoint(shown.checkpoint)
             self._checkpoint = shown.checkpoint
         if self._page is None:
@@ -115,8 +115,7 @@ class MirroredLog:
         else:
             page = self._page
             if shown.checkpoint.has_producers:
-                page.words[PRODUCERS_WORD] = 1
-                page.count_abort()  # what was brought may tell of one
+                ledger.tell_of_producers()  # what was brought may be of one, or tell of an abort
             ledger.publish(log)
             ledger.note_sync(log, page.sync.read())
         ledger.note_shipped(shown.end_offset)

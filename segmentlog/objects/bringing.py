@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -28,6 +27,7 @@ from segmentlog.format.names import (
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.restoring import check_object
 from segmentlog.objects.spans import Span, Spans, size_of
+from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file, write_all, write_new_file
 from segmentlog.storage.segment import segment_stem
 
@@ -72,7 +72,7 @@ class WholeFiles:
     def __init__(self, bucket: Bucket, fs: FileSystem) -> None:
         self._bucket = bucket
         self._fs = fs
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
         self._asked: set[str] = set()
         self._tails: dict[str, bytes] = {}
         """Tails of which more than one chunk is wanted."""

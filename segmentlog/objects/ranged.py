@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +44,7 @@ class Cache:
     def __init__(self, bucket: Bucket, limit_bytes: int, parallel: int = PARALLEL) -> None:
         self.bucket = bucket
         self.limit_bytes = limit_bytes
-        self.mutex = threading.RLock()
+        self.mutex = forks.reentrant_lock(self, "mutex")
         self.files: dict[str, RangedFile] = {}
         """By path, those that readers find there."""
         self.held_bytes = 0
@@ -280,7 +279,7 @@ class OpenedRanges:
         self.file = file
         self._fs = FileSystem()
         self._fd: Held | None = fd
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
 
     @property
     def inode(self) -> int:

@@ -300,7 +300,12 @@ class Checker:
         positions: list[tuple[Place, int, int]],
     ) -> Iterator[str]:  # fmt: skip
         """What is shown is what was shipped, and nothing of what nobody has committed."""
-        aborted = {spot for one in self._transactions.values() if one.verdict == "aborted" for spot in one.spots}
+        aborted = {
+            spot
+            for one in self._transactions.values()
+            if one.verdict == "aborted" and not any(place in self._truncated for place, _ in one.spots)
+            for spot in one.spots
+        }
         for place, content in contents.items():
             yield from self._on_read(who, place, content["records"])
             for offset in content["visible"]:
