@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import Final, Protocol
 
@@ -381,20 +381,28 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = 
     an fsync that failed: either file may be there. Several threads
     or processes may replace one file at the same time: the last one wins.
     """
+    replace_file_by_parts(fs, path, (data,), sync_folder=sync_folder)
+
+
+def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[bytes], *, sync_folder: bool = True) -> None:
+    """`replace_file` with what is too large to be held in memory. What ``parts`` raises leaves the old file there."""
+    size_bytes = 0
     try:
         with temporary_beside(fs, path) as (temporary, fd):
             try:
                 fs.ftruncate(fd, 0)
-                write_all(fs, fd, [data], 0)
+                for part in parts:
+                    size_bytes += len(part)
+                    write_all(fs, fd, [part], size_bytes - len(part))
                 _fsync(fs, fd, path)
                 fs.replace(temporary, path)
-            except OSError:
+            except (OSError, SegmentlogError):
                 with contextlib.suppress(OSError):
                     fs.unlink(temporary)
                 raise
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise DiskFull(path, len(data)) from error
+            raise DiskFull(path, size_bytes) from error
         raise
     if sync_folder:
         fs.sync_folder(os.path.dirname(path))
