@@ -138,7 +138,8 @@ class Rewinding:
     def keep_together(self, read: Read, carry: Carry) -> None:
         """Cut whatever else is to be cut, so that no transaction is torn. All that is to be there is."""
         producing = [one for one in self._everything() if one[2].has_producers and one[1].name != TRANSACTIONS_TOPIC]
-        if not any(where in self._kept.cuts for where, _, _ in producing):
+        at_ms = self._target.at_ms
+        if at_ms is None and not any(where in self._kept.cuts for where, _, _ in producing):
             return
         ends: dict[Where, dict[int, list[End]]] = {where: {} for where, _, _ in producing}
         commits: dict[int, list[Commit]] = {}
@@ -166,7 +167,7 @@ class Rewinding:
         carry(jobs)
         in_order = {where: [end for base in sorted(of) for end in of[base]] for where, of in ends.items()}
         decided = [commit for base in sorted(commits) for commit in commits[base]]
-        self._kept = keep_together(self._kept.cuts, in_order, decided, self._never_cut())
+        self._kept = keep_together(self._kept.cuts, in_order, decided, self._never_cut(), at_ms)
         self._kept.cuts = settled(self._kept.cuts, self._parts)
 
     def _never_cut(self) -> set[Where]:
@@ -223,12 +224,13 @@ class Rewinding:
         values: list[bytes | None] = []
         stuck: set[str] = set()
         moved: set[str] = set()
+        compacted_offset = self._parts[where].compacted.begun_offset
         for (group, about), said in self._positions(log, self._kept.undone.get(where, set())).items():
             now, last = said
-            if now is None:
-                stuck.add(group)  # what it was before has been compacted away
+            if now is None and last.record_offset < compacted_offset:
+                stuck.add(group)  # what it was before may have been compacted away
                 now = last
-            wanted = self._clipped(about, now.committed)
+            wanted = None if now is None else self._clipped(about, now.committed)
             if wanted != last.committed:
                 keys.append(encode_key(group, about))
                 values.append(None if wanted is None else msgspec.msgpack.encode(wanted))

@@ -48,6 +48,8 @@ class Commit(msgspec.Struct, frozen=True):
     ends: dict[Where, int]
     is_rest: bool = False
     """Its decision may be gone: all that is known is that it counts there, marker or not."""
+    decided_ms: int = 0
+    """Wall clock, or a little later."""
 
 
 class Kept(msgspec.Struct):
@@ -71,6 +73,7 @@ class _Transaction(msgspec.Struct):
     markers: list[tuple[Where, End]]
     ends: dict[Where, int]
     is_undone: bool = False
+    decided_ms: int = 0
 
     def needs(self) -> Iterator[tuple[Where, int]]:
         """How far each partition has to reach."""
@@ -105,7 +108,7 @@ def commits_in(data: bytes) -> list[Commit]:
                 continue
             if state.status in ("PrepareCommit", "CompleteCommit"):
                 ends = {(where[0], where[1]): end for where, end in zip(state.partitions, state.ends, strict=False)}
-                found.append(Commit(state.producer_id, ends))
+                found.append(Commit(state.producer_id, ends, decided_ms=state.updated_ms))
             for marker in state.unsettled:
                 found.append(
                     Commit(state.producer_id, {(marker.topic_id, marker.partition): marker.offset}, is_rest=True)
@@ -114,9 +117,10 @@ def commits_in(data: bytes) -> list[Commit]:
 
 
 def keep_together(
-    cuts: Cuts, ends: Mapping[Where, Sequence[End]], commits: Iterable[Commit], uncut: Collection[Where]
-) -> Kept:
-    """Cut so that no transaction is torn.
+    cuts: Cuts, ends: Mapping[Where, Sequence[End]], commits: Iterable[Commit], uncut: Collection[Where],
+    at_ms: int | None = None,
+) -> Kept:  # fmt: skip
+    """Cut so that no transaction is torn, nor kept that was decided after ``at_ms`` and lacks a marker that says so.
 
     ``ends``: all that ended, of each partition in the order of offsets, behind its cut as well. ``uncut``: partitions
     that are never cut: what is to go of them is told.
@@ -130,6 +134,10 @@ def keep_together(
     for needs in waiting.values():
         needs.sort()
     to_see = [where for where in cuts if where in waiting]
+    for one in transactions:
+        if at_ms is not None and one.ends and one.decided_ms > at_ms:
+            one.is_undone = True
+            to_see += _take_back(one, kept, uncut)
     while to_see:
         where = to_see.pop()
         needs = waiting[where]
@@ -171,7 +179,9 @@ def _transactions(ends: Mapping[Where, Sequence[End]], commits: Iterable[Commit]
     found: dict[tuple[object, ...], _Transaction] = {}
     known: set[tuple[Where, int]] = set()
     for commit in commits:
-        one = _Transaction(commit.producer_id, [], {})
+        key = (commit.producer_id, commit.is_rest, *sorted(commit.ends.items()))
+        decided_ms = min(commit.decided_ms, found[key].decided_ms if key in found else commit.decided_ms)
+        one = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
         for where, end_offset in commit.ends.items():
             if where not in ends or not end_offset:
                 continue  # deleted since, or not restored; or nothing was written there
@@ -181,7 +191,6 @@ def _transactions(ends: Mapping[Where, Sequence[End]], commits: Iterable[Commit]
             elif marker.first_offset < end_offset and marker.committed and not commit.is_rest:
                 one.markers.append((where, marker))
                 known.add((where, marker.offset))
-        found[commit.producer_id, commit.is_rest, *sorted(commit.ends.items())] = one
     transactions = list(found.values())
     for producer_id, markers_of in by_producer.items():
         unknown = {

@@ -48,8 +48,10 @@ class Committing:
 class Trial:
     """One history."""
 
-    def __init__(self, folder: Path, seed: str) -> None:
+    def __init__(self, folder: Path, seed: str, *, forgetful: bool = False) -> None:
         self.folder = folder
+        self._forgetful = forgetful
+        """The log of decisions is compacted in the end: of most transactions nothing tells but their markers."""
         self.rng = random.Random(seed)
         self.clock = FakeClock()
         self.bucket = Memory()
@@ -81,7 +83,7 @@ class Trial:
         shipper = Shipper(self.store._topics, self.bucket, parallel=0)
         self.is_open = False
         for _ in range(steps):
-            self.clock.advance(self.rng.choice((0, 0, 1, 5, 1000)))
+            self.clock.advance(self.rng.choice((2, 5, 1000) if self._forgetful else (0, 0, 1, 5, 1000)))
             self.rng.choice((self.append, self.append, self.transact, self.transact, self.transact, self.cut))()
             if self.rng.random() < 0.1:
                 shipper.ship()
@@ -90,6 +92,12 @@ class Trial:
             self._send(self._producers[0], 0)
             self._producers[0].flush()
             self.is_open = True
+        if self._forgetful:
+            decisions = self.store.topic("__transaction_state").partition(0)
+            decisions.roll()
+            decisions.compact()
+            for log in map(self.log, PLACES):
+                log.flush()
         shipper.ship()
         shipper.close()
 
@@ -105,7 +113,7 @@ class Trial:
         sent = []
         for tp in self.rng.sample(PLACES, self.rng.randint(1, 3)):
             values = [b"%d %d" % (number, self.rng.randrange(1 << 40)) for _ in range(self.rng.randint(1, 3))]
-            producer.send_many(tp.topic, values, partition=tp.partition)
+            producer.send_many(tp.topic, values, partition=tp.partition, timestamps=[self.clock.now_ms()] * len(values))
             sent += [(tp, value) for value in values]
         return sent
 
@@ -220,7 +228,8 @@ class Trial:
         assert all(found[offset].startswith(b"0 ") for offset in unknown), "more than was appended, or left out"
         assert cut is None or all(offset < cut for offset in found), f"{tp} shows what lies behind the cut at {cut}"
         if wanted is not None and any(offset >= wanted for offset in self.records[tp]):
-            assert cut is not None and cut <= wanted, f"{tp} should end at {wanted}, and does at {cut}"
+            assert cut is not None, f"{tp} should end at {wanted}"
+            assert cut <= wanted, f"{tp} should end at {wanted}, and does at {cut}"
         if cut is not None:
             assert any(lost.base_offset <= cut < lost.end_offset for lost in log.lost_ranges())
             self.further += any(cut <= offset < (1 << 62 if wanted is None else wanted) for offset in self.records[tp])
