@@ -9,7 +9,7 @@ orders 0 1200
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import IO, Final
 
 import click
 import msgspec
@@ -37,24 +37,15 @@ class _Document(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Document)
 
 
-class _OffsetsFile(click.File):
-    """A file of offsets, read and checked."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, dict):
-            return value
-        file = super().convert(value, param, ctx)
-        try:
-            return parse_offsets(file.read())
-        except (ValueError, SegmentlogError) as error:
-            self.fail(f"{click.format_filename(value)}: {error}", param, ctx)
-        except OSError as error:
-            self.fail(f"{click.format_filename(value)}: {error.strerror}", param, ctx)
-
-
-OFFSETS_FILE = _OffsetsFile("rb")
+def read_offsets(file: IO[bytes]) -> dict[TopicPartition, int]:
+    """What is in a file that was given as ``--offsets``. Raises UsageError."""
+    try:
+        return parse_offsets(file.read())
+    except OSError as error:
+        why = str(error.strerror)
+    except (ValueError, SegmentlogError) as error:
+        why = str(error)
+    raise click.UsageError(f"--offsets: {click.format_filename(file.name)}: {why}")
 
 
 def parse_offsets(data: bytes) -> dict[TopicPartition, int]:

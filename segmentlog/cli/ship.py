@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from segmentlog.cli.common import Progress, loading, open_store, say, stoppable
-from segmentlog.cli.offsets_file import OFFSETS_FILE
+from segmentlog.cli.offsets_file import read_offsets
 from segmentlog.cli.options import DURATION_S, PLACE, SIZE, Place, json_option
 from segmentlog.cli.tables import show_json
 
 if TYPE_CHECKING:
     from segmentlog.objects.restoring import Restored
     from segmentlog.objects.shipper import ShippedNow
-    from segmentlog.records import TopicPartition
     from segmentlog.store import LogStore
 
 
@@ -100,13 +99,13 @@ def _tell(done: ShippedNow, as_json: bool) -> None:
 @click.option("--at", type=PLACE, metavar="TIME", help="As it was then: 2026-07-31T12:00, -1h, @1785456000000.")
 @click.option(
     "--offsets",
-    type=OFFSETS_FILE,
+    type=click.File("rb"),
     metavar="FILE",
     help="Partitions in it end there: lines of TOPIC PARTITION OFFSET, or JSON as kafka-delete-records.sh takes it.",
 )
 @json_option
 def restore(
-    url: str, folder: str, topics: tuple[str, ...], at: Place | None, offsets: dict[TopicPartition, int] | None,
+    url: str, folder: str, topics: tuple[str, ...], at: Place | None, offsets: IO[bytes] | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Make the store that was shipped to URL anew in FOLDER, or of it the topics that match.
@@ -128,6 +127,7 @@ def restore(
         raise click.UsageError("--at and --offsets exclude each other")
     if at is not None and at.kind != "time":
         raise click.UsageError("--at: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
+    wanted = None if offsets is None else read_offsets(offsets)
     with loading():
         from segmentlog.objects.location import open_bucket
         from segmentlog.objects.restoring import restore as bring
@@ -135,7 +135,7 @@ def restore(
     with Progress("bytes", None) as progress:
         done = bring(
             open_bucket(url), _absolute(folder), topics,
-            at=None if at is None else at.number, offsets=offsets, progress=_shown(progress),
+            at=None if at is None else at.number, offsets=wanted, progress=_shown(progress),
         )  # fmt: skip
     _tell_restored(done, folder, as_json)
 

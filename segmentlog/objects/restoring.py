@@ -153,8 +153,9 @@ class Restoring:
         wanted: dict[str, Any] = {
             "url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._wanted),
         }  # fmt: skip
-        if self._target is not None:
+        if self._target is not None and self._rewinding is not None:
             wanted |= self._target.mark
+            self._rewinding.check()  # nothing is left of what cannot be
         fs.make_folders(path)
         is_store, is_begun = fs.exists(f"{path}/{STORE_FILE}"), fs.exists(mark)
         if is_store and not is_begun:

@@ -111,10 +111,14 @@ class Rewinding:
 
     # ------------------------------------------------------------ what is cut
 
+    def check(self) -> Cuts:
+        """The cuts at the offsets that are asked for. Raises `ShippingRefused`."""
+        return cuts_at_offsets(self._url, self._whole, self._target)
+
     def find(self, read: Read, carry: Carry) -> None:
-        """The cuts that are asked for. Raises `ShippingRefused`."""
+        """The cuts that are asked for."""
         if self._target.at_ms is None:
-            wanted = cuts_at_offsets(self._url, self._whole, self._target)
+            wanted = self.check()
         else:
             wanted = self._cuts_at_time(self._target.at_ms, read, carry)
         self._wanted = settled(wanted, self._parts)
