@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from segmentlog.cli.common import Progress, loading, open_store, say, stoppable
-from segmentlog.cli.options import DURATION_S, SIZE, json_option
+from segmentlog.cli.offsets_file import read_offsets
+from segmentlog.cli.options import DURATION_S, PLACE, SIZE, Place, json_option
 from segmentlog.cli.tables import show_json
 
 if TYPE_CHECKING:
@@ -95,20 +96,47 @@ def _tell(done: ShippedNow, as_json: bool) -> None:
 @click.argument("url")
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--at", type=PLACE, metavar="TIME", help="As it was then: 2026-07-31T12:00, -1h, @1785456000000.")
+@click.option(
+    "--offsets",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Partitions in it end there: lines of TOPIC PARTITION OFFSET, or JSON as kafka-delete-records.sh takes it.",
+)
 @json_option
-def restore(url: str, folder: str, topics: tuple[str, ...], as_json: bool) -> None:
+def restore(
+    url: str, folder: str, topics: tuple[str, ...], at: Place | None, offsets: IO[bytes] | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Make the store that was shipped to URL anew in FOLDER, or of it the topics that match.
 
     Offsets, epochs, lost ranges, timestamps, producers' numbers, committed positions and configurations are what they
     were. Every byte is checked. Killed and run again it goes on. Nothing is changed at URL: to go on shipping from
     FOLDER it has to be taken over instead.
+
+    With --at each partition ends in front of the first record, or end of a transaction, that is later; with --offsets
+    at the offset that the file says, if it does. Other partitions are cut, too, where a transaction would be torn
+    otherwise; positions behind a cut are put at it. Offsets that are left out are lost: none is used again. Killed,
+    it goes on with the same options only: say --at as a date then, and not as -1h.
+
+    \b
+      segmentlog restore s3://bucket/store ./copy --at 2026-07-31T12:00
+      segmentlog restore s3://bucket/store ./copy --offsets offsets.txt
     """
+    if at is not None and offsets is not None:
+        raise click.UsageError("--at and --offsets exclude each other")
+    if at is not None and at.kind != "time":
+        raise click.UsageError("--at: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
+    wanted = None if offsets is None else read_offsets(offsets)
     with loading():
         from segmentlog.objects.location import open_bucket
         from segmentlog.objects.restoring import restore as bring
 
     with Progress("bytes", None) as progress:
-        done = bring(open_bucket(url), absolute(folder), topics, progress=shown(progress))
+        done = bring(
+            open_bucket(url), absolute(folder), topics,
+            at=None if at is None else at.number, offsets=wanted, progress=shown(progress),
+        )  # fmt: skip
     _tell_restored(done, folder, as_json)
 
 
@@ -158,6 +186,8 @@ def shown(progress: Progress) -> Any:
 
 
 def _tell_restored(done: Restored, folder: str, as_json: bool) -> None:
+    for warning in done.warnings:
+        say(f"warning: {warning}")
     if as_json:
         show_json(
             {
@@ -168,8 +198,16 @@ def _tell_restored(done: Restored, folder: str, as_json: bool) -> None:
                 "kept_bytes": done.kept_bytes,
                 "sequence": done.manifest.sequence,
                 "shipped_ms": done.manifest.shipped_ms,
+                "cuts": [
+                    {"topic": cut.topic, "partition": cut.partition, "offset": cut.offset,
+                     "end_offset": cut.end_offset, "wanted_offset": cut.wanted_offset}
+                    for cut in done.cuts
+                ],
             }
-        )
+        )  # fmt: skip
         return
+    for cut in done.cuts:
+        further = "" if cut.wanted_offset == cut.offset else ", to keep transactions together"
+        say(f"{cut.topic}/{cut.partition}: offsets {cut.offset} to {cut.end_offset - 1} are left out{further}")
     kept = f", of which {done.kept_bytes:,} were there" if done.kept_bytes else ""
     say(f"{folder}: {done.topics:,} topics, {done.partitions:,} partitions, {done.size_bytes:,} bytes{kept}")

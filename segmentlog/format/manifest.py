@@ -111,6 +111,11 @@ class ShippedPartition(msgspec.Struct, frozen=True):
         return self.epochs[-1].epoch
 
     @property
+    def pieces(self) -> list[ShippedSegment | Chunk]:
+        """All of the log, in the order of offsets."""
+        return [*self.segments, *self.chunks]
+
+    @property
     def size_bytes(self) -> int:
         """Of the whole log."""
         return sum(segment.log.size_bytes for segment in self.segments) + sum(chunk.size_bytes for chunk in self.chunks)

@@ -5,7 +5,8 @@
     DIR/store.json      last of all: from here on it is a store
 
 Each log is left as after the death of a machine: the next open goes on at the ceiling, in a new epoch, and tells what
-was lost. Killed and run again it keeps what it finds whole.
+was lost. Killed and run again it keeps what it finds whole. What a restore to a time or to offsets leaves out is the
+business of `rewinding`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
+from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import ObjectStoreError, ShippingRefused
 from segmentlog.format.checkpoint import Checkpoint
@@ -41,7 +44,10 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.cutting import Piece, Target, target_of
+from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
+from segmentlog.objects.rewinding import CutPartition, Rewinding
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.topics.folders import TopicFile, TopicFolders
@@ -57,13 +63,18 @@ Progress = Callable[[int, int], None]
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What was restored: topics, partitions, their bytes, how many of these were there already."""
+    """What was restored: topics, partitions, their bytes, how many of these were there already.
+
+    ``cuts`` is what was left out on request, ``warnings`` what a person should know about that.
+    """
 
     manifest: Manifest
     topics: int
     partitions: int
     size_bytes: int
     kept_bytes: int
+    cuts: tuple[CutPartition, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def restore(
@@ -71,22 +82,30 @@ def restore(
     path: str,
     wanted: Iterable[str] = (),
     *,
+    at: int | datetime | None = None,
+    offsets: Mapping[Any, int] | None = None,
     fs: FileSystem | None = None,
+    clock: Clock | None = None,
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     before_store: Callable[[Manifest], None] | None = None,
 ) -> Restored:
     """Make the store that was shipped there in the folder ``path``, or of it the topics that match ``wanted``.
 
+    ``at``, milliseconds since 1970 or a datetime: each partition ends in front of its first record, or marker of a
+    transaction, that is later. ``offsets``, by (topic, partition): these end in front of that offset, others are whole.
+    What is left out of a partition is a lost range then, behind which it goes on; no part of a transaction is there
+    without the rest, and no position lies behind a cut: see docs/ship.md.
     ``parallel`` threads bring what lies there, with 0 the one that calls. ``before_store`` is called when all is there
     but what makes the folder a store.
-    Raises `ShippingRefused` (nothing was shipped there, or the folder holds something else), `ObjectStoreError`,
-    `DiskFull`: run it again, and it goes on.
+    Raises `ShippingRefused` (nothing was shipped there, the folder holds something else, there is no such place to cut
+    at), `InvalidConfig`, `ObjectStoreError`, `DiskFull`: run it again, with the same arguments, and it goes on.
     """
-    fs = fs or FileSystem()
+    fs, target = fs or FileSystem(), target_of(at, offsets)
+    wanted = tuple(wanted)
     for _ in range(_MANIFESTS_MAX):
         manifest, _tag = require_manifest(bucket)
-        files = Restoring(fs, bucket, path, manifest, tuple(wanted))
+        files = Restoring(fs, bucket, path, manifest, wanted, target, clock)
         if (complete := files.begin()) is not None:
             return complete
         try:
@@ -105,8 +124,9 @@ class Restoring:
     """One restore, of one manifest. ``run`` once."""
 
     def __init__(
-        self, fs: FileSystem, bucket: Bucket, path: str, manifest: Manifest, wanted: tuple[str, ...] = ()
-    ) -> None:
+        self, fs: FileSystem, bucket: Bucket, path: str, manifest: Manifest, wanted: tuple[str, ...] = (),
+        target: Target | None = None, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
         self._fs = fs
         self._bucket = bucket
         self._path = path
@@ -115,6 +135,13 @@ class Restoring:
         self._topics = [topic for topic in manifest.topics if is_wanted(topic.name, wanted)]
         self._tails = {tail.number: tail.object for tail in manifest.tails}
         self._kept_bytes = 0
+        self._brought: set[str] = set()
+        """Files that this run has seen to."""
+        self._target = target
+        self._rewinding: Rewinding | None = None
+        if target is not None:
+            store_id = manifest.store_id
+            self._rewinding = Rewinding(fs, path, store_id, bucket.url, self._topics, target, clock or Clock())
 
     def begin(self) -> Restored | None:
         """See that the folder is one to restore into. What is there when an earlier run was killed at its last step.
@@ -123,7 +150,12 @@ class Restoring:
         """
         fs, path = self._fs, self._path
         mark = f"{path}/{RESTORING_FILE}"
-        wanted = {"url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._wanted)}
+        wanted: dict[str, Any] = {
+            "url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._wanted),
+        }  # fmt: skip
+        if self._target is not None and self._rewinding is not None:
+            wanted |= self._target.mark
+            self._rewinding.check()  # nothing is left of what cannot be
         fs.make_folders(path)
         is_store, is_begun = fs.exists(f"{path}/{STORE_FILE}"), fs.exists(mark)
         if is_store and not is_begun:
@@ -133,7 +165,10 @@ class Restoring:
         if is_begun:
             found = json.loads(read_file(fs, mark) or b"{}")
             if found != wanted:
-                raise ShippingRefused(self._bucket.url, f"{path} holds what was begun of another restore: {found}")
+                raise ShippingRefused(
+                    self._bucket.url,
+                    f"{path} holds what was begun of another restore: {found}; go on with that, or remove the folder",
+                )
             if is_store:
                 self._forget_mark()
                 return self._restored(kept_bytes=self._size_bytes())
@@ -151,30 +186,45 @@ class Restoring:
         before_store: Callable[[Manifest], None] | None = None,
     ) -> Restored:
         """Bring all of it, and make the folder a store."""
+        rewinding = self._rewinding
         self._remove_others()
-        jobs = [job for topic in self._topics for job in self._jobs(topic)]
-        whole, done = self._size_bytes(), 0
-        with contextlib.closing(_carried_out(jobs, parallel)) as sizes:
-            for size_bytes in sizes:
-                done += size_bytes
-                if progress is not None:
-                    progress(done, whole)
+        if rewinding is not None:
+            rewinding.find(self._read, lambda jobs: self._carry_out(jobs, parallel))
+            self._topics = rewinding.topics()
+        self._carry_out([job for topic in self._topics for job in self._jobs(topic)], parallel, progress)
+        if rewinding is not None:
+            rewinding.keep_together(self._read, lambda jobs: self._carry_out(jobs, parallel))
+            self._topics = rewinding.topics()
+            rewinding.cut_files()
         for topic in self._topics:
             for partition in topic.partitions:
                 self._finish(topic, partition)
             self._write_topic(topic)
         self._bring_files()
+        if rewinding is not None:
+            rewinding.take_back()
         if before_store is not None:
             before_store(self._manifest)
         self._make_store()
         return self._restored(self._kept_bytes)
+
+    def _carry_out(self, jobs: Sequence[Job], parallel: int, progress: Progress | None = None) -> None:
+        whole, done = self._size_bytes(), 0
+        with contextlib.closing(carried_out(jobs, parallel)) as sizes:
+            for size_bytes in sizes:
+                done += size_bytes
+                if progress is not None:
+                    progress(done, whole)
 
     def _size_bytes(self) -> int:
         return sum(part.size_bytes for topic in self._topics for part in topic.partitions)
 
     def _restored(self, kept_bytes: int) -> Restored:
         partitions = sum(len(topic.partitions) for topic in self._topics)
-        return Restored(self._manifest, len(self._topics), partitions, self._size_bytes(), kept_bytes)
+        done = Restored(self._manifest, len(self._topics), partitions, self._size_bytes(), kept_bytes)
+        if self._rewinding is None:
+            return done
+        return replace(done, cuts=self._rewinding.cuts, warnings=tuple(self._rewinding.warnings))
 
     def _remove_others(self) -> None:
         """What an earlier run has brought of topics that were deleted, renamed or made anew since."""
@@ -198,7 +248,7 @@ class Restoring:
 
     # ------------------------------------------------------------ files
 
-    def _jobs(self, topic: ShippedTopic) -> Iterator[Callable[[], int]]:
+    def _jobs(self, topic: ShippedTopic) -> Iterator[Job]:
         check_topic_name(topic.name, internal=True)  # it is to name a folder
         for partition in topic.partitions:
             folder = f"{self._path}/{topic.name}/{partition.number}"
@@ -210,7 +260,7 @@ class Restoring:
             for snapshot in partition.snapshots:
                 yield self._bringing(f"{folder}/{segment_name(snapshot.segment)}{SNAPSHOT_SUFFIX}", snapshot.object)
 
-    def _bringing_segment(self, folder: str, segment: ShippedSegment) -> Callable[[], int]:
+    def _bringing_segment(self, folder: str, segment: ShippedSegment) -> Job:
         stem = f"{folder}/{segment_name(segment.base_offset)}"
         log = self._bringing(stem + LOG_SUFFIX, segment.log)
         if segment.snapshot is None:
@@ -218,18 +268,17 @@ class Restoring:
         snapshot = self._bringing(stem + SNAPSHOT_SUFFIX, segment.snapshot)
         return lambda: log() + 0 * snapshot()
 
-    def _bringing(self, path: str, stored: Stored) -> Callable[[], int]:
+    def _bringing(self, path: str, stored: Stored) -> Job:
         def bring() -> int:
             if self._is_there(path, stored.size_bytes, stored.xxh3_64):
                 return stored.size_bytes
-            data, _ = self._bucket.get(stored.key)
-            check_object(self._bucket, stored, data)
-            replace_file(self._fs, path, data, sync_folder=False)
+            replace_file(self._fs, path, self._object(stored), sync_folder=False)
+            self._brought.add(path)
             return stored.size_bytes
 
         return bring
 
-    def _bringing_chunks(self, folder: str, base: int, chunks: list[Chunk]) -> Callable[[], int]:
+    def _bringing_chunks(self, folder: str, base: int, chunks: list[Chunk]) -> Job:
         def bring() -> int:
             data = b"".join([self._chunk(chunk) for chunk in chunks])
             path = f"{folder}/{segment_name(base)}{LOG_SUFFIX}"
@@ -247,6 +296,20 @@ class Restoring:
             raise ShippingRefused(self._bucket.url, f"{key}: {why}")
         return data
 
+    def _read(self, topic: ShippedTopic, partition: ShippedPartition, piece: Piece) -> bytes:
+        """A piece of a log as it was shipped: of what is brought, or will be, the file."""
+        if isinstance(piece, Chunk):
+            return self._chunk(piece)
+        path = f"{self._path}/{topic.name}/{partition.number}/{segment_name(piece.base_offset)}{LOG_SUFFIX}"
+        if path in self._brought:
+            return read_file(self._fs, path)
+        return self._object(piece.log)
+
+    def _object(self, stored: Stored) -> bytes:
+        data, _ = self._bucket.get(stored.key)
+        check_object(self._bucket, stored, data)
+        return data
+
     def _is_there(self, path: str, size_bytes: int, xxh3_64: str) -> bool:
         """Whether an earlier run has brought the file."""
         try:
@@ -257,6 +320,7 @@ class Restoring:
             return False
         if is_whole:
             self._kept_bytes += size_bytes
+            self._brought.add(path)
         return is_whole
 
     def _bring_files(self) -> None:
@@ -274,18 +338,17 @@ class Restoring:
         folder = f"{self._path}/{topic.name}/{partition.number}"
         active = f"{segment_name(partition.active_base)}{LOG_SUFFIX}"
         bases = [segment.base_offset for segment in partition.segments] + [chunk.segment for chunk in partition.chunks]
-        sizes = {chunk.segment: chunk.position + chunk.size_bytes for chunk in partition.chunks}
         if partition.active_base not in bases:
             replace_file(self._fs, f"{folder}/{active}", b"", sync_folder=False)
         wanted = {f"{segment_name(base)}{suffix}" for base in (*bases, partition.active_base)
                   for suffix in (LOG_SUFFIX, SNAPSHOT_SUFFIX)}  # fmt: skip
         for name in self._fs.listdir(folder):
             if name not in wanted and name not in (CHECKPOINT_FILE, GRANT_FILE):  # of a manifest that has changed since
-                self._fs.unlink(f"{folder}/{name}")
+                self._remove(f"{folder}/{name}")
         checkpoint = Checkpoint(
             recovery_offset=partition.end_offset,
             recovery_segment=partition.active_base,
-            recovery_position=sizes.get(partition.active_base, 0),
+            recovery_position=self._fs.stat(f"{folder}/{active}").st_size,
             log_start_offset=partition.log_start_offset,
             offset_ceiling=partition.ceiling,
             clean=False,
@@ -316,21 +379,6 @@ class Restoring:
     def _forget_mark(self) -> None:
         self._fs.unlink(f"{self._path}/{RESTORING_FILE}")
         self._fs.sync_folder(self._path)
-
-
-def _carried_out(jobs: Sequence[Callable[[], int]], parallel: int) -> Generator[int, None, None]:
-    """What each of the jobs returns, in their order; ``parallel`` threads do them, with 0 whoever asks."""
-    if not parallel:
-        yield from (job() for job in jobs)
-        return
-    with ThreadPoolExecutor(parallel, "segmentlog-restore") as pool:
-        futures = [pool.submit(job) for job in jobs]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:

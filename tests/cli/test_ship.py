@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from segmentlog.cli.offsets_file import parse_offsets
 from segmentlog.store import LogStore
 
 
@@ -236,3 +238,73 @@ def test_a_store_that_is_a_url(shell: Shell) -> None:
                           input="x\n")  # fmt: skip
     assert done.returncode == 1
     assert "read-only" in done.stderr
+
+
+def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
+    """What is later is left out, and told; offsets come as Kafka's tools write them, or from stdin."""
+    shell.run("ship", shell.url)
+    time.sleep(0.01)
+    between = f"@{time.time_ns() // 1_000_000}"
+    time.sleep(0.01)
+    shell.run("produce", "words", stdin="four\nfive\n")
+    shell.run("ship")
+    assert (
+        "words/0: offsets 3 to 4 are left out\n"
+        in (shell.run("restore", shell.url, str(shell.folder / "then"), "--at", between)[1])
+    )
+    assert shell.values("then") == ["one", "two", "three"]
+    shell.run("produce", "words", stdin="six\n", store="then")
+    assert shell.values("then") == ["one", "two", "three", "six"]
+    (details,) = (line for line in shell.run("details", "words", store="then")[0].splitlines() if "left out by" in line)
+    assert "3" in details
+
+    kafka = shell.folder / "offsets.json"
+    kafka.write_text('{"partitions": [{"topic": "words", "partition": 0, "offset": 1}], "version": 1}')
+    (done,) = shell.json("restore", shell.url, str(shell.folder / "one"), "--offsets", str(kafka))
+    assert done["cuts"] == [{"topic": "words", "partition": 0, "offset": 1, "end_offset": 5, "wanted_offset": 1}]
+    assert shell.values("one") == ["one"]
+    for number, text in enumerate(("# it was so\nwords 0 2\n", "words,0,2\n", "words:0:2")):
+        shell.run("restore", shell.url, str(shell.folder / f"two-{number}"), "--offsets", "-", stdin=text)
+        assert shell.values(f"two-{number}") == ["one", "two"]
+    whole = shell.run("restore", shell.url, str(shell.folder / "whole"), "--at", "2100-01-01")[1]
+    assert "left out" not in whole
+    assert len(shell.values("whole")) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it names no partition"),
+        ("words 0\n", "line 1 is 'words 0', and not TOPIC PARTITION OFFSET"),
+        ("words 0 1\nwords 0 2\n", "line 2: words/0 is there twice"),
+        ("words 0 -1\n", "line 1: -1 is no offset of words/0"),
+        ("words 0 1 2\n", "line 1 is"),
+        ("words x 1\n", "line 1 is"),
+        ('{"partitions": [{"topic": "words", "partition": 0}]}', "missing required field `offset`"),
+        ('{"partitions": [], "version": 2}', "JSON of version 2; this reads version 1"),
+    ],
+)
+def test_offsets_that_make_no_sense(text: str, words: str) -> None:
+    """Are told with the line, or the partition."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        parse_offsets(text.encode())
+
+
+def test_options_that_make_no_sense(shell: Shell) -> None:
+    """Are told before anything is asked of the object store."""
+    broken = shell.folder / "broken"
+    broken.write_text("words 0\n")
+    for arguments, words in (
+        (("--at", "-1h", "--offsets", "-"), "exclude each other"),
+        (("--at", "17"), "--at: give a time"),
+        (("--at", "yesterday"), "is not a place"),
+        (("--offsets", "nowhere"), "No such file"),
+        (("--offsets", str(broken)), "broken: line 1 is 'words 0'"),
+    ):
+        said = shell.run("restore", shell.url, str(shell.folder / "copy"), *arguments, status=2, stdin="words 0 1")[1]
+        assert words in said
+    assert not (shell.folder / "copy").exists()
+    shell.run("ship", shell.url)
+    for text, words in (("words 0 9", "words/0 cannot be cut at offset 9"), ("word 0 1", "word/0: there is no such")):
+        said = shell.run("restore", shell.url, str(shell.folder / "copy"), "--offsets", "-", status=1, stdin=text)[1]
+        assert words in said

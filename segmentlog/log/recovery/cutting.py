@@ -71,14 +71,14 @@ def _copy_segment(handle: Handle, tail: Tail) -> None:
     path = segment_stem(handle.folder, tail.base) + LOG_SUFFIX
     data = read_file(handle.fs, path)[: tail.position]
     if tail.split is not None:
-        data += _split_batch(tail.split, tail.end_offset)
+        data += split_batch(tail.split, tail.end_offset)
         tail.split = None
     replace_file(handle.fs, path, data)
     tail.position = len(data)
 
 
-def _split_batch(part: RecordBatch, end_offset: int) -> bytes:
-    """The part of a batch that is kept, up to where the log ends now."""
+def split_batch(part: RecordBatch, end_offset: int) -> bytes:
+    """The bytes of the part of a batch that is kept, up to where the log ends now."""
     header = part.header
     if not len(part):  # compacted: what is left of it stands behind the cut
         return gap_batch(header.base_offset, end_offset, header.partition_epoch)

@@ -95,12 +95,7 @@ def _scan_segment(mapped: MappedSegment, tail: Tail, known: Checkpoint) -> bool:
             if (cut := _truncated_at(header, known)) is not None:
                 tail.torn = f"offset {cut}, where the log was truncated"
                 if cut > header.base_offset:
-                    payload = check_payload(mapped.view, position, header, mapped.path)
-                    batch = record_batch(header, payload, path=mapped.path, position=position)
-                    try:
-                        tail.split = batch.slice(0, int(np.searchsorted(batch.offsets, cut)))
-                    except CorruptBatch:  # of a Kafka client's, that never could be read
-                        tail.split = batch.slice(0, 0)
+                    tail.split = part_below(mapped.view, position, header, cut, mapped.path)
                     tail.end_offset = cut
                 return False
             tail.position = position + header.size_bytes
@@ -113,6 +108,16 @@ def _scan_segment(mapped: MappedSegment, tail: Tail, known: Checkpoint) -> bool:
     finally:
         tail.scanned_bytes += tail.position - start
     return True
+
+
+def part_below(view: memoryview, position: int, header: BatchHeader, offset: int, path: str) -> RecordBatch:
+    """The records below ``offset`` of the batch at byte ``position``. Raises `CorruptBatch`."""
+    payload = check_payload(view, position, header, path)
+    batch = record_batch(header, payload, path=path, position=position)
+    try:
+        return batch.slice(0, int(np.searchsorted(batch.offsets, offset)))
+    except CorruptBatch:  # of a Kafka client's, that never could be read
+        return batch.slice(0, 0)
 
 
 def _any_after(view: memoryview, position: int) -> bool:
