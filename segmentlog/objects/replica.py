@@ -32,7 +32,7 @@ from segmentlog.objects.mirror import Mirror, MirrorStatus
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.uploads import PARALLEL
 from segmentlog.storage import forks
-from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.forks import Held, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 from segmentlog.topics.workers import Worker
@@ -214,6 +214,31 @@ class Replica:
             if lock is not None:
                 self._mirror.close()
                 let_go(self._fs, lock)
+
+
+def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], None]) -> None:
+    """Have a folder be no replica any more, and no store, if it is one of ``url``. Killed, it is done again.
+
+    ``before_end`` is called when it is no store, and a replica still. Raises `ShippingRefused`.
+    """
+    mark = f"{path}/{REPLICA_FILE}"
+    if not fs.exists(mark):
+        return
+    with held_open(fs, mark, os.O_RDWR) as fd:
+        try:
+            fs.flock(fd, EXCLUSIVE | AT_ONCE)
+        except BlockingIOError:
+            raise ShippingRefused(url, f"a process keeps {path} up as a replica; end it first") from None
+        found = json.loads(read_file(fs, mark) or b"{}")
+        if found.get("url") != url:
+            raise ShippingRefused(url, f"{path} is a replica of something else: {found}")
+        for name in (STORE_FILE, REPLICA_STATUS_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(f"{path}/{name}")
+        fs.sync_folder(path)
+        before_end()
+        fs.unlink(mark)
+        fs.sync_folder(path)
 
 
 def _is_harmless(name: str) -> bool:

@@ -16,6 +16,7 @@ from segmentlog.errors import InvalidConfig, ObjectStoreError, ReadOnlyStore, Sh
 from segmentlog.log.mirrored import MirroredLog
 from segmentlog.objects.replica import Replica, replica_status
 from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.takeover import take_over
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import Died, FaultyFileSystem
@@ -332,3 +333,37 @@ def test_positions_and_decisions_come_last(tmp_path: Path, store: LogStore, buck
     assert len(names) == 5
     assert set(names[:3]) == {"a", "b"}
     assert set(names[3:]) == {"__consumer_offsets", "__transaction_state"}
+
+
+def test_a_replica_takes_over(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
+    """In its folder, once nobody keeps it up: what it has does not come again; killed at any call it goes on."""
+    with follow_after(store, bucket, tmp_path), pytest.raises(ShippingRefused, match="end it first"):
+        take_over(bucket, str(tmp_path / "copy"), parallel=0)
+    with pytest.raises(ShippingRefused, match="replica of something else"):
+        take_over(_elsewhere(store), str(tmp_path / "copy"), parallel=0)
+    wanted = contents(store)
+    for calls in range(1, 1000, 3):
+        files = FaultyFileSystem()
+        files.die_at(calls)
+        try:
+            done = take_over(bucket, str(tmp_path / "copy"), fs=files, parallel=0)
+            break
+        except Died:
+            continue
+    assert calls > 60
+    assert done.kept_bytes == done.size_bytes > 0
+    with LogStore(tmp_path / "copy", background=False) as other:
+        assert not other.read_only
+        assert contents(other) == wanted
+        assert other.topic("b").partition(0).log_end_offset > 1000
+        assert not list((tmp_path / "copy").glob("@replica*"))
+
+
+def _elsewhere(store: LogStore) -> Counting:
+    other = Counting()
+    other._objects = {}
+    other.url = "memory://other"
+    with LogStore(Path(store.path).parent / "other", background=False) as another:
+        another.create_topic("x").partition(0).append([b"x"])
+        ship(another, other)
+    return other
