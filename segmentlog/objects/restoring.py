@@ -63,10 +63,8 @@ Progress = Callable[[int, int], None]
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What was restored: topics, partitions, their bytes, how many of these were there already.
-
-    ``cuts`` is what was left out on request, ``warnings`` what a person should know about that.
-    """
+    """What was restored: topics, partitions, their bytes, how many of these were there already; what was left out on
+    request, and what a person should know about that."""
 
     manifest: Manifest
     topics: int

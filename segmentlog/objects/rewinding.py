@@ -11,6 +11,7 @@ The folder is no store before all of it is done: killed anywhere, it is done aga
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -35,7 +36,7 @@ from segmentlog.objects.cutting import (
 )
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.jobs import Job
-from segmentlog.objects.together import Commit, End, Kept, commits_in, ends_in, keep_together
+from segmentlog.objects.together import Kept, commits_in, ends_in, keep_together
 from segmentlog.records import PartitionId
 from segmentlog.storage.fs import FileSystem, read_file, replace_file
 
@@ -43,6 +44,9 @@ Carry = Callable[[list[Job]], None]
 """Has jobs done, in whatever order."""
 Read = Callable[[ShippedTopic, ShippedPartition, Piece], bytes]
 """A piece as it was shipped."""
+
+
+_Found = TypeVar("_Found")
 
 
 class CutPartition(msgspec.Struct, frozen=True):
@@ -145,34 +149,32 @@ class Rewinding:
         at_ms = self._target.at_ms
         if at_ms is None and not any(where in self._kept.cuts for where, _, _ in producing):
             return
-        ends: dict[Where, dict[int, list[End]]] = {where: {} for where, _, _ in producing}
-        commits: dict[int, list[Commit]] = {}
+        deciding = [one for one in self._everything() if one[1].name == TRANSACTIONS_TOPIC]
+        decided = self._look_through(deciding, lambda data, _: commits_in(data), read, carry)
+        commits = [commit for found in decided.values() for commit in found]
+        if all(_is_complete(part) for _, _, part in deciding) and all(commit.is_by_id for commit in commits):
+            named = {where for commit in commits for where in commit.ends}  # all that ever were transactions of
+            producing = [one for one in producing if one[0] in named]
+        ends = self._look_through(producing, ends_in, read, carry)
+        self._kept = keep_together(self._kept.cuts, ends, commits, self._never_cut(), at_ms)
+        self._kept.cuts = settled(self._kept.cuts, self._parts)
+
+    def _look_through(
+        self, these: list[tuple[Where, ShippedTopic, ShippedPartition]], find: Callable[[bytes, int], list[_Found]],
+        read: Read, carry: Carry,
+    ) -> dict[Where, list[_Found]]:  # fmt: skip
+        """What ``find`` finds in the bytes of a piece, from the log start on; of each partition in order."""
+        found: dict[Where, dict[int, list[_Found]]] = {where: {} for where, _, _ in these}
 
         def looking(where: Where, topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
             def look() -> int:
-                ends[where][piece.base_offset] = ends_in(read(topic, part, piece), part.log_start_offset)
+                found[where][piece.base_offset] = find(read(topic, part, piece), part.log_start_offset)
                 return 0
 
             return look
 
-        def deciding(topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
-            def look() -> int:
-                commits[piece.base_offset] = commits_in(read(topic, part, piece))
-                return 0
-
-            return look
-
-        jobs = [looking(where, topic, part, piece) for where, topic, part in producing for piece in part.pieces]
-        jobs += [
-            deciding(topic, part, piece)
-            for _, topic, part in self._everything() if topic.name == TRANSACTIONS_TOPIC
-            for piece in part.pieces
-        ]  # fmt: skip
-        carry(jobs)
-        in_order = {where: [end for base in sorted(of) for end in of[base]] for where, of in ends.items()}
-        decided = [commit for base in sorted(commits) for commit in commits[base]]
-        self._kept = keep_together(self._kept.cuts, in_order, decided, self._never_cut(), at_ms)
-        self._kept.cuts = settled(self._kept.cuts, self._parts)
+        carry([looking(where, topic, part, piece) for where, topic, part in these for piece in part.pieces])
+        return {where: [one for base in sorted(of) for one in of[base]] for where, of in found.items()}
 
     def _never_cut(self) -> set[Where]:
         return {where for where, topic, _ in self._everything() if topic.name in INTERNAL_TOPICS}
@@ -304,6 +306,11 @@ class Rewinding:
                 f"transactions of {len(self._kept.producers):,} producers that were committed are taken back, in all"
                 " partitions that they wrote to"
             )
+
+
+def _is_complete(part: ShippedPartition) -> bool:
+    """Whether a log has every record that was ever written to it."""
+    return not (part.log_start_offset or part.lost_ranges or part.compacted.begun_offset)
 
 
 def _put_last(

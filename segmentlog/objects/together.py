@@ -29,6 +29,8 @@ from segmentlog.objects.decisions import Where
 from segmentlog.transactions.journal import decode_state
 
 _NUMBER_BITS: Final = 20
+_ID_LENGTH: Final = 36
+_ID_DASHES: Final = 4
 
 
 class End(msgspec.Struct, frozen=True):
@@ -50,6 +52,11 @@ class Commit(msgspec.Struct, frozen=True):
     """Its decision may be gone: all that is known is that it counts there, marker or not."""
     decided_ms: int = 0
     """Wall clock, or a little later."""
+
+    @property
+    def is_by_id(self) -> bool:
+        """Whether topics go by their ids; in a store that was upgraded old decisions have names."""
+        return all(len(topic_id) == _ID_LENGTH and topic_id.count("-") == _ID_DASHES for topic_id, _ in self.ends)
 
 
 class Kept(msgspec.Struct):
@@ -83,11 +90,11 @@ class _Transaction(msgspec.Struct):
 
 
 def ends_in(data: bytes, start_offset: int) -> list[End]:
-    """The markers in a segment's batches from an offset on."""
+    """The markers in a segment's batches behind the log start: at it, all that they are about has been deleted."""
     view = memoryview(data)
     found = []
     for position, header in walk(view, 0, len(view)):
-        if header.is_control and header.base_offset >= start_offset:
+        if header.is_control and header.base_offset > start_offset:
             marker = decode_marker(header, check_payload(view, position, header))
             if marker is not None:
                 end = End(

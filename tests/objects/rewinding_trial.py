@@ -57,7 +57,8 @@ class Trial:
         self.bucket = Memory()
         self.records: dict[TopicPartition, dict[int, Kept]] = {tp: {} for tp in PLACES}
         self.transactions: dict[int, set[tuple[TopicPartition, int]]] = {}
-        """Of each that was committed, its records."""
+        """Of each that was committed, its records, but for those that were deleted since."""
+        self._wrote_to: dict[int, set[TopicPartition]] = {}
         self.further = 0
         """How often a partition was cut further than was asked for."""
         self.store = LogStore(folder / "store", background=False, fs=NoSyncFileSystem(), clock=self.clock)
@@ -138,6 +139,7 @@ class Trial:
     def _note(self, sent: list[tuple[TopicPartition, bytes]], number: int) -> None:
         """Find out where it went: by its values, which are no others'."""
         wanted = {(tp, value) for tp, value in sent}
+        self._wrote_to[number] = {tp for tp, _ in sent}
         for tp in {tp for tp, _ in sent}:
             for offset, value in _values(self.log(tp)).items():
                 if (tp, value) in wanted:
@@ -206,6 +208,7 @@ class Trial:
             for tp in PLACES:
                 self._check_partition(tp, self.log(tp, store), cuts.get(tp), wanted[tp])
             self._check_transactions(committed, cuts)
+            self._check_further(committed, cuts, wanted)
             self._check_positions(store, cuts)
             with store.producer(name="writer-0") as producer, producer.transaction():
                 for tp in PLACES:
@@ -232,7 +235,22 @@ class Trial:
             assert cut <= wanted, f"{tp} should end at {wanted}, and does at {cut}"
         if cut is not None:
             assert any(lost.base_offset <= cut < lost.end_offset for lost in log.lost_ranges())
-            self.further += any(cut <= offset < (1 << 62 if wanted is None else wanted) for offset in self.records[tp])
+
+    def _check_further(
+        self, committed: Mapping[TopicPartition, set[int]], cuts: Mapping[TopicPartition, int],
+        wanted: Mapping[TopicPartition, int | None],
+    ) -> None:  # fmt: skip
+        """What was cut further than was asked for has had its share in a transaction that could not be kept."""
+        hidden = [
+            self._wrote_to[number] for number, records in self.transactions.items()
+            if not any(offset in committed[tp] for tp, offset in records)
+        ]  # fmt: skip
+        for tp, cut in cuts.items():
+            upto = wanted[tp]
+            if any(cut <= offset and (upto is None or offset < upto) for offset in self.records[tp]):
+                self.further += 1
+                why = f"{tp} is cut at {cut}, and {upto} was asked for, for no reason"
+                assert self._forgetful or any(tp in of and len(of & cuts.keys()) > 1 for of in hidden), why
 
     def _check_positions(self, store: LogStore, cuts: Mapping[TopicPartition, int]) -> None:
         if "group" not in store.groups.names():

@@ -183,6 +183,11 @@ def test_to_a_time(shipped: Shipped) -> None:
 def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is what lies wholly before a time looked at but for restoring it."""
     shipped.topic("a", 20, segment_records=2)
+    shipped.topic("b", 1)
+    with shipped.store.producer(name="p") as producer:
+        producer.send_many("a", [b"idempotent"])
+        with producer.transaction():
+            producer.send_many("b", [b"x"])
     shipped.ship()
     asked: Counter[str] = Counter()
     real = shipped.bucket.get
@@ -195,7 +200,7 @@ def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkey
     shipped.restore(offsets={("a", 0): 5})
     assert sum(key.startswith("segments/") for key in asked.elements()) == 3
     asked.clear()
-    shipped.restore("timed", at=shipped.clock.now_ms() - 15_000)
+    shipped.restore("timed", at=shipped.clock.now_ms() - 16_000)
     assert len(shipped.values("a", "timed")) == 6
     assert sum(key.startswith("segments/") for key in asked.elements()) <= 5
 
