@@ -464,8 +464,9 @@ class Shipper:
             self._looking.forget_what_was_seen()
         else:  # of an earlier process of this very store, arriving late: then it says nothing that is not so here
             compare(self._topics, self.bucket, manifest)
-            self._take_over(manifest, tag)
             self._looking.forget_topics(set())
+            self._tails = {}  # it has others of these numbers
+            self._take_over(manifest, tag)
 
     # ------------------------------------------------------------ afterwards
 

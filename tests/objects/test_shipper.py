@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logs import NoSyncFileSystem, values_by_offset
@@ -16,6 +17,7 @@ from objects.buckets import Memory
 from segmentlog.errors import ObjectStoreError, PartitionFailed, ShippingRefused
 from segmentlog.format.manifest import MANIFEST_KEY, StoreFile, encode_manifest
 from segmentlog.groups.configs import GroupConfigs
+from segmentlog.objects import looking
 from segmentlog.objects import shipper as shipper_module
 from segmentlog.objects.bucket import Data
 from segmentlog.objects.capture import LocalPartition
@@ -292,3 +294,58 @@ def test_a_manifest_brings_no_other_file(tmp_path: Path, store: LogStore, shippe
         folder = tmp_path / path.replace("/", "-") / "restored"
         restore(bucket, str(folder), parallel=0)
         assert not [one for one in tmp_path.rglob("*") if one.is_file() and one.read_bytes() == b"evil"]
+
+
+def test_a_manifest_of_an_earlier_process_that_comes_late(
+    tmp_path: Path, store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It numbers its tails as the process after it does, which holds something back: none is taken for another."""
+    bucket = Late()
+    first = Shipper(store._topics, bucket, parallel=0)
+    first.tick()
+    for name in ("a", "b"):
+        store.topic(name).partition(0).append([name.encode() * 100])
+    bucket.is_late = True
+    with pytest.raises(ObjectStoreError):
+        first.tick()
+    first.close()
+    bucket.is_late = False
+    store.topic("b").partition(0).append([b"more"])
+    real = looking._hold_back
+    held: list[int] = []
+
+    def hold_back(rounds: dict[Any, looking.Round], *rest: Any) -> None:
+        real(rounds, *rest)
+        if not held:
+            held.append(1)
+            for (topic_id, _), round_ in rounds.items():
+                round_.is_held = topic_id == store.topic("a").id
+
+    monkeypatch.setattr(looking, "_hold_back", hold_back)
+    second = Shipper(store._topics, bucket, parallel=0)
+    second.tick()
+    second.tick()
+    second.close()
+    assert not bucket.postponed, "it never came"
+    assert restored(bucket, tmp_path / "there") == {
+        "a/0": [b"a" * 100], "a/1": [], "b/0": [b"b" * 100, b"more"],
+    }  # fmt: skip
+
+
+class Late(Memory):
+    """A put of the manifest may be answered never, and done right before the next one."""
+
+    is_late = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.postponed: list[tuple[str, bytes, str | None]] = []
+
+    def swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.swap`."""
+        if self.is_late:
+            self.postponed.append((key, bytes(data), tag))
+            raise ObjectStoreError(self.url, key, "no answer in time")
+        if self.postponed:
+            super().swap(*self.postponed.pop())
+        return super().swap(key, data, tag)
