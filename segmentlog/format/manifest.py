@@ -55,6 +55,11 @@ class ShippedSegment(msgspec.Struct, frozen=True):
     snapshot: Stored | None = None
     index: Stored | None = None
 
+    @property
+    def objects(self) -> list[Stored]:
+        """All that it refers to."""
+        return [stored for stored in (self.log, self.snapshot, self.index) if stored is not None]
+
 
 class Chunk(msgspec.Struct, frozen=True):
     """Whole batches of the segment that begins at the offset ``segment``, from byte ``position`` on.
@@ -192,9 +197,7 @@ class Manifest(msgspec.Struct, frozen=True):
         found = [tail.object for tail in self.tails] + [file.object for file in self.files]
         for topic in self.topics:
             for partition in topic.partitions:
-                found += [segment.log for segment in partition.segments]
-                found += [segment.snapshot for segment in partition.segments if segment.snapshot is not None]
-                found += [segment.index for segment in partition.segments if segment.index is not None]
+                found += [stored for segment in partition.segments for stored in segment.objects]
                 found += [snapshot.object for snapshot in partition.snapshots]
         return sorted(found, key=lambda stored: stored.key)
 

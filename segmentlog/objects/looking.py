@@ -340,7 +340,7 @@ class Looking:
         """What was uploaded is not what a file here is any more; it goes once no manifest refers to it."""
         known = part.uploaded.pop(base, None)
         if known is not None:
-            self.orphans += [stored.key for stored in (known[1].log, known[1].snapshot) if stored is not None]
+            self.orphans += [stored.key for stored in known[1].objects]
 
     def forget_topics(self, there: set[str]) -> None:
         """Keep nothing of topics that are gone; ``there``: the ids of those that are not."""
@@ -351,9 +351,9 @@ class Looking:
 
     def kept(self) -> set[str]:
         """Keys of segments and snapshots that were put and are still of use, though no manifest may refer to them."""
-        segments = (segment.log for part in self.parts.values() for _, segment in part.uploaded.values())
+        segments = [segment for part in self.parts.values() for _, segment in part.uploaded.values()]
         snapshots = (one.object for part in self.parts.values() for one in part.snapshots.values())
-        return {stored.key for stored in (*segments, *snapshots)}
+        return {stored.key for stored in (*(one for segment in segments for one in segment.objects), *snapshots)}
 
     def staged_tails(self) -> set[int]:
         """The numbers of tails that hold what is held back."""
