@@ -3,6 +3,8 @@
 appends        of a store that is shipped meanwhile, against one that is not
 cold store     shipped whole, against putting the same bytes with the same client, as many at a time
 restore        against getting the same objects with the same client and writing them to files
+read there     all records, partition after partition, of a store that is opened by its URL, against getting the same
+               objects with the same client, as many at a time
 acknowledged   `append(ack="shipped")`, against a put and a conditional put, one after the other
 lag            from an append until its offset is told as shipped, at a steady rate, against the interval and two puts
 
@@ -35,6 +37,7 @@ from bench.results import save
 from bench.workload import json_records
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.location import open_bucket
+from segmentlog.objects.ranged import PARALLEL as READ_PARALLEL
 from segmentlog.objects.restoring import PARALLEL as RESTORE_PARALLEL
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.uploads import PARALLEL
@@ -128,14 +131,19 @@ def _cold_store(size_bytes: int, places: Places, folder: Path, scale: float) -> 
     return ours, limit
 
 
-def _restore(size_bytes: int, places: Places, folder: Path, scale: float) -> tuple[Side, Side]:
-    _fill(folder / "source", int(size_bytes * scale))
+def _shipped(size_bytes: int, places: Places, folder: Path) -> tuple[Bucket, list[str], float]:
+    """A store of so many bytes that lies there: (where, the keys of its segments and tails, megabytes of these)."""
+    _fill(folder / "source", size_bytes)
     bucket = open_bucket(places.new())
     with segmentlog.open(folder / "source", background=False) as store:
         store.ship(bucket.url)
     shutil.rmtree(folder / "source")
     listed = [one for one in bucket.list() if one.key.startswith(("segments/", "tails/"))]
-    megabytes = sum(one.size_bytes for one in listed) / 1e6
+    return bucket, [one.key for one in listed], sum(one.size_bytes for one in listed) / 1e6
+
+
+def _restore(size_bytes: int, places: Places, folder: Path, scale: float) -> tuple[Side, Side]:
+    bucket, keys, megabytes = _shipped(int(size_bytes * scale), places, folder)
 
     def timed(work: Callable[[Path], object]) -> float:
         target = folder / "target"
@@ -155,9 +163,30 @@ def _restore(size_bytes: int, places: Places, folder: Path, scale: float) -> tup
                 os.fsync(file.fileno())
 
         with ThreadPoolExecutor(RESTORE_PARALLEL) as pool:
-            list(pool.map(bring, [one.key for one in listed]))
+            list(pool.map(bring, keys))
 
     return lambda: timed(lambda target: restore(bucket, str(target / "store"))), lambda: timed(plain)
+
+
+def _read_there(size_bytes: int, places: Places, folder: Path, scale: float) -> tuple[Side, Side]:
+    bucket, keys, megabytes = _shipped(int(size_bytes * scale), places, folder)
+
+    def ours() -> float:
+        started = time.perf_counter()
+        with segmentlog.open(bucket.url, cache_dir=folder, background=False) as store:
+            for log in store.topic("t").partitions():
+                for _ in log.read(0):
+                    pass
+            return megabytes / (time.perf_counter() - started)
+
+    def limit() -> float:
+        started = time.perf_counter()
+        with ThreadPoolExecutor(READ_PARALLEL) as pool:
+            for _ in pool.map(lambda key: len(bucket.get(key)[0]), keys):
+                pass
+        return megabytes / (time.perf_counter() - started)
+
+    return ours, limit
 
 
 # ---------------------------------------------------------------- one record at a time
@@ -228,6 +257,7 @@ def rows(places: Places, size_bytes: int) -> list[Row]:
         Row("appends while shipped", "records/s", 0.9, True, partial(_appends, places)),
         Row("cold store shipped", "MB/s", 0.8, True, partial(_cold_store, size_bytes, places)),
         Row("restore", "MB/s", 0.8, True, partial(_restore, size_bytes, places)),
+        Row("read there", "MB/s", 0.7, True, partial(_read_there, size_bytes, places)),
         Row("acknowledged as shipped, p50", "ms", 1.25, False, partial(_acknowledged, places)),
         Row("worst lag, interval 200 ms", "ms", 1.0, False, partial(_lag, places)),
     ]

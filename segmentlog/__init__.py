@@ -10,7 +10,12 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES, SHIP_INTERVAL_MS
+from segmentlog.defaults import (
+    CLEANER_BUFFER_BYTES,
+    OFFSETS_RETENTION_MINUTES,
+    REMOTE_CACHE_BYTES,
+    SHIP_INTERVAL_MS,
+)
 
 __version__ = "0.1.0"
 
@@ -120,6 +125,7 @@ if TYPE_CHECKING:
     from segmentlog.log.append.wire import WireAppended as WireAppended
     from segmentlog.log.partition import Partition as Partition
     from segmentlog.log.producers import ProducerStamp as ProducerStamp
+    from segmentlog.objects.replica import Replica as Replica
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
     from segmentlog.producing.delivery import Delivery as Delivery
@@ -178,6 +184,7 @@ _HOMES = {
     "segmentlog.log.append.wire": ("WireAppended",),
     "segmentlog.log.partition": ("Partition",),
     "segmentlog.log.producers": ("ProducerStamp",),
+    "segmentlog.objects.replica": ("Replica",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producing.producer": ("Producer",),
     "segmentlog.records": (
@@ -190,7 +197,7 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["open", "serve", *_HOME_OF]
+__all__ = ["open", "replica", "serve", *_HOME_OF]
 
 
 def open(
@@ -209,8 +216,11 @@ def open(
     ship_interval_ms: int = SHIP_INTERVAL_MS,
     ship_bytes: int | None = None,
     ship_bytes_per_s: int | None = None,
+    cache_bytes: int = REMOTE_CACHE_BYTES,
+    cache_dir: str | os.PathLike[str] | None = None,
+    refresh_ms: int = SHIP_INTERVAL_MS,
 ) -> LogStore:
-    """Open the store in the folder ``path``, making it unless ``create=False``.
+    """Open the store in the folder ``path``, making it unless ``create=False``; or read_only the one at a URL.
 
     read_only   change nothing, not even what a recovery would mend
     background  start threads for fsync policies, lingering, retention and compaction; without, appends
@@ -233,7 +243,11 @@ def open(
                 ``ship_bytes_per_s``; all topics, or those that match the names and patterns ``ship_topics``. Of several
                 processes one does it. Extra: ``objects``
 
-    A store on a read-only file system is opened read_only, with a warning.
+    path        as a URL (``s3://bucket/path``, ``file:///folder``...): what was shipped there is read from there, and
+                what is shipped since shows after ``refresh_ms``. Of what was read ``cache_bytes`` stay here, in a
+                folder in ``cache_dir`` that goes when the store is closed
+
+    A store on a read-only file system is opened read_only, with a warning, and so is a replica.
 
     Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
     for one that cannot be read.
@@ -255,7 +269,30 @@ def open(
         ship_interval_ms=ship_interval_ms,
         ship_bytes=ship_bytes,
         ship_bytes_per_s=ship_bytes_per_s,
+        cache_bytes=cache_bytes,
+        cache_dir=cache_dir,
+        refresh_ms=refresh_ms,
     )
+
+
+def replica(
+    url: str,
+    path: str | os.PathLike[str],
+    *,
+    topics: Iterable[str] = (),
+    interval_ms: int = SHIP_INTERVAL_MS,
+    background: bool = True,
+) -> Replica:
+    """Keep in the folder ``path`` a read-only store equal to the one that is shipped to ``url``, until it is closed.
+
+    All topics, or those that match the names and patterns ``topics``. With ``background`` a thread looks for what is
+    new every ``interval_ms``; `Replica.turn` does at once. Any process may `open` the folder, and follow what is read.
+    Raises `ShippingRefused` (nothing was shipped there; the folder holds something else, or another process keeps it
+    up), `ObjectStoreError`, `InvalidConfig`.
+    """
+    from segmentlog.objects.replica import Replica
+
+    return Replica(url, path, topics=topics, interval_ms=interval_ms, threads=background)
 
 
 def serve(

@@ -9,5 +9,8 @@ CLEANER_BUFFER_BYTES = 128 << 20
 SHIP_INTERVAL_MS = 1000
 """How often a store is shipped to an object store."""
 
+REMOTE_CACHE_BYTES = 1 << 30
+"""What of a store that is read from an object store may be here."""
+
 OFFSETS_RETENTION_MINUTES = 7 * 24 * 60
 """Kafka's `offsets.retention.minutes`."""

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.arguments import as_bool, as_mapping
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
-from segmentlog.defaults import CLEANER_BUFFER_BYTES, OFFSETS_RETENTION_MINUTES, SHIP_INTERVAL_MS
+from segmentlog.defaults import (
+    CLEANER_BUFFER_BYTES,
+    OFFSETS_RETENTION_MINUTES,
+    REMOTE_CACHE_BYTES,
+    SHIP_INTERVAL_MS,
+)
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name
 from segmentlog.inspection.scrubber import ScrubReport
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from segmentlog.groups.admin import Groups
     from segmentlog.groups.positions import CommittedPositions
     from segmentlog.log.partition import Ack, Isolation
+    from segmentlog.objects.attached import Attached
     from segmentlog.objects.shipper import ShippedNow
     from segmentlog.objects.shipping import Shipping
     from segmentlog.policy.assignment import Strategy
@@ -74,12 +80,24 @@ class LogStore:
         ship_interval_ms: int = SHIP_INTERVAL_MS,
         ship_bytes: int | None = None,
         ship_bytes_per_s: int | None = None,
+        cache_bytes: int = REMOTE_CACHE_BYTES,
+        cache_dir: str | os.PathLike[str] | None = None,
+        refresh_ms: int = SHIP_INTERVAL_MS,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.path = _as_path(path)
         create, read_only = as_bool("create", create), as_bool("read_only", read_only)
         background = as_bool("background", background)
+        self._attached: Attached | None = None
+        if isinstance(path, str) and "://" in path:
+            if ship is not None:
+                raise InvalidConfig("ship", ship, "nothing: what is read from an object store is not shipped")
+            from segmentlog.objects.attached import Attached
+
+            self._attached = Attached(path, cache_bytes=cache_bytes, cache_dir=cache_dir, refresh_ms=refresh_ms,
+                                      threads=background, clock=clock)  # fmt: skip
+            path, fs, create, read_only = self._attached.path, self._attached.fs, False, True
+        self.path = _as_path(path)
         if not isinstance(recovery, str) or recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
@@ -149,7 +167,7 @@ class LogStore:
             warnings.warn(f"store {self.path} was not closed", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:
-        return f"<LogStore {self.path}>"
+        return f"<LogStore {self.path if self._attached is None else self._attached.url}>"
 
     # ------------------------------------------------------------ topics
 
@@ -396,6 +414,17 @@ class LogStore:
         """
         return self.shipping.tick(now_ms)
 
+    def refresh_tick(self) -> bool:
+        """Look for what was shipped since to the URL that the store was opened at; with ``background`` a thread does.
+
+        False when there was nothing new. Raises `ObjectStoreError`, `ShippingRefused`, and `InvalidConfig` for a store
+        that was opened in a folder.
+        """
+        if self._attached is None:
+            raise InvalidConfig("path", self.path, "the URL of an object store")
+        self._topics.check_open()
+        return self._attached.turn()
+
     # ------------------------------------------------------------ background, closing
 
     def flush_tick(self, now_ms: int | None = None) -> float:
@@ -437,6 +466,15 @@ class LogStore:
         if self._transactions is not None:
             for producer, why in self._transactions.troubles.items():
                 problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
+        if self._attached is not None:
+            if self._attached.status.error:
+                problems["object store"] = self._attached.status.error
+        elif self._topics.is_replica:
+            from segmentlog.objects.replica import replica_status
+
+            status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
+            if status is not None and status.error:
+                problems["replica"] = status.error
         return problems if self._shipping is None else problems | self._shipping.health()
 
     def close(self) -> None:
@@ -457,6 +495,8 @@ class LogStore:
             self._topics.close()
         except (SegmentlogError, OSError) as error:
             first = first or error
+        if self._attached is not None:
+            self._attached.close()
         _open_stores.discard(self)
         if first is not None:
             raise first

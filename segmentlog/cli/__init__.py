@@ -40,6 +40,7 @@ _COMMANDS: Final = {
     "spark": ("segmentlog.cli.spark:spark", "pipelines on Spark: import, archive, aggregate, table, sql, verify"),
     "ship": ("segmentlog.cli.ship:ship", "copy the store to an object store, and keep up"),
     "restore": ("segmentlog.cli.ship:restore", "make a store anew from an object store"),
+    "replica": ("segmentlog.cli.replica:replica", "a read-only store that keeps up with one that is shipped"),
     "takeover": ("segmentlog.cli.ship:takeover", "go on with a store on this machine; its owner is fenced"),
     "objects": ("segmentlog.cli.objects:objects", "what lies in an object store: ls, verify, gc"),
     "users": ("segmentlog.cli.users:users", "who may come in over Kafka's protocol: add, remove, list"),

@@ -47,7 +47,7 @@ def ship(
         url = url or _bound_url(store)
         if not follow:
             with Progress("bytes", None) as progress:
-                done = store.ship(url, topics=topics, bytes_per_s=limit, progress=_shown(progress))
+                done = store.ship(url, topics=topics, bytes_per_s=limit, progress=shown(progress))
             _tell(done, as_json)
             return 0
         store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
@@ -134,8 +134,8 @@ def restore(
 
     with Progress("bytes", None) as progress:
         done = bring(
-            open_bucket(url), _absolute(folder), topics,
-            at=None if at is None else at.number, offsets=wanted, progress=_shown(progress),
+            open_bucket(url), absolute(folder), topics,
+            at=None if at is None else at.number, offsets=wanted, progress=shown(progress),
         )  # fmt: skip
     _tell_restored(done, folder, as_json)
 
@@ -157,7 +157,7 @@ def takeover(url: str, folder: str, force: bool, as_json: bool) -> None:
         from segmentlog.objects.takeover import take_over
 
     with Progress("bytes", None) as progress:
-        done = take_over(open_bucket(url), _absolute(folder), force=force, progress=_shown(progress))
+        done = take_over(open_bucket(url), absolute(folder), force=force, progress=shown(progress))
     with segmentlog.open(folder, create=False, background=False) as store:
         for topic in store.topics(internal=True):
             store.topic(topic).partitions()  # each goes on in its new epoch
@@ -165,13 +165,15 @@ def takeover(url: str, folder: str, force: bool, as_json: bool) -> None:
     _tell_restored(done, folder, as_json)
 
 
-def _absolute(folder: str) -> str:
+def absolute(folder: str) -> str:
+    """The path of a folder; `~` is one's home."""
     import os
 
     return os.path.abspath(os.path.expanduser(folder))
 
 
-def _shown(progress: Progress) -> Any:
+def shown(progress: Progress) -> Any:
+    """What is to be told (done, in all), shown as a bar."""
     seen = 0
 
     def show(done: int, whole: int) -> None:

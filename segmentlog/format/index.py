@@ -26,6 +26,7 @@ The hash, modulo 2^64 but for the last step::
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,7 @@ MAX_RELATIVE: Final = 2**32 - 1
 _MIX_A = np.uint64(0x9E3779B97F4A7C15)
 _MIX_B = np.uint64(0xC2B2AE3D27D4EB4F)
 _SHIFT = np.uint64(32)
+_PACKED: Final = struct.Struct("<II")
 
 Entries = npt.NDArray[np.void]
 
@@ -90,3 +92,20 @@ def _checks(times: Entries, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np
     mixed ^= mixed >> _SHIFT
     mixed *= _MIX_B
     return (mixed >> _SHIFT).astype(np.uint32)
+
+
+def pack_index(offset_bytes: bytes, time_bytes: bytes, aborted: bytes = b"") -> bytes:
+    """The two index files of a sealed segment, and its ``.txnindex`` or nothing, as one object."""
+    return b"".join((_PACKED.pack(len(offset_bytes), len(time_bytes)), offset_bytes, time_bytes, aborted))
+
+
+def unpack_index(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """What `pack_index` was given. Raises ValueError for what it never made."""
+    try:
+        offset_size, time_size = _PACKED.unpack_from(data)
+    except struct.error:
+        raise ValueError(f"an index of {len(data)} bytes") from None
+    times, aborted = _PACKED.size + offset_size, _PACKED.size + offset_size + time_size
+    if aborted > len(data):
+        raise ValueError(f"an index of {len(data)} bytes that says {aborted}")
+    return data[_PACKED.size : times], data[times:aborted], data[aborted:]

@@ -3,6 +3,7 @@
     manifest.json                                    the one object that changes, by conditional puts only
     segments/<topic id>/<partition>/<base>-<nonce>   sealed segments as they lie in a partition's folder
     segments/<topic id>/<partition>/<base>-<nonce>.snapshot     what was known of producers where one begins
+    segments/<topic id>/<partition>/<base>-<nonce>.index        its index, for who reads parts of it
     tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one behind the other
     files/<nonce>                                    small files of the store itself
 
@@ -41,7 +42,10 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class ShippedSegment(msgspec.Struct, frozen=True):
-    """A sealed segment: offsets ``[base_offset, end_offset)``, timestamps as its batches have them (-1: none)."""
+    """A sealed segment: offsets ``[base_offset, end_offset)``, timestamps as its batches have them (-1: none).
+
+    ``index`` as `format.index.pack_index` makes it.
+    """
 
     base_offset: int
     end_offset: int
@@ -49,6 +53,7 @@ class ShippedSegment(msgspec.Struct, frozen=True):
     base_timestamp: int = -1
     max_timestamp: int = -1
     snapshot: Stored | None = None
+    index: Stored | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -97,6 +102,8 @@ class ShippedPartition(msgspec.Struct, frozen=True):
     """Of segments that were not uploaded whole yet: those that were sealed a moment ago, and the active one."""
     snapshots: tuple[Snapshot, ...] = ()
     """Of those segments."""
+    stable_offset: int = -1
+    """Below it every transaction is decided, by markers that are shipped; -1: nothing is known of that."""
 
     @property
     def epoch(self) -> int:
@@ -187,6 +194,7 @@ class Manifest(msgspec.Struct, frozen=True):
             for partition in topic.partitions:
                 found += [segment.log for segment in partition.segments]
                 found += [segment.snapshot for segment in partition.segments if segment.snapshot is not None]
+                found += [segment.index for segment in partition.segments if segment.index is not None]
                 found += [snapshot.object for snapshot in partition.snapshots]
         return sorted(found, key=lambda stored: stored.key)
 
@@ -239,6 +247,8 @@ def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
         return "no epoch"
     if not 0 <= partition.log_start_offset <= partition.end_offset <= partition.ceiling <= _NUMBER_MAX:
         return "its offsets do not ascend"
+    if not -1 <= partition.stable_offset <= partition.end_offset:
+        return "transactions are decided behind its end"
     offset = 0
     for segment in partition.segments:
         if not offset <= segment.base_offset < segment.end_offset <= partition.end_offset:

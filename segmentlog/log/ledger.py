@@ -172,6 +172,10 @@ class Ledger:
             **(point_at(base) if is_below else {}),
         )
 
+    def begin_replacing(self) -> None:
+        """Segments are being replaced by others; `publish` ends it. For a log that nobody appends to."""
+        self.page.writing = REWRITING
+
     # ------------------------------------------------------------ fsyncs, under the sync lock
 
     def note_sync(self, log: LogState, before: SyncState) -> SyncState:

@@ -15,8 +15,19 @@ from msgspec.structs import replace
 
 from segmentlog.errors import CorruptBatch, SegmentlogError, StoreClosed, UnknownTopic
 from segmentlog.format.batch import decode_header
+from segmentlog.format.index import decode_entries, pack_index
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedTopic
-from segmentlog.format.names import INTERNAL_TOPICS, LOG_SUFFIX, OFFSETS_TOPIC, SNAPSHOT_SUFFIX, TRANSACTIONS_TOPIC
+from segmentlog.format.names import (
+    INDEX_SUFFIX,
+    INTERNAL_TOPICS,
+    LOG_SUFFIX,
+    OFFSETS_TOPIC,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTIONS_TOPIC,
+)
+from segmentlog.format.producers import encode_aborted
+from segmentlog.log.aborted import read_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.policy.shipping import LocalLog, LocalSegment
@@ -31,6 +42,9 @@ _FIRST: Final = (OFFSETS_TOPIC,)
 _LAST: Final = (TRANSACTIONS_TOPIC,)
 
 Signature = tuple[int, ...]
+
+_STABLE_KEPT: Final = 8
+"""Looks: what was on disk at one is shipped by the next, or the one after."""
 
 
 class Replaced(Exception):
@@ -68,6 +82,8 @@ class LocalPartition:
         self.partition = partition
         self._handle: Handle = partition.handle
         self._sealed: tuple[int, dict[int, LocalSegment]] = (-1, {})
+        self._stable: tuple[int, list[tuple[int, int]]] = (-1, [])
+        """Of an epoch: (where the log ended, the last stable offset then), ascending."""
 
     def signature(self) -> Signature:
         """Another one whenever there may be something new to ship."""
@@ -128,6 +144,7 @@ class LocalPartition:
             return None
         if page.log.read().generation != log.generation:
             return None
+        self._note_stable(log)
         return LocalLog(
             number=self.partition.number,
             log_start_offset=min(log.log_start_offset, end_offset),
@@ -139,6 +156,27 @@ class LocalPartition:
             generation=log.generation,
             segments=tuple(segments),
         )
+
+    def _note_stable(self, log: LogState) -> None:
+        epoch, known = self._stable
+        if epoch != log.epoch:  # a truncation may have taken markers
+            known = []
+        if not known or known[-1][0] < log.log_end_offset:
+            known = [*known[-_STABLE_KEPT:], (log.log_end_offset, log.last_stable_offset)]
+        elif known[-1][1] < log.last_stable_offset:
+            known = [*known[:-1], (log.log_end_offset, log.last_stable_offset)]
+        self._stable = log.epoch, known
+
+    def stable_offset(self, log: LocalLog, end_offset: int) -> int:
+        """Every transaction below it is decided by markers below ``end_offset``; -1 when that is not known.
+
+        It may be less than there is: what was stable at a look whose end is shipped by now.
+        """
+        if not log.has_producers:
+            return end_offset
+        epoch, known = self._stable
+        found = (stable for end, stable in reversed(known) if end <= end_offset)
+        return next(found, -1) if epoch == log.version[0] else -1
 
     def upto(self, log: LocalLog, offset: int) -> LocalLog | None:
         """The log as far as ``offset``, where a batch ends; None when that cannot be told."""
@@ -195,6 +233,30 @@ class LocalPartition:
                 return read_file(self._handle.fs, segment_stem(self._handle.folder, segment) + SNAPSHOT_SUFFIX)
         except FileNotFoundError:
             return None
+
+    def index(self, log: LocalLog, segment: LocalSegment) -> bytes | None:
+        """The index of a sealed segment, which is complete once its `max_timestamp` was asked for; None without one.
+
+        Raises `Replaced` as `read` does.
+        """
+        handle, base, size_bytes = self._handle, segment.base_offset, segment.size_bytes
+        stem = segment_stem(handle.folder, base)
+        try:
+            with handle.staying():
+                offsets, times = (read_file(handle.fs, stem + suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+        except FileNotFoundError:  # there was no room for it
+            return None
+        entries, _, is_whole = decode_entries(offsets, times)
+        if not is_whole or not len(entries) or int(entries["position"][-1]) != size_bytes:
+            return None
+        aborted = b""
+        if log.has_producers:
+            self.read(log, base, 0, size_bytes)  # no shorter one has the name since
+            mapped = handle.map_segment(base)
+            found = read_aborted(mapped, 0, size_bytes, lambda: handle.around(base, segment.end_offset))
+            aborted = encode_aborted(size_bytes, found)
+        self.read(log, base, 0, 0)
+        return pack_index(offsets, times, aborted)
 
     def max_timestamp(self, segment: int) -> int:
         """The largest timestamp in a segment as it is now; -1 where there is none."""

@@ -7,7 +7,7 @@ the rest is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 import msgspec
@@ -63,6 +63,8 @@ class Round(msgspec.Struct):
     data: list[memoryview]
     chunks: list[Chunk] = []
     """What they became."""
+    same: Set[Chunk] = frozenset()
+    """Of those that were put before, which hold what the files hold."""
     is_held: bool = False
     """The manifest is to say of it what it said before."""
 
@@ -271,7 +273,7 @@ class Looking:
             one = looked[where]
             there, local = shipped.get(where), one.part.local
             chunks = one.part.staged if one.part.staged is not None else there.chunks if there is not None else ()
-            same = _same_chunks(one.part, one.log, chunks)
+            same = _same_chunks(one.part, one.log, {*chunks, *(there.chunks if there is not None else ())})
             uploaded = self._uploaded(one.part, one.log, there)
             room_bytes = TAIL_BYTES if where == decisions else room_bytes  # they are what others wait for
             to_do = plan(one.log, there, uploaded, chunks, same.__contains__, wasted.__contains__, room_bytes)
@@ -283,7 +285,7 @@ class Looking:
             room_bytes -= to_do.size_bytes
             if to_do.is_behind:
                 one.part.seen = ()
-            rounds[where] = Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling), data)
+            rounds[where] = Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling), data, same=same)
         return rounds
 
     def _uploaded(self, part: Part, log: LocalLog, there: ShippedPartition | None) -> dict[int, ShippedSegment]:

@@ -130,7 +130,7 @@ class Restoring:
         self._path = path
         self._manifest = manifest
         self._wanted = wanted
-        self._topics = [topic for topic in manifest.topics if _is_wanted(topic.name, wanted)]
+        self._topics = [topic for topic in manifest.topics if is_wanted(topic.name, wanted)]
         self._tails = {tail.number: tail.object for tail in manifest.tails}
         self._kept_bytes = 0
         self._brought: set[str] = set()
@@ -147,12 +147,8 @@ class Restoring:
         Raises `ShippingRefused`.
         """
         fs, path = self._fs, self._path
-        mark = f"{path}/{RESTORING_FILE}"
-        wanted: dict[str, Any] = {
-            "url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._wanted),
-        }  # fmt: skip
-        if self._target is not None and self._rewinding is not None:
-            wanted |= self._target.mark
+        mark, wanted = f"{path}/{RESTORING_FILE}", self._mark
+        if self._rewinding is not None:
             self._rewinding.check()  # nothing is left of what cannot be
         fs.make_folders(path)
         is_store, is_begun = fs.exists(f"{path}/{STORE_FILE}"), fs.exists(mark)
@@ -174,8 +170,18 @@ class Restoring:
             why = f"{path} is not empty (it holds {names[0]}); restore into a folder that is, or that is not there"
             raise ShippingRefused(self._bucket.url, why)
         else:
-            replace_file(fs, mark, json.dumps(wanted).encode() + b"\n")
+            self.adopt()
         return None
+
+    def adopt(self) -> None:
+        """Go on from what lies in the folder, whatever that is: of it what is whole is kept, and all else goes."""
+        replace_file(self._fs, f"{self._path}/{RESTORING_FILE}", json.dumps(self._mark).encode() + b"\n")
+
+    @property
+    def _mark(self) -> dict[str, Any]:
+        """What the folder says while it is restored."""
+        mark = {"url": self._bucket.url, "store_id": self._manifest.store_id, "topics": list(self._wanted)}
+        return mark if self._target is None else mark | self._target.mark
 
     def run(
         self,
@@ -394,5 +400,6 @@ def _is_harmless(name: str) -> bool:
     return name.startswith((".", RESTORING_FILE)) or name in _HARMLESS
 
 
-def _is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+def is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+    """Whether a topic is one of those that were asked for: the store's own always are."""
     return name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)

@@ -57,6 +57,7 @@ GRACE_MS: Final = 5 * 60_000
 _ALONE_BYTES: Final = 8 << 20
 """Chunks as large are tails of their own."""
 _UPLOAD_WAIT_S: Final = 1.0
+_LOOKED_THROUGH_BYTES: Final = 4 << 20
 _PATIENCE_S: Final = 3.0
 """A partition of which nothing could be shipped for so long, though others were, will not be by itself."""
 _PAUSE_S: Final = 0.02
@@ -254,8 +255,10 @@ class Shipper:
             max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
             stored = uploads.put(bucket, key, data)
             snapshot = None if known is None else uploads.put(bucket, f"{key}.snapshot", known)
+            entries = local.index(log, segment)
+            index = None if entries is None else uploads.put(bucket, f"{key}.index", entries)
             return segment.stamp, ShippedSegment(
-                base, segment.end_offset, stored, base_timestamp, max_timestamp, snapshot
+                base, segment.end_offset, stored, base_timestamp, max_timestamp, snapshot, index
             )
 
         return upload
@@ -353,7 +356,11 @@ class Shipper:
         round_ = interval.rounds.get(where)
         if round_ is not None and not round_.is_held:
             snapshots = round_.part.snapshots.values()
-            return entry(round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling)
+            stable = round_.part.local.stable_offset(round_.log, round_.to_do.end_offset)
+            return entry(
+                round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling, stable,
+                round_.same.__contains__,
+            )  # fmt: skip
         ceiling = interval.ceilings.get(where, 0)
         if shipped is not None:
             return shipped if shipped.ceiling >= ceiling else replace(shipped, ceiling=ceiling)
@@ -544,8 +551,17 @@ class Shipper:
 def _chunk(piece: Piece, data: memoryview, tail: int, start: int) -> Chunk:
     return Chunk(
         piece.segment, piece.position, piece.size_bytes, piece.base_offset, piece.end_offset, tail, start,
-        xxhash.xxh3_64_hexdigest(data),
+        xxhash.xxh3_64_hexdigest(data), _max_timestamp(data),
     )  # fmt: skip
+
+
+def _max_timestamp(data: memoryview) -> int:
+    """Of the batches in a piece; -1 for one that is too large to be looked through."""
+    found, position = -1, 0
+    while position < len(data) <= _LOOKED_THROUGH_BYTES:
+        header = decode_header(data, position)
+        found, position = max(found, header.max_timestamp), position + header.size_bytes
+    return found
 
 
 def _said(manifest: Manifest) -> object:

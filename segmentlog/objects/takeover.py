@@ -22,6 +22,7 @@ from segmentlog.format.names import RESTORING_FILE, STORE_FILE
 from segmentlog.objects.binding import Binding, folder_id, read_binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
 from segmentlog.objects.ownership import new_owner, require_manifest
+from segmentlog.objects.replica import end_replica
 from segmentlog.objects.restoring import PARALLEL, Progress, Restored, Restoring, restore
 from segmentlog.objects.uploads import nonce
 from segmentlog.storage.fs import FileSystem
@@ -43,7 +44,8 @@ def take_over(
     """Be the owner of the store that lies there, from the folder ``path`` on.
 
     ``force``: also where the owner has ended shipping, and may have gone on since; what it appended then nobody here
-    knows of, and its offsets are handed out again. Raises `ShippingRefused`, `StoreFenced` when somebody else was
+    knows of, and its offsets are handed out again. The folder is empty, or a replica that nobody keeps up: what it has
+    is kept. Raises `ShippingRefused`, `StoreFenced` when somebody else was
     quicker, `ObjectStoreError`, `DiskFull`.
     """
     fs, clock = fs or FileSystem(), clock or Clock()
@@ -57,7 +59,9 @@ def take_over(
                 " twice; restore it instead, or say --force"
             )
             raise ShippingRefused(bucket.url, why)
-        if Restoring(fs, bucket, path, manifest).begin() is not None:
+        restoring = Restoring(fs, bucket, path, manifest)
+        end_replica(fs, path, bucket.url, restoring.adopt)
+        if restoring.begin() is not None:
             raise ShippingRefused(bucket.url, f"{path} was restored; take over into a folder that is empty")
         owner = new_owner(manifest.owner.epoch + 1, clock.now_ms())
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), begun=True)

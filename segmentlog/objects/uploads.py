@@ -41,7 +41,7 @@ def beside_each_other(do: Callable[[Key], Result], keys: Iterable[Key], parallel
     Raises what the first of them raises, once all have ended.
     """
     wanted = list(keys)
-    if not parallel or len(wanted) == 1:
+    if not parallel or len(wanted) <= 1:
         return [do(key) for key in wanted]
     with ThreadPoolExecutor(min(parallel, len(wanted)), "segmentlog-tail") as pool:
         return list(pool.map(do, wanted))

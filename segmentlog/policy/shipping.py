@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Compacted
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedSegment, Snapshot
@@ -85,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True):
     segments that stay, or take the place of others
     end      the offset up to which the log is then shipped
     is_behind  that is not all that is on disk
+    is_kept  what is shipped stays there until what is to take its place has been uploaded
     """
 
     upload: tuple[LocalSegment, ...]
@@ -94,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
     end_offset: int
     active_base: int
     is_behind: bool = False
+    is_kept: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -163,7 +166,9 @@ def plan(
     if shipped is None and reached < local.compacted.begun_offset:
         return Plan(tuple(upload), (), (), (), first, first, True)
     if shipped is not None and reached < max(_needed(local, shipped), local.compacted.begun_offset):
-        return Plan(tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base, True)
+        return Plan(
+            tuple(upload), (), shipped.chunks, shipped.segments, shipped.end_offset, shipped.active_base, True, True
+        )
     is_behind = reached < local.end_offset
     return Plan(tuple(upload), tuple(pieces), tuple(keep), tuple(segments), reached, active_base, is_behind)
 
@@ -208,13 +213,23 @@ def _continued(
 
 
 def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks: Iterable[Chunk],
-          snapshots: Iterable[Snapshot], ceiling: int) -> ShippedPartition:  # fmt: skip
-    """What the manifest is to say of a partition once the plan is carried out; ``chunks``: made of its pieces."""
+          snapshots: Iterable[Snapshot], ceiling: int, stable_offset: int = -1,
+          same: Callable[[Chunk], bool] = lambda chunk: True) -> ShippedPartition:  # fmt: skip
+    """What the manifest is to say of a partition once the plan is carried out; ``chunks``: made of its pieces.
+
+    ``stable_offset``: below it every transaction is decided there, -1 when nobody knows; then as it said before.
+    ``same`` as for `plan`, of all chunks that were shipped before.
+    """
+    if shipped is not None and to_do.is_kept:  # with its own epochs and lost ranges: those of now are of another log
+        return replace(shipped, ceiling=max(ceiling, shipped.ceiling))
     made = sorted((*to_do.keep, *chunks), key=lambda chunk: (chunk.segment, chunk.position))
     generation = shipped.generation if shipped else 0
-    if shipped is not None and (shipped.epoch != local.epochs[-1].epoch or not _continues(shipped, to_do, made)):
-        generation += 1
+    if shipped is not None:
+        goes_on = shipped.epoch == local.epochs[-1].epoch and _continues(local, shipped, to_do, made, same)
+        generation += not goes_on
     there = {chunk.segment for chunk in made} | {to_do.active_base}
+    if shipped is not None and shipped.epoch == local.epochs[-1].epoch:
+        stable_offset = max(stable_offset, shipped.stable_offset)
     return ShippedPartition(
         number=local.number,
         ceiling=max(ceiling, shipped.ceiling if shipped else 0),
@@ -229,6 +244,7 @@ def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks
         segments=to_do.segments,
         chunks=tuple(made),
         snapshots=tuple(snapshot for snapshot in snapshots if snapshot.segment in there),
+        stable_offset=stable_offset,
     )
 
 
@@ -237,9 +253,13 @@ def promise(number: int, ceiling: int, first: EpochStart) -> ShippedPartition:
     return ShippedPartition(number, ceiling, 0, 0, 0, (first,))
 
 
-def _continues(shipped: ShippedPartition, to_do: Plan, chunks: Sequence[Chunk]) -> bool:
+def _continues(
+    local: LocalLog, shipped: ShippedPartition, to_do: Plan, chunks: Sequence[Chunk], same: Callable[[Chunk], bool]
+) -> bool:
     """Whether who has read what was shipped before may go on where that ended: no byte of it is another one now."""
     if to_do.end_offset < shipped.end_offset:
+        return False
+    if any(chunk.end_offset > local.log_start_offset and not same(chunk) for chunk in shipped.chunks):
         return False
     known = {segment.base_offset: segment.log.key for segment in to_do.segments}
     chunked = {chunk.segment for chunk in chunks}

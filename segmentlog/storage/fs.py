@@ -14,9 +14,9 @@ import os
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import starmap
-from typing import Final
+from typing import Final, Protocol
 
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
@@ -57,6 +57,24 @@ class DiskFailed(OSError):
     def of(cls, error: OSError, path: str) -> OSError:
         """The same, of that file; what an interrupt raised stays what it is."""
         return cls(error.errno, error.strerror, path) if is_from_a_call(error) else error
+
+
+class Ranges(Protocol):
+    """A file of which not everything is here: bytes are to be asked for before they are looked at."""
+
+    @property
+    def inode(self) -> int:
+        """Of the file."""
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another file has its place, with the same bytes or others."""
+
+    def map(self) -> memoryview:
+        """All of it as it is now."""
+
+    def need(self, start: int, end: int) -> None:
+        """Return once bytes ``[start, end)`` are here. Raises OSError, `SegmentlogError`."""
 
 
 class FileSystem:
@@ -167,6 +185,10 @@ class FileSystem:
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
         """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
         return map_shared(fd, size_bytes, writable=writable)
+
+    def ranged(self, path: str) -> Ranges | None:
+        """The file at ``path`` if not everything of it is here. Raises FileNotFoundError when it is gone by now."""
+        return None
 
     def mount_id(self, fd: int) -> int:
         """See `storage.witness`."""
@@ -359,20 +381,28 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = 
     an fsync that failed: either file may be there. Several threads
     or processes may replace one file at the same time: the last one wins.
     """
+    replace_file_by_parts(fs, path, (data,), sync_folder=sync_folder)
+
+
+def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[bytes], *, sync_folder: bool = True) -> None:
+    """`replace_file` with what is too large to be held in memory. What ``parts`` raises leaves the old file there."""
+    size_bytes = 0
     try:
         with temporary_beside(fs, path) as (temporary, fd):
             try:
                 fs.ftruncate(fd, 0)
-                write_all(fs, fd, [data], 0)
+                for part in parts:
+                    size_bytes += len(part)
+                    write_all(fs, fd, [part], size_bytes - len(part))
                 _fsync(fs, fd, path)
                 fs.replace(temporary, path)
-            except OSError:
+            except (OSError, SegmentlogError):
                 with contextlib.suppress(OSError):
                     fs.unlink(temporary)
                 raise
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise DiskFull(path, len(data)) from error
+            raise DiskFull(path, size_bytes) from error
         raise
     if sync_folder:
         fs.sync_folder(os.path.dirname(path))

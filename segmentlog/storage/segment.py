@@ -16,6 +16,7 @@ from segmentlog.storage.fs import (
     Buffer,
     DiskFailed,
     FileSystem,
+    Ranges,
     opened,
     sync_data,
     try_fallocate,
@@ -223,12 +224,16 @@ class MappedSegment:
 
     Dropping the object unmaps it once no batch that was read from it is left. Thread-safe:
     threads that map at once merely do it twice.
+
+    With ``ranged`` whoever looks at bytes of it asks for them before, with `ranges`, where there is such a thing.
     """
 
-    __slots__ = ("_fs", "base_offset", "inode", "path", "view", "written_ns")
+    __slots__ = ("_fs", "_ranged", "base_offset", "inode", "path", "ranges", "view", "written_ns")
 
-    def __init__(self, fs: FileSystem, folder: str, base_offset: int) -> None:
+    def __init__(self, fs: FileSystem, folder: str, base_offset: int, *, ranged: bool = False) -> None:
         self._fs = fs
+        self._ranged = ranged
+        self.ranges: Ranges | None = None
         self.inode = 0
         self.written_ns = 0
         self.base_offset = base_offset
@@ -237,6 +242,11 @@ class MappedSegment:
         self._map()
 
     def _map(self) -> None:
+        ranges = self._fs.ranged(self.path) if self._ranged else None
+        if ranges is not None:
+            if self.inode in (0, ranges.inode):
+                self.inode, self.ranges, self.view = ranges.inode, ranges, ranges.map()
+            return
         with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
             found = self._fs.fstat(fd)
             if self.inode not in (0, found.st_ino):
@@ -254,3 +264,8 @@ class MappedSegment:
                 found = f"{len(self.view)} bytes"
                 raise CorruptBatch(self.path, len(self.view), f"a file of at least {end_position} bytes", found)
         return self.view[:end_position]
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another file has its place, of which there is no other sign."""
+        return self.ranges is not None and self.ranges.is_retired

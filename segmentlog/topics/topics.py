@@ -19,7 +19,7 @@ from segmentlog.errors import (
     TopicExists,
     UnknownTopic,
 )
-from segmentlog.format.names import TOPIC_FILE, check_topic_name
+from segmentlog.format.names import REPLICA_FILE, TOPIC_FILE, check_topic_name
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
@@ -102,7 +102,9 @@ class Topics:
         self.fs = fs
         self.clock = clock
         self.path = path
-        self.read_only = read_only or self._is_on_read_only_disk()
+        self.is_replica = fs.exists(f"{path}/{REPLICA_FILE}")
+        """Kept up with a store elsewhere: nobody appends to it here."""
+        self.read_only = read_only or self.is_replica or self._is_on_read_only_disk()
         self.recovery = recovery
         self._finish_transactions = finish_transactions
         self._mutex = forks.reentrant_lock(self, "_mutex")

@@ -1,4 +1,4 @@
-"""`segmentlog ship`, `restore`, `takeover` and `objects`, as typed."""
+"""`segmentlog ship`, `restore`, `replica`, `takeover` and `objects`, as typed; and stores that are URLs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,63 @@ def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
         assert "is not empty (it holds letter)" in shell.run(command, shell.url, str(folder), status=1)[1]
     assert [path.name for path in folder.iterdir()] == ["letter"]
     assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]
+
+
+def test_a_replica(shell: Shell) -> None:
+    """Once, and again; how far it is; nobody writes to it, and it is of one place."""
+    shell.run("ship", shell.url)
+    copy = str(shell.folder / "copy")
+    (told,) = shell.json("replica", shell.url, copy, "--once")
+    assert (told["lag_records"], told["error"]) == (0, "")
+    assert shell.values("copy") == ["one", "two", "three"]
+    shell.run("produce", "words", stdin="four\n")
+    shell.run("ship")
+    shell.run("replica", shell.url, copy, "--once")
+    assert shell.values("copy") == ["one", "two", "three", "four"]
+    (told,) = shell.json("replica", shell.url, copy, "--status")
+    assert told["url"] == shell.url
+    assert "read-only" in shell.run("produce", "words", store="copy", stdin="x\n", status=1)[1]
+    assert "is no replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
+    assert "is a store" in shell.run("replica", shell.url, str(shell.folder / "store"), status=1)[1]
+    assert "no store was shipped there" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
+
+
+def test_a_replica_follows_until_it_is_interrupted(shell: Shell) -> None:
+    """And is up to date as soon as there is something new."""
+    shell.run("ship", shell.url)
+    follower = subprocess.Popen(
+        shell.command("replica", shell.url, str(shell.folder / "copy"), "--interval", "50ms"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        shell.run("produce", "words", stdin="four\n")
+        shell.run("ship")
+        _wait_for(lambda: (shell.folder / "copy" / "store.json").exists() and shell.values("copy")[-1:] == ["four"])
+    finally:
+        follower.send_signal(signal.SIGINT)
+        said, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 0, said
+
+
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def test_a_store_that_is_a_url(shell: Shell) -> None:
+    """Whatever reads a store reads it from where it lies."""
+    shell.run("ship", shell.url)
+    command = [sys.executable, "-m", "segmentlog", "--dir", shell.url]
+    for args, wanted in ((["consume", "words"], "three"), (["topics"], "words"), (["details", "words"], "words")):
+        done = subprocess.run([*command, *args], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert wanted in done.stdout
+    done = subprocess.run([*command, "produce", "words"], capture_output=True, text=True, timeout=120, check=False,
+                          input="x\n")  # fmt: skip
+    assert done.returncode == 1
+    assert "read-only" in done.stderr
 
 
 def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:

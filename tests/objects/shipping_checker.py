@@ -17,6 +17,7 @@ Every machine writes down what it did, the object store what took effect there, 
     ["restores", label], ["refused", label, why]
     ["restored", label, nonce, {place: {base: [size, digest]}}]          as the files lie there
     ["found", label, how, {place: content}, [[place, offset, number], ...]]   how: "restore", "takeover" or "restart"
+    ["followed", who, nonce, {place: {base: [size, digest]}}, {place: content}, positions]    "": it failed half way
     ["error", who, text]                                    what should not have happened
 
 A place is "<topic id>/<partition>", a record "<number>/<key>", with "@<timestamp>" where it was read. An entry of a
@@ -93,6 +94,8 @@ class Checker:
         self._begun: dict[str, tuple[int, int]] = {}
         """By label: how much was acknowledged, how many manifests there were."""
         self._restored: dict[str, dict[Place, dict[str, Any]]] = {}
+        self._followed: dict[str, int] = {}
+        """By label: the last manifest that was followed."""
 
     def check(self, events: Iterable[Event]) -> list[str]:
         """All that is wrong with a history."""
@@ -291,6 +294,40 @@ class Checker:
         visible = {(place, offset) for place, content in contents.items() for offset in content["visible"]}
         yield from self._torn(label, contents, visible)
         yield from self._positions(label, positions, visible)
+
+    def _on_followed(
+        self, who: str, nonce: str, files: dict[Place, dict[str, Any]], contents: dict[Place, dict[str, Any]],
+        positions: list[tuple[Place, int, int]],
+    ) -> Iterator[str]:  # fmt: skip
+        """What is shown is what was shipped, and nothing of what nobody has committed."""
+        aborted = {
+            spot
+            for one in self._transactions.values()
+            if one.verdict == "aborted" and not any(place in self._truncated for place, _ in one.spots)
+            for spot in one.spots
+        }
+        for place, content in contents.items():
+            yield from self._on_read(who, place, content["records"])
+            for offset in content["visible"]:
+                if (place, offset) in aborted:
+                    yield f"aborted: {who} shows offset {offset} of {place}"
+        for place, offset, number in positions:
+            if not number and place in contents and place not in self._truncated and offset > contents[place]["end"]:
+                yield f"position: {who} goes on at {offset} of {place}, which is there up to {contents[place]['end']}"
+        if not nonce:
+            return
+        at = list(self._manifests).index(nonce)
+        if at < self._followed.get(who, 0):
+            yield f"stale: {who} went back to a manifest that it had left"
+        self._followed[who] = at
+        for place, entry in self._manifests[nonce].items():
+            found = {base: tuple(one) for base, one in files.get(place, {}).items()}
+            wanted = {base: tuple(one) for base, one in entry["segments"].items()}
+            if found != wanted:
+                yield f"bytes: {place} of {who} has {found}, and {wanted} was shipped"
+            content = contents.get(place, {})
+            if (content.get("start"), content.get("end")) != (entry["start"], entry["end"]):
+                yield f"bytes: {place} of {who} is not shown from {entry['start']} to {entry['end']}"
 
     def _gaps(self, label: str, place: Place, content: dict[str, Any]) -> Iterator[str]:
         """Whatever has no record is told to be lost; or newer ones have taken its place."""

@@ -20,6 +20,7 @@ from unittest import mock
 from logs import FakeClock
 from objects.faulty_bucket import FaultyBucket, Shelf
 from objects.shipping_checker import Checker, Event
+from objects.shipping_follower import Follower, Visitor
 from objects.shipping_machine import Machine, MakeShipper, OpenTransaction, Position
 from objects.shipping_restores import Restores
 
@@ -48,7 +49,7 @@ _OFTEN = {"append": 26, "tick": 24, "flush": 5, "roll": 4, "read": 3}
 _SELDOM = {
     "begin transaction": 3, "send": 4, "commit": 4, "abort": 1, "commit positions": 2, "trim": 2, "truncate": 1,
     "compact": 3, "recreate": 1, "rename": 1, "add partition": 1, "new topic": 1, "gc": 2, "second shipper": 1,
-    "copy": 1, "restore": 2, "damaged restore": 1, "takeover": 2,
+    "copy": 1, "restore": 2, "damaged restore": 1, "takeover": 2, "follow": 8, "kill follower": 1,
 }  # fmt: skip
 _ALONE = {"kill": 2, "restart": 2, "power cut": 2}
 """What cannot happen to a machine in the middle of its own shipping, but by its death."""
@@ -81,6 +82,7 @@ class Trial:
         self._number = 0
         self._depth = 0
         self._restores = Restores(self)
+        self._followers = (Follower(self), Visitor(self))
         self._has_little_room = self.rng.random() < 0.2
         seen["little room"] += self._has_little_room
         self._waits_for_uploads = self.rng.random() < 0.2
@@ -108,6 +110,8 @@ class Trial:
             for machine in self.machines:
                 machine.bucket.calm = True
                 machine.close()
+            for follower in self._followers:
+                follower.close()
         if wrong := Checker(GRACE_MS, self.compacted).check(self.events):
             raise Broken("\n  ".join(wrong[:8]))
 
@@ -139,6 +143,7 @@ class Trial:
                 ],
                 *[("policy.shipping.SEALED_PIECE_BYTES", 100) for _ in range(self._waits_for_uploads)],
                 *[("objects.shipper._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
+                ("objects.ranged.BLOCK_BYTES", 64),
                 ("objects.uploads.nonce", nonce),
                 ("objects.tidying.nonce", nonce),
                 ("objects.takeover.nonce", nonce),
@@ -432,6 +437,14 @@ class Trial:
         if len(self.machines) < _MACHINES_MAX:
             self._restores.take_over()
 
+    def _follow(self, machine: Machine) -> None:
+        self.rng.choice(self._followers).turn()
+
+    def _kill_follower(self, machine: Machine) -> None:
+        follower = self.rng.choice(self._followers)
+        if not follower.is_busy:
+            follower.kill()
+
     # ------------------------------------------------------------ in the end
 
     def _end(self) -> None:
@@ -469,6 +482,9 @@ class Trial:
         for machine in self.machines[:-1]:
             self._must_be_fenced(machine)
         self._restores.restore(calm=True)
+        for follower in self._followers:
+            if not follower.turn(calm=True):
+                self.note("error", follower.label, "it cannot keep up though nothing fails")
         self._sweep_all(owner)
 
     def _must_be_fenced(self, machine: Machine) -> None:

@@ -1,7 +1,12 @@
-"""Restores to a time and to offsets: what is left out, what is kept, and what goes on from there."""
+"""Restores to a time and to offsets: what is left out, what is kept, and what goes on from there.
+
+SEGMENTLOG_REWINDING_ROUNDS  random histories
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -14,7 +19,7 @@ from logs import FakeClock, NoSyncFileSystem, tree_bytes, values_by_offset
 from msgspec.structs import replace
 from objects.buckets import Memory
 from objects.rewinding_trial import Committing, Trial
-from seeds import seeds
+from seeds import seeds, share
 
 from segmentlog.errors import InvalidConfig, LogTruncated, SegmentlogError, ShippingRefused
 from segmentlog.objects import cutting, rewinding
@@ -25,6 +30,9 @@ from segmentlog.objects.together import Kept
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import Died, FaultyFileSystem
+
+ROUNDS = int(os.environ.get("SEGMENTLOG_REWINDING_ROUNDS", "6"))
+"""Histories of each kind."""
 
 
 def run_trial(folder: Path, seed: str, *, forgetful: bool = False, restores: int = 2) -> None:
@@ -43,8 +51,9 @@ def run_trial(folder: Path, seed: str, *, forgetful: bool = False, restores: int
 @pytest.mark.parametrize("seed", seeds("rewinding"))
 def test_what_is_below_the_cut_is_there_and_nothing_else(tmp_path: Path, seed: int, forgetful: bool) -> None:
     """Over random histories: no part of a transaction without the rest, no offset twice, no position behind it."""
-    for number in range(3):
+    for number in range(share(ROUNDS, "rewinding")):
         run_trial(tmp_path / str(number), f"{seed}/{number}/{forgetful}", forgetful=forgetful)
+        shutil.rmtree(tmp_path / str(number))
 
 
 # ---------------------------------------------------------------- ways to break it

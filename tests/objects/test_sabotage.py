@@ -15,6 +15,7 @@ from objects.shipping_trial import Broken, Trial
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.log.mirrored import MirroredLog
 from segmentlog.objects.bucket import ObjectChanged
 from segmentlog.objects.capture import LocalPartition
 from segmentlog.objects.shipper import Shipper
@@ -78,6 +79,7 @@ def _end_of_page(self: LocalPartition) -> Any:
 
 
 real_look = LocalPartition.look
+real_show = MirroredLog.show
 
 
 SABOTAGES: dict[str, Callable[[], Any]] = {
@@ -96,6 +98,12 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
     "transactions torn": patched(f"{_LOOKING}._hold_back", lambda *_: None),
     "shipped before it is on disk": patched("segmentlog.objects.capture.LocalPartition.look", _end_of_page),
     "no look at who owns it": patched(f"{_SHIPPER}.fence", lambda *_: None),
+    "followers who do not tell that files were replaced": patched(
+        "segmentlog.log.mirrored.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
+    ),
+    "files kept for their size": patched(
+        "segmentlog.objects.bringing._is_there", lambda there, span: len(there) >= span.end
+    ),
 }
 
 

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Compacted
 from segmentlog.format.manifest import (
@@ -34,7 +35,7 @@ from segmentlog.policy.shipping import (
     promise,
     wasted_tails,
 )
-from segmentlog.records import EpochStart
+from segmentlog.records import EpochStart, LostRange
 
 _RECORD_BYTES = 100
 
@@ -248,3 +249,40 @@ def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_
         assert (made.end_offset, made.active_base) == (waits.end_offset, waits.end_offset)
         whole = plan(local, shipped, copies)
         assert (whole.end_offset, whole.is_behind) == (9, False)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_generation_tells_that_chunks_were_replaced(same: bool) -> None:
+    """A segment that lies there in chunks was compacted: its file is another one, as large as before or smaller."""
+    segments = (LocalSegment(0, 4, 400, True), LocalSegment(4, 6, 100, False))
+    local = LocalLog(0, 0, 6, (EpochStart(0, 0),), (), Compacted(), False, 2, segments)
+    put = [Chunk(0, 0, 400, 0, 4, 0, 0, ""), Chunk(4, 0, 100, 4, 6, 0, 400, "")]
+    first = entry(local, None, plan(local, None, {}), put, (), 100)
+    again = plan(local, first, {}, first.chunks, same=lambda chunk: same or chunk.segment > 0)
+    chunks = [Chunk(piece.segment, 0, piece.size_bytes, 0, 4, 1, 0, "") for piece in again.pieces]
+    assert len(chunks) == (not same)
+    made = entry(local, first, again, chunks, (), 100, same=lambda chunk: same or chunk.segment > 0)
+    assert made.generation == first.generation + (not same)
+    trimmed = replace(local, log_start_offset=4, segments=segments[1:])
+    kept = plan(trimmed, first, {}, first.chunks, same=lambda chunk: chunk.segment > 0)
+    made = entry(trimmed, first, kept, (), (), 100, same=lambda chunk: chunk.segment > 0)
+    assert made.generation == first.generation, "what retention deletes is no replacement"
+
+
+def test_what_is_kept_keeps_what_it_had_lost() -> None:
+    """A truncation goes through a lost range, and the segments that are left have yet to be uploaded: what lies there
+    until then is explained by the old range, and not by the one that took its place."""
+    before = ShippedPartition(
+        number=0, ceiling=100, log_start_offset=0, end_offset=15, generation=1,
+        epochs=(EpochStart(0, 0), EpochStart(1, 15)), lost_ranges=(LostRange(8, 15, 1, "", 0),), active_base=15,
+        segments=(ShippedSegment(0, 15, Stored("s", 400, "0" * 16, "0" * 64)),),
+    )  # fmt: skip
+    segments = (LocalSegment(0, 16, 5 << 20, True), LocalSegment(16, 16, 0, False))
+    epochs = (*before.epochs, EpochStart(2, 16))
+    local = LocalLog(0, 0, 16, epochs, (LostRange(7, 16, 2, "", 0),), Compacted(), False, 3, segments)
+    waits = plan(local, before, {})
+    assert [segment.base_offset for segment in waits.upload] == [0]
+    assert entry(local, before, waits, (), (), 200) == replace(before, ceiling=200)
+    copy = ShippedSegment(0, 16, Stored("t", 5 << 20, "1" * 16, "1" * 64))
+    made = entry(local, before, plan(local, before, {0: copy}), (), (), 200)
+    assert (made.epochs, made.lost_ranges, made.end_offset) == (epochs, local.lost_ranges, 16)

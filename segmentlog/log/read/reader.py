@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
-from segmentlog.format.batch import CONTROL, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
+from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.codecs import Buffer
 from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
@@ -189,9 +189,11 @@ class Reader:
             position, expected = 0, mapped.base_offset
         landed = position == 0
         topic, partition = self._handle.topic, self._handle.partition
-        batch_limit = self._handle.batch_limit
+        batch_limit, ranges = self._handle.batch_limit, mapped.ranges
         while position < end and expected < next_base:
             try:
+                if ranges is not None:
+                    ranges.need(position, min(position + HEADER_SIZE, end))
                 header = decode_header(view, position, mapped.path)
                 if not landed and header.base_offset != expected:
                     raise CorruptBatch(mapped.path, position, f"the batch of offset {expected}", "another one")
@@ -200,6 +202,8 @@ class Reader:
                     limit = f"at most {self._handle.batch_limit} bytes (max.message.bytes)"
                     raise CorruptBatch(mapped.path, position, limit, f"{header.raw_size} claimed", header.base_offset)
                 if header.next_offset > offset:
+                    if ranges is not None:
+                        ranges.need(position, min(position + header.size_bytes, end))
                     payload = check_payload(view, position, header, mapped.path)
                     # `record_batch`, in as few steps as it takes.
                     kind = WireRecordBatch if header.attributes & KAFKA_LAYOUT else RecordBatch
@@ -210,6 +214,8 @@ class Reader:
                 if not landed:  # it is the index that lies: walk from the start of the segment
                     position, expected, landed = 0, mapped.base_offset, True
                     continue
+                if ranges is not None:
+                    ranges.need(position, end)
                 position, found = step_over(view, position, expected, self._around(segment, next_base))
                 following = next_base if found is None else found
                 if following > offset:
@@ -256,6 +262,8 @@ class Reader:
             return [], offset, False
         try:
             segment = self._segment(bases, at, log)
+            if segment.mapped.ranges is not None:
+                return [], offset, False
             end = log.end_position if segment.mapped.base_offset == log.active_base_offset else len(segment.mapped.view)
             view = segment.mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
@@ -372,7 +380,7 @@ class Reader:
                 self._open.clear()  # files may have been replaced
                 self._generation = log.generation
             segment = before = self._open.get(base)
-            if segment is not None and segment.sealed != sealed:
+            if segment is not None and (segment.sealed != sealed or segment.mapped.is_retired):
                 segment = None
             if segment is not None:
                 self._open.move_to_end(base)
@@ -380,7 +388,7 @@ class Reader:
         if segment is None:
             with handle.staying():
                 index = handle.index_of(base, writable=sealed and not handle.read_only)
-                mapped = MappedSegment(handle.fs, handle.folder, base)
+                mapped = MappedSegment(handle.fs, handle.folder, base, ranged=True)
                 if sealed:
                     index.log_inode = mapped.inode
                 index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
@@ -397,11 +405,15 @@ class Reader:
         index, mapped = segment.index, segment.mapped
         if sealed:
             if not index.is_complete(len(mapped.view)):
+                if mapped.ranges is not None:
+                    mapped.ranges.need(index.scanned_position, len(mapped.view))
                 index.catch_up(mapped.view, len(mapped.view), lambda: self._around(segment, bases[at + 1], _no_batches))
                 index.complete(len(mapped.view))
         elif index.scanned_position < log.end_position:
             with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
                 view, end = mapped.upto(log.end_position), log.end_position
+                if mapped.ranges is not None:
+                    mapped.ranges.need(index.scanned_position, end)
                 index.catch_up(view, end, lambda: self._around(segment, log.log_end_offset, _no_batches))
         return segment
 

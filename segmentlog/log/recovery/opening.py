@@ -41,7 +41,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
 
 def _open(handle: Handle) -> RecoveryReport:
     handle.open_files()
-    page = _map_page(handle)
+    page = map_page(handle)
     if _is_sound(handle, page):
         handle.adopt(page)
         try:
@@ -74,7 +74,8 @@ def _refuse_damage(handle: Handle) -> None:
         raise CorruptBatch(first.path, max(first.position, 0), wanted, first.what, first.base_offset)
 
 
-def _map_page(handle: Handle) -> StatePage:
+def map_page(handle: Handle) -> StatePage:
+    """The page of a partition whose files are open, whatever it says. Raises OSError, DiskFull."""
     # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
     try:
         # Mapping may lock it for a moment.

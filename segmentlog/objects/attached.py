@@ -1,0 +1,170 @@
+"""A store read straight from an object store: a folder for a while, of which what is read comes when it is read.
+
+The folder is a store like any other, with the topics, state pages and checkpoints that a mirror makes; its segments are
+files of ranges. It goes when the store is closed, and what killed processes left of theirs goes with the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from typing import Final
+
+from segmentlog.arguments import as_int
+from segmentlog.clock import Clock
+from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.format.names import FORMAT_VERSION, REPLICA_FILE, STORE_FILE
+from segmentlog.objects.bucket import Bucket
+from segmentlog.objects.location import open_bucket
+from segmentlog.objects.mirror import Mirror, MirrorStatus
+from segmentlog.objects.ranged import PARALLEL, Cache, RangedFiles
+from segmentlog.storage import forks
+from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+from segmentlog.topics.workers import Worker
+
+_PREFIX: Final = "segmentlog-"
+_REFRESH_MAX_MS: Final = 3_600_000
+_CLOSING_S: Final = 10.0
+
+
+class Attached:
+    """The folder, and what keeps it up. Thread-safe.
+
+    ``cache_bytes``: how much of the segments may be here, as far as no single one that is being read takes more;
+    ``cache_dir``: where, None for the system's place for such; ``refresh_ms``: how often it is looked for what is new.
+    Raises `InvalidConfig`, `ShippingRefused` (nothing was shipped there), `ObjectStoreError`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        cache_bytes: int,
+        cache_dir: str | os.PathLike[str] | None = None,
+        refresh_ms: int,
+        threads: bool = True,
+        parallel: int = PARALLEL,
+        bucket: Bucket | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        cache_bytes = as_int("cache_bytes", cache_bytes, 1)
+        self._refresh_s = as_int("refresh_ms", refresh_ms, 1, _REFRESH_MAX_MS) / 1000
+        self._bucket = bucket or open_bucket(url)
+        self.url = self._bucket.url
+        self._mutex = forks.reentrant_lock(self, "_mutex")
+        self._fs = FileSystem()
+        self._cache = Cache(self._bucket, cache_bytes, parallel)
+        self.fs = RangedFiles(self._cache)
+        """What the store is to be read with."""
+        self._lock: Held | None = None
+        self.path = self._make_folder(cache_dir)
+        forks.on_fork(self, "_forget")
+        self._mirror = Mirror(self._bucket, self.path, self.fs, parallel=0, fs=self._fs, clock=clock or Clock())
+        self._cache.refresh = self.turn
+        self._worker = Worker("attached", self._tick, self._refresh_s) if threads else None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _forget(self) -> None:
+        """In a forked child: the folder is the parent's."""
+        self._lock = None
+
+    def _make_folder(self, cache_dir: str | os.PathLike[str] | None) -> str:
+        parent = tempfile.gettempdir() if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
+        fs = self._fs
+        try:
+            fs.make_folders(parent)
+            while True:
+                path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+                with contextlib.suppress(FileNotFoundError):
+                    lock = hold_open(fs, f"{path}/{REPLICA_FILE}", os.O_RDWR | os.O_CREAT)
+                    fs.flock(lock, EXCLUSIVE)
+                    if fs.exists(f"{path}/{REPLICA_FILE}"):  # else somebody has swept it before it was locked
+                        break
+        except OSError as error:
+            wanted = f"a folder that can be written to ({error.strerror})"
+            raise InvalidConfig("cache_dir", parent, wanted) from error
+        self._lock = lock
+        _sweep(fs, parent)
+        return path
+
+    def _begin(self) -> None:
+        self._mirror.turn()
+        manifest = self._mirror.manifest
+        assert manifest is not None
+        document = {"format": FORMAT_VERSION, "store_id": manifest.store_id, "created_ms": manifest.shipped_ms}
+        replace_file(self._fs, f"{self.path}/{STORE_FILE}", json.dumps(document).encode() + b"\n")
+        if self._worker is not None:
+            self._worker.ensure_running()
+
+    def turn(self) -> bool:
+        """Show what lies there now; False when there was nothing new. Raises as `Mirror.turn`."""
+        with self._mutex:
+            return self._lock is not None and self._mirror.turn()
+
+    def _tick(self) -> float:
+        self.turn()
+        return self._refresh_s
+
+    @property
+    def status(self) -> MirrorStatus:
+        """How far it is."""
+        return self._mirror.status
+
+    @property
+    def got_bytes(self) -> int:
+        """Of segments, what was brought so far."""
+        return self._cache.got_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Of segments, what is here."""
+        return self._cache.held_bytes
+
+    def close(self) -> None:
+        """The folder goes. Idempotent."""
+        if self._worker is not None:
+            self._worker.ask_to_stop()
+            self._worker.join(_CLOSING_S)
+        self._cache.close()
+        with self._mutex:
+            lock, self._lock = self._lock, None
+            if lock is not None:
+                self._mirror.close()
+                _remove(self._fs, self.path)
+                let_go(self._fs, lock)
+
+
+def _sweep(fs: FileSystem, parent: str) -> None:
+    """Remove what processes that were killed have left of theirs."""
+    for name in fs.listdir(parent):
+        mark = f"{parent}/{name}/{REPLICA_FILE}"
+        if not name.startswith(_PREFIX) or not _is_ours(fs, mark):
+            continue
+        with contextlib.suppress(OSError, SegmentlogError):
+            fd = hold_open(fs, mark, os.O_RDWR)
+            try:
+                fs.flock(fd, EXCLUSIVE | AT_ONCE)
+                _remove(fs, f"{parent}/{name}")
+            finally:
+                let_go(fs, fd)
+
+
+def _is_ours(fs: FileSystem, mark: str) -> bool:
+    """An empty mark: what is a replica says of what."""
+    try:
+        return fs.stat(mark).st_size == 0
+    except OSError:
+        return False
+
+
+def _remove(fs: FileSystem, path: str) -> None:
+    with contextlib.suppress(OSError):
+        fs.remove_tree(path)

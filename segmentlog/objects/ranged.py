@@ -1,0 +1,487 @@
+"""Segments that lie in an object store, of which here is what was read: sparse files, and blocks that are brought.
+
+A segment's file has its size from the beginning and holds nothing. Whoever is about to touch bytes of it says so
+(`RangedFile.need`), and waits for the blocks that are missing; who reads on has those behind brought ahead, more of
+them the longer it goes on. What is here may be as much as a limit says: then the file that was not used for the longest
+time is put aside for an empty one. Who has the old one mapped reads on in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, takewhile
+from typing import Final
+
+import numpy as np
+
+from segmentlog.errors import ObjectStoreError, ShippingRefused, StoreClosed
+from segmentlog.format.index import encode_entries
+from segmentlog.format.manifest import Chunk, ShippedSegment, Stored
+from segmentlog.format.names import ABORTED_SUFFIX, INDEX_SUFFIX, TEMPORARY_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.objects.bringing import Place, write_index
+from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.restoring import check_object
+from segmentlog.objects.spans import Spans, size_of
+from segmentlog.storage import forks
+from segmentlog.storage.forks import Held, hold_open, let_go
+from segmentlog.storage.fs import FileSystem, opened, replace_file, write_all
+from segmentlog.storage.segment import segment_stem
+
+BLOCK_BYTES: Final = 1 << 20
+_RUN_BLOCKS: Final = 4
+"""What is got in one request: several of them at a time are faster than one large one."""
+_AHEAD_BLOCKS_MAX: Final = 16
+PARALLEL: Final = 4
+
+
+class Cache:
+    """How much of an object store is here, and the threads that bring it. Thread-safe."""
+
+    def __init__(self, bucket: Bucket, limit_bytes: int, parallel: int = PARALLEL) -> None:
+        self.bucket = bucket
+        self.limit_bytes = limit_bytes
+        self.mutex = forks.reentrant_lock(self, "mutex")
+        self.files: dict[str, RangedFile] = {}
+        """By path, those that readers find there."""
+        self.held_bytes = 0
+        self.got_bytes = 0
+        """Of all that was ever brought."""
+        self.refresh: Callable[[], object] = lambda: None
+        """Called when an object is gone: what the manifest says now may be something else."""
+        self._opened: weakref.WeakSet[OpenedRanges] = weakref.WeakSet()
+        self._is_closed = False
+        self._uses = 0
+        self._parallel = parallel
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_of_parent = False
+        forks.on_fork(self, "_forget")
+
+    def _forget(self) -> None:
+        """In a forked child there are no threads, and what they were at is nobody's."""
+        self._is_of_parent = True
+
+    def use(self) -> int:
+        """A number that grows with every use: of the files with the lowest the last use was the longest ago."""
+        self._uses += 1
+        return self._uses
+
+    def submit(self, do: Callable[[], None]) -> Future[None]:
+        """Have a thread do it; without any whoever asks."""
+        if self._is_closed:
+            raise StoreClosed(self.bucket.url)
+        if self._is_of_parent:
+            why = "it was opened before this process was forked; open it anew in the child"
+            raise ObjectStoreError(self.bucket.url, "get", why, False)
+        if not self._parallel:
+            done: Future[None] = Future()
+            try:
+                do()
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+            return done
+        with self.mutex:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._parallel, "segmentlog-ranges")
+            return self._pool.submit(do)
+
+    def note(self, file: RangedFile, size_bytes: int) -> None:
+        """So much more of a file is here; where that is too much others are put aside."""
+        with self.mutex:
+            self.got_bytes += size_bytes
+            if file.is_retired:
+                return
+            file.held_bytes += size_bytes
+            self.held_bytes += size_bytes
+            while self.held_bytes > self.limit_bytes:
+                held = [one for one in self.files.values() if one.held_bytes and one is not file]
+                if not held:
+                    return
+                self.renew(min(held, key=lambda one: one.used))
+
+    def renew(self, file: RangedFile) -> None:
+        """Put an empty file in the place of one; what it held is given back once nobody has it mapped."""
+        with self.mutex:
+            self.retire(file.path)
+            self.files[file.path] = RangedFile(self, file.path, file.spans)
+
+    def retire(self, path: str) -> None:
+        """Readers do not find this file any more."""
+        with self.mutex:
+            file = self.files.pop(path, None)
+            if file is not None:
+                file.is_retired = True
+                self.held_bytes -= file.held_bytes
+
+    def close(self) -> None:
+        """Bring nothing more, though somebody may still have something mapped."""
+        with self.mutex:
+            self._is_closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+        for opened_ranges in list(self._opened):
+            opened_ranges.close()
+
+    def open(self, file: RangedFile) -> OpenedRanges:
+        """Keep it open. Raises FileNotFoundError when another one has its place."""
+        fd = hold_open(FileSystem(), file.path, os.O_RDWR)
+        if FileSystem().fstat(fd).st_ino != file.inode:
+            let_go(FileSystem(), fd)
+            raise FileNotFoundError(file.path)
+        found = OpenedRanges(file, fd)
+        self._opened.add(found)
+        return found
+
+
+class RangedFile:
+    """One such file, and which of its blocks are here. Thread-safe."""
+
+    def __init__(self, cache: Cache, path: str, spans: Spans, *, beside: bool = False) -> None:
+        """Made at once, empty: at ``path``, or ``beside`` it until `put_in_place`."""
+        self._cache = cache
+        self.path = path
+        self.spans = spans
+        self.is_retired = False
+        self.used = cache.use()
+        self.held_bytes = 0
+        self._present = bytearray(_blocks(size_of(spans)))
+        self._coming: dict[int, Future[None]] = {}
+        self._open: weakref.ref[OpenedRanges] | None = None
+        self._window = 0
+        self._next = 0
+        """Block behind the last one that was needed."""
+        self._ahead = 0
+        """Block behind the last one that is brought ahead."""
+        self._beside = path + TEMPORARY_SUFFIX
+        fs = FileSystem()
+        with opened(fs, self._beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) as fd:
+            fs.ftruncate(fd, size_of(spans))
+            self.inode = fs.fstat(fd).st_ino
+        if not beside:
+            self.put_in_place()
+
+    def put_in_place(self) -> None:
+        """Have readers find it."""
+        FileSystem().replace(self._beside, self.path)
+
+    def open(self) -> OpenedRanges:
+        """As long as what is returned is kept blocks can be brought. Raises FileNotFoundError when it is retired."""
+        with self._cache.mutex:
+            found = None if self._open is None else self._open()
+            if found is None:
+                found = self._cache.open(self)
+                self._open = weakref.ref(found)
+            return found
+
+    def extend(self, spans: Spans) -> None:
+        """It goes on, or lies in other objects: of what was here no byte is another one."""
+        with self._cache.mutex:
+            before, size_bytes = size_of(self.spans), size_of(spans)
+            if size_bytes > before:
+                with opened(FileSystem(), self.path, os.O_RDWR | os.O_CLOEXEC) as fd:
+                    FileSystem().ftruncate(fd, size_bytes)
+                self._present.extend(bytes(_blocks(size_bytes) - len(self._present)))
+                if before % BLOCK_BYTES:
+                    self._present[before // BLOCK_BYTES] = 0
+            self.spans = spans
+
+    def need(self, held: OpenedRanges, start: int, end: int) -> None:
+        """Return once bytes ``[start, end)`` are here. Raises `ObjectStoreError`, `ShippingRefused`."""
+        first, behind = start // BLOCK_BYTES, _blocks(end)
+        if behind > self._next or first < self._next - 1:
+            self._note_way(held, first, behind)
+        if self._present.find(0, first, behind) >= 0:
+            self.used = self._cache.use()
+            for future in self._begin(held, first, behind):
+                future.result()
+
+    def _note_way(self, held: OpenedRanges, first: int, behind: int) -> None:
+        """Who reads on has what lies behind brought ahead."""
+        with self._cache.mutex:
+            is_on = self._next - 1 <= first <= self._next
+            self._next = behind
+            if not is_on:
+                self._window, self._ahead = 0, behind
+                return
+            if behind + self._window // 2 < self._ahead:
+                return
+            self._window = min(max(2 * self._window, 1), _AHEAD_BLOCKS_MAX)
+            start = max(self._ahead, behind)
+            self._ahead = min(behind + self._window, len(self._present))
+        self.used = self._cache.use()
+        if start < self._ahead and self._cache.limit_bytes > 2 * _AHEAD_BLOCKS_MAX * BLOCK_BYTES:
+            self._begin(held, first, behind)  # first what is waited for
+            self._begin(held, start, self._ahead)
+
+    def _begin(self, held: OpenedRanges, first: int, behind: int) -> list[Future[None]]:
+        """Have the blocks brought that are missing; what is to be waited for."""
+        coming: list[Future[None]] = []
+        with self._cache.mutex:
+            at = first
+            while (at := self._present.find(0, at, behind)) >= 0:
+                if at in self._coming:
+                    coming.append(self._coming[at])
+                    at += 1
+                    continue
+                end = at + 1
+                while end < min(at + _RUN_BLOCKS, behind) and not self._present[end] and end not in self._coming:
+                    end += 1
+                future = self._cache.submit(lambda at=at, end=end: self._bring(held, at, end))  # type: ignore[misc]
+                if not future.done():
+                    self._coming.update(dict.fromkeys(range(at, end), future))
+                    future.add_done_callback(lambda _, at=at, end=end: self._come(at, end))  # type: ignore[misc]
+                coming.append(future)
+                at = end
+        return coming
+
+    def _come(self, first: int, behind: int) -> None:
+        with self._cache.mutex:
+            for block in range(first, behind):
+                self._coming.pop(block, None)
+
+    def _bring(self, held: OpenedRanges, first: int, behind: int) -> None:
+        """Bring blocks, by whatever objects they lie in; once more where these have changed meanwhile."""
+        spans = self.spans
+        start, end = first * BLOCK_BYTES, min(behind * BLOCK_BYTES, size_of(spans))
+        try:
+            self._get(held, spans, start, end)
+        except ObjectMissing as missing:
+            self._cache.refresh()
+            if self.spans == spans:
+                if self.is_retired:
+                    raise FileNotFoundError(self.path) from None
+                why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
+                raise ShippingRefused(self._cache.bucket.url, why) from missing
+            self._get(held, self.spans, start, end)
+        with self._cache.mutex:
+            self._present[first:behind] = b"\1" * (behind - first)
+            if end < min(behind * BLOCK_BYTES, size_of(self.spans)):  # it has grown since
+                self._present[behind - 1] = 0
+            self._cache.note(self, end - start)
+
+    def _get(self, held: OpenedRanges, spans: Spans, start: int, end: int) -> None:
+        for span in spans:
+            low, high = max(span.position, start), min(span.end, end)
+            if low < high:
+                data = self._cache.bucket.get_range(span.key, span.start + low - span.position, high - low)
+                held.write(data, low)
+
+
+class OpenedRanges:
+    """A file of ranges that is open: as long as it is kept blocks can be brought, and what is mapped is its."""
+
+    def __init__(self, file: RangedFile, fd: Held) -> None:
+        self.file = file
+        self._fs = FileSystem()
+        self._fd: Held | None = fd
+        self._mutex = forks.lock(self, "_mutex")
+
+    @property
+    def inode(self) -> int:
+        """Of the file."""
+        return self.file.inode
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another file has its place."""
+        return self.file.is_retired
+
+    def map(self) -> memoryview:
+        """All of it as it is now; bytes that nobody said that he needs are zeros, or not."""
+        size_bytes = size_of(self.file.spans)
+        with self._mutex:
+            return self._fs.map_file(self._open_fd(), size_bytes) if size_bytes else memoryview(b"")
+
+    def need(self, start: int, end: int) -> None:
+        """See `RangedFile.need`."""
+        if start < end:
+            self.file.need(self, start, end)
+
+    def close(self) -> None:
+        """Nothing more can be brought."""
+        with self._mutex:
+            fd, self._fd = self._fd, None
+            if fd is not None:
+                let_go(self._fs, fd)
+
+    def write(self, data: bytes, position: int) -> None:
+        """Put bytes there that have come. Raises `DiskFull`, `StoreClosed`."""
+        with self._mutex:  # or its number may be another file's by now
+            write_all(self._fs, self._open_fd(), [data], position)
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise StoreClosed(self.file.path)
+        return self._fd
+
+
+class RangedFiles(FileSystem):
+    """The files of a store whose segments are such; whoever reads one as any other file has it brought.
+
+    Also a `Bringing`, for the mirror that says what there is.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._fds: dict[int, OpenedRanges] = {}
+        self._pending: dict[str, tuple[Callable[[], None], Sequence[str]]] = {}
+        """By path, how a small file is brought when somebody opens it, and which others with it."""
+        self._known: dict[str, str] = {}
+        """Of these, by path, the objects."""
+
+    # ------------------------------------------------------------ for readers
+
+    def ranged(self, path: str) -> OpenedRanges | None:
+        """As `FileSystem.ranged`."""
+        with self._cache.mutex:
+            file = self._cache.files.get(path)
+            return None if file is None else file.open()
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        """As `FileSystem.open`."""
+        pending = self._pending.get(path)
+        if pending is not None:
+            bring, paths = pending
+            bring()
+            with self._cache.mutex:
+                for one in paths:
+                    if self._pending.get(one) is pending:
+                        del self._pending[one]
+        found = self.ranged(path)
+        fd = super().open(path, flags, mode)
+        if found is not None:
+            self._fds[fd] = found
+        return fd
+
+    def close(self, fd: int) -> None:
+        """As `FileSystem.close`."""
+        self._fds.pop(fd, None)
+        os.close(fd)
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        """As `FileSystem.pread`."""
+        found = self._fds.get(fd)
+        if found is not None:
+            found.need(position, min(position + size_bytes, size_of(found.file.spans)))
+        return os.pread(fd, size_bytes, position)
+
+    def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
+        """As `FileSystem.map_file`."""
+        found = self._fds.get(fd)
+        if found is not None:
+            found.need(0, min(size_bytes, size_of(found.file.spans)))
+        return super().map_file(fd, size_bytes, writable=writable)
+
+    # ------------------------------------------------------------ for the mirror
+
+    def begin_turn(self) -> None:
+        """As `Bringing.begin_turn`."""
+
+    def extend(self, path: str, known_bytes: int, spans: Spans) -> bool:
+        """As `Bringing.extend`."""
+        with self._cache.mutex:
+            file = self._cache.files.get(path)
+            if file is None:
+                self._cache.files[path] = RangedFile(self._cache, path, spans)
+            elif size_of(spans) < size_of(file.spans):
+                return False
+            else:
+                file.extend(spans)
+        return True
+
+    def prepare(self, path: str, spans: Spans) -> Place | None:
+        """As `Bringing.prepare`."""
+        with self._cache.mutex:
+            there = self._cache.files.get(path)
+            if there is not None and there.spans == spans:
+                return None
+        made = RangedFile(self._cache, path, spans, beside=True)
+
+        def place() -> None:
+            with self._cache.mutex:
+                self._cache.retire(path)
+                made.put_in_place()
+                self._cache.files[path] = made
+
+        return place
+
+    def bring_file(self, path: str, stored: Stored) -> None:
+        """As `Bringing.bring_file`."""
+
+        def bring() -> None:
+            with contextlib.suppress(ObjectMissing):  # of a manifest that has changed since: there is none then
+                data, _ = self._cache.bucket.get(stored.key)
+                check_object(self._cache.bucket, stored, data)
+                replace_file(FileSystem(), path, data, sync_folder=False)
+
+        self._note_pending((path,), stored.key, bring)
+
+    def bring_index(self, stem: str, segment: ShippedSegment) -> None:
+        """As `Bringing.bring_index`."""
+        index = segment.index
+        if index is None:
+            return
+
+        def bring() -> None:
+            with contextlib.suppress(ObjectMissing):
+                write_index(FileSystem(), self._cache.bucket, stem, index)
+
+        self._note_pending([stem + suffix for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)],
+                           index.key, bring)  # fmt: skip
+
+    def note_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
+        """As `Bringing.note_chunks`: where each begins is as good as an index."""
+
+        def bring() -> None:
+            before = list(takewhile(lambda chunk: chunk.max_timestamp >= 0, chunks[:-1]))
+            if begun := chunks[1 : len(before) + 1]:
+                made = encode_entries(
+                    np.array([chunk.base_offset - chunk.segment for chunk in begun], np.uint32),
+                    np.array([chunk.position for chunk in begun], np.uint32),
+                    np.array(list(accumulate((chunk.max_timestamp for chunk in before), max)), np.int64),
+                )
+                for suffix, data in zip((INDEX_SUFFIX, TIME_INDEX_SUFFIX), made, strict=True):
+                    replace_file(FileSystem(), stem + suffix, data, sync_folder=False)
+
+        key = f"{chunks[-1].tail}/{chunks[-1].start}"
+        self._note_pending((stem + INDEX_SUFFIX, stem + TIME_INDEX_SUFFIX), key, bring)
+
+    def _note_pending(self, paths: Sequence[str], key: str, bring: Callable[[], None]) -> None:
+        pending = (bring, paths)
+        with self._cache.mutex:
+            for path in paths:
+                if self._known.get(path) != key:
+                    self._known[path] = key
+                    self._pending[path] = pending
+
+    def replaced(self, folder: str, bases: Iterable[int]) -> None:
+        """As `Bringing.replaced`."""
+        for base in bases:
+            stem = segment_stem(folder, base)
+            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX):
+                self._drop(stem + suffix)
+                with contextlib.suppress(FileNotFoundError):
+                    self.unlink(stem + suffix)
+
+    def forget(self, folder: str, kept: Iterable[int]) -> None:
+        """As `Bringing.forget`."""
+        stems = {segment_stem(folder, base) for base in kept}
+        with self._cache.mutex:
+            for path in [*self._cache.files, *self._known]:
+                if path.startswith(f"{folder}/") and path.rpartition(".")[0] not in stems:
+                    self._cache.retire(path)
+                    self._drop(path)
+
+    def _drop(self, path: str) -> None:
+        with self._cache.mutex:
+            self._pending.pop(path, None)
+            self._known.pop(path, None)
+
+
+def _blocks(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES)
