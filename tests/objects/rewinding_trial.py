@@ -60,8 +60,6 @@ class Trial:
         self.transactions: dict[int, set[tuple[TopicPartition, int]]] = {}
         """Of each that was committed, its records, but for those that were deleted since."""
         self._wrote_to: dict[int, set[TopicPartition]] = {}
-        self.further = 0
-        """How often a partition was cut further than was asked for."""
         self.store = LogStore(folder / "store", background=False, fs=NoSyncFileSystem(), clock=self.clock)
         for name, partitions in (("a", 2), ("b", 1), ("c", 1)):
             self.store.create_topic(name, partitions, segment_records=self.rng.choice((3, 10, 1000)), fsync="always")
@@ -252,7 +250,6 @@ class Trial:
         for tp, cut in cuts.items():
             upto = wanted[tp]
             if any(cut <= offset and (upto is None or offset < upto) for offset in self.records[tp]):
-                self.further += 1
                 why = f"{tp} is cut at {cut}, and {upto} was asked for, for no reason"
                 assert self._forgetful or any(tp in of and len(of & cuts.keys()) > 1 for of in hidden), why
 
