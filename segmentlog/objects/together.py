@@ -6,8 +6,8 @@ be torn by that, and so on, until none is.
 
 Which markers belong together the decisions say, each of which names the end of its data in every partition. Of those
 that were compacted away the time says it: a marker and the one of the same producer that is nearest to it in another
-partition belong together, if each is the nearest of the other. A transaction of one partition may be taken for a part
-of another one's so, and be left out with it; none is torn that was not decided within the same moment as its neighbour.
+partition belong together, if each is the nearest of the other. That is a guess where one producer has committed
+several times within moments, over different partitions: one may be taken for a part of another one.
 """
 
 from __future__ import annotations
