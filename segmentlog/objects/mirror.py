@@ -17,7 +17,6 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import ObjectStoreError, ShippingRefused
-from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.manifest import Manifest, ShippedPartition, ShippedTopic, Stored
 from segmentlog.format.names import (
     DELETED_PREFIX,
@@ -35,7 +34,7 @@ from segmentlog.log.mirrored import MirroredLog, Shown
 from segmentlog.objects.bringing import Bringing, Place
 from segmentlog.objects.bucket import Bucket, ObjectMissing
 from segmentlog.objects.ownership import require_manifest
-from segmentlog.objects.restoring import is_wanted
+from segmentlog.objects.restoring import checkpoint_of, is_wanted
 from segmentlog.objects.spans import Spans, segment_spans, size_of
 from segmentlog.objects.uploads import PARALLEL, beside_each_other
 from segmentlog.storage.fs import FileSystem
@@ -282,7 +281,8 @@ class Mirror:
             stable_offset=_stable_offset(wanted),
             active_base=wanted.active_base,
             end_position=size_of(one.spans[wanted.active_base]),
-            checkpoint=_checkpoint(wanted),
+            # The same one for as long as the segment is: it is not written in every turn.
+            checkpoint=checkpoint_of(wanted, wanted.active_base, 0),
         )
         if one.place:
             with log.replacing():
@@ -322,21 +322,6 @@ def _stable_offset(partition: ShippedPartition) -> int:
     if not partition.has_producers:
         return partition.end_offset
     return max(partition.stable_offset, partition.log_start_offset)
-
-
-def _checkpoint(partition: ShippedPartition) -> Checkpoint:
-    """What a reader looks up beside the page; and what one goes by who opens the log while nobody keeps it up."""
-    return Checkpoint(
-        recovery_offset=partition.active_base,
-        recovery_segment=partition.active_base,
-        log_start_offset=partition.log_start_offset,
-        offset_ceiling=partition.ceiling,
-        clean=False,
-        epochs=partition.epochs,
-        lost_ranges=partition.lost_ranges,
-        compacted=partition.compacted,
-        has_producers=partition.has_producers,
-    )
 
 
 def _behind(one: _Round) -> int:

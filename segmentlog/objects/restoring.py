@@ -49,10 +49,12 @@ from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.rewinding import CutPartition, Rewinding
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file, replace_file_by_parts
 from segmentlog.topics.folders import TopicFile, TopicFolders
 
 PARALLEL: Final = 4
+PART_BYTES: Final = 16 << 20
+"""What is larger is not held in memory: a segment may have 2 GiB."""
 _MANIFESTS_MAX: Final = 20
 """So often the manifest may change under a restore before it gives up."""
 
@@ -276,7 +278,10 @@ class Restoring:
         def bring() -> int:
             if self._is_there(path, stored.size_bytes, stored.xxh3_64):
                 return stored.size_bytes
-            replace_file(self._fs, path, self._object(stored), sync_folder=False)
+            if stored.size_bytes <= PART_BYTES:
+                replace_file(self._fs, path, self._object(stored), sync_folder=False)
+            else:
+                replace_file_by_parts(self._fs, path, _checked_parts(self._bucket, stored), sync_folder=False)
             self._brought.add(path)
             return stored.size_bytes
 
@@ -319,7 +324,7 @@ class Restoring:
         try:
             if self._fs.stat(path).st_size != size_bytes:
                 return False
-            is_whole = xxhash.xxh3_64_hexdigest(read_file(self._fs, path)) == xxh3_64
+            is_whole = _digest(self._fs, path, size_bytes) == xxh3_64
         except FileNotFoundError:
             return False
         if is_whole:
@@ -349,18 +354,8 @@ class Restoring:
         for name in self._fs.listdir(folder):
             if name not in wanted and name not in (CHECKPOINT_FILE, GRANT_FILE):  # of a manifest that has changed since
                 self._remove(f"{folder}/{name}")
-        checkpoint = Checkpoint(
-            recovery_offset=partition.end_offset,
-            recovery_segment=partition.active_base,
-            recovery_position=self._fs.stat(f"{folder}/{active}").st_size,
-            log_start_offset=partition.log_start_offset,
-            offset_ceiling=partition.ceiling,
-            clean=False,
-            epochs=partition.epochs,
-            lost_ranges=partition.lost_ranges,
-            compacted=partition.compacted,
-            has_producers=partition.has_producers,
-        )
+        position = self._fs.stat(f"{folder}/{active}").st_size
+        checkpoint = checkpoint_of(partition, partition.end_offset, position)
         with contextlib.suppress(FileNotFoundError):  # of an earlier run: this is a new one, both of its slots
             self._fs.unlink(f"{folder}/{CHECKPOINT_FILE}")
         CheckpointFile(self._fs, f"{folder}/{CHECKPOINT_FILE}").write(checkpoint)
@@ -385,14 +380,54 @@ class Restoring:
         self._fs.sync_folder(self._path)
 
 
+def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_position: int) -> Checkpoint:
+    """Of a log that was shipped, as after the death of its machine; a recovery begins there in the active segment."""
+    return Checkpoint(
+        recovery_offset=recovery_offset,
+        recovery_segment=partition.active_base,
+        recovery_position=recovery_position,
+        log_start_offset=partition.log_start_offset,
+        offset_ceiling=partition.ceiling,
+        clean=False,
+        epochs=partition.epochs,
+        lost_ranges=partition.lost_ranges,
+        compacted=partition.compacted,
+        has_producers=partition.has_producers,
+    )
+
+
 def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
     """Raise `ShippingRefused` unless an object holds what the manifest says."""
     if len(data) != stored.size_bytes:
         raise ShippingRefused(
             bucket.url, f"{stored.key}: {len(data)} bytes, and not the {stored.size_bytes} of the manifest"
         )
-    if xxhash.xxh3_64_hexdigest(data) != stored.xxh3_64 or hashlib.sha256(data).hexdigest() != stored.sha256:
+    _check_digests(bucket, stored, xxhash.xxh3_64_hexdigest(data), hashlib.sha256(data).hexdigest())
+
+
+def _check_digests(bucket: Bucket, stored: Stored, xxh3_64: str, sha256: str) -> None:
+    if (xxh3_64, sha256) != (stored.xxh3_64, stored.sha256):
         raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums are not those of the manifest")
+
+
+def _checked_parts(bucket: Bucket, stored: Stored) -> Iterator[bytes]:
+    """An object, part by part; behind the last one raises `ShippingRefused` unless they are what was shipped."""
+    xxh3_64, sha256 = xxhash.xxh3_64(), hashlib.sha256()
+    for start in range(0, stored.size_bytes, PART_BYTES):
+        part = bucket.get_range(stored.key, start, min(PART_BYTES, stored.size_bytes - start))
+        xxh3_64.update(part)
+        sha256.update(part)
+        yield part
+    _check_digests(bucket, stored, xxh3_64.hexdigest(), sha256.hexdigest())
+
+
+def _digest(fs: FileSystem, path: str, size_bytes: int) -> str:
+    """The XXH3-64 of a file of that size."""
+    found = xxhash.xxh3_64()
+    with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
+        for position in range(0, size_bytes, PART_BYTES):
+            found.update(fs.pread(fd, PART_BYTES, position))
+    return found.hexdigest()
 
 
 def _is_harmless(name: str) -> bool:

@@ -11,6 +11,7 @@ from logs import values_by_offset
 from objects.buckets import Memory
 
 from segmentlog.errors import ShippingRefused
+from segmentlog.objects import restoring
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
 from segmentlog.store import LogStore
@@ -129,4 +130,26 @@ def test_what_is_whole_is_not_brought_again(tmp_path: Path, store: LogStore, buc
     done = restore(bucket, str(tmp_path / "there"), parallel=0)
     assert 0 < done.kept_bytes <= sum(one.stat().st_size for one in segments) - damaged.stat().st_size
     with LogStore(tmp_path / "there", background=False) as other:
+        assert contents(other) == contents(store)
+
+
+def test_what_is_large_comes_in_parts(
+    tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checked as a whole before it has its name; what is here already is, too."""
+    monkeypatch.setattr(restoring, "PART_BYTES", 50)
+    ship(store, bucket)
+    assert restored(bucket, tmp_path / "copy") == contents(store)
+    key = min(key for key in bucket._objects if key.startswith("segments/") and "." not in key)
+    data, tag = bucket._objects[key]
+    assert len(data) > 150
+    for damaged in (data[:-1] + b"x", data[:60] + b"x" + data[61:]):
+        bucket._objects[key] = damaged, tag
+        with pytest.raises(ShippingRefused, match="damaged"):
+            restore(bucket, str(tmp_path / "other"), parallel=0)
+        assert not list((tmp_path / "other").rglob("*.tmp"))
+    bucket._objects[key] = data, tag
+    done = restore(bucket, str(tmp_path / "other"), parallel=0)
+    assert done.kept_bytes > 0 or len(list((tmp_path / "other").rglob("*.log"))) > 1
+    with LogStore(tmp_path / "other", background=False) as other:
         assert contents(other) == contents(store)
