@@ -25,7 +25,7 @@ from segmentlog.format.names import (
     TIME_INDEX_SUFFIX,
 )
 from segmentlog.objects.bucket import Bucket
-from segmentlog.objects.restoring import check_object
+from segmentlog.objects.checking import check_object
 from segmentlog.objects.spans import Span, Spans, size_of
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file, write_all, write_new_file

@@ -24,7 +24,7 @@ from segmentlog.format.manifest import Chunk, ShippedSegment, Stored
 from segmentlog.format.names import ABORTED_SUFFIX, INDEX_SUFFIX, TEMPORARY_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.objects.bringing import Place, write_index
 from segmentlog.objects.bucket import Bucket, ObjectMissing
-from segmentlog.objects.restoring import check_object
+from segmentlog.objects.checking import check_object
 from segmentlog.objects.spans import Spans, size_of
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, hold_open, let_go

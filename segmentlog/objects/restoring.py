@@ -12,7 +12,6 @@ business of `rewinding`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,18 +42,18 @@ from segmentlog.format.names import (
     check_topic_name,
     segment_name,
 )
+from segmentlog.objects import checking
 from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.checking import check_object, checked_parts, digest_of_file
 from segmentlog.objects.cutting import Piece, Target, target_of
 from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.rewinding import CutPartition, Rewinding
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file, replace_file_by_parts
+from segmentlog.storage.fs import FileSystem, read_file, replace_file, replace_file_by_parts
 from segmentlog.topics.folders import TopicFile, TopicFolders
 
 PARALLEL: Final = 4
-PART_BYTES: Final = 16 << 20
-"""What is larger is not held in memory: a segment may have 2 GiB."""
 _MANIFESTS_MAX: Final = 20
 """So often the manifest may change under a restore before it gives up."""
 
@@ -278,10 +277,10 @@ class Restoring:
         def bring() -> int:
             if self._is_there(path, stored.size_bytes, stored.xxh3_64):
                 return stored.size_bytes
-            if stored.size_bytes <= PART_BYTES:
+            if stored.size_bytes <= checking.PART_BYTES:
                 replace_file(self._fs, path, self._object(stored), sync_folder=False)
             else:
-                replace_file_by_parts(self._fs, path, _checked_parts(self._bucket, stored), sync_folder=False)
+                replace_file_by_parts(self._fs, path, checked_parts(self._bucket, stored), sync_folder=False)
             self._brought.add(path)
             return stored.size_bytes
 
@@ -324,7 +323,7 @@ class Restoring:
         try:
             if self._fs.stat(path).st_size != size_bytes:
                 return False
-            is_whole = _digest(self._fs, path, size_bytes) == xxh3_64
+            is_whole = digest_of_file(self._fs, path, size_bytes) == xxh3_64
         except FileNotFoundError:
             return False
         if is_whole:
@@ -394,40 +393,6 @@ def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_po
         compacted=partition.compacted,
         has_producers=partition.has_producers,
     )
-
-
-def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
-    """Raise `ShippingRefused` unless an object holds what the manifest says."""
-    if len(data) != stored.size_bytes:
-        raise ShippingRefused(
-            bucket.url, f"{stored.key}: {len(data)} bytes, and not the {stored.size_bytes} of the manifest"
-        )
-    _check_digests(bucket, stored, xxhash.xxh3_64_hexdigest(data), hashlib.sha256(data).hexdigest())
-
-
-def _check_digests(bucket: Bucket, stored: Stored, xxh3_64: str, sha256: str) -> None:
-    if (xxh3_64, sha256) != (stored.xxh3_64, stored.sha256):
-        raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums are not those of the manifest")
-
-
-def _checked_parts(bucket: Bucket, stored: Stored) -> Iterator[bytes]:
-    """An object, part by part; behind the last one raises `ShippingRefused` unless they are what was shipped."""
-    xxh3_64, sha256 = xxhash.xxh3_64(), hashlib.sha256()
-    for start in range(0, stored.size_bytes, PART_BYTES):
-        part = bucket.get_range(stored.key, start, min(PART_BYTES, stored.size_bytes - start))
-        xxh3_64.update(part)
-        sha256.update(part)
-        yield part
-    _check_digests(bucket, stored, xxh3_64.hexdigest(), sha256.hexdigest())
-
-
-def _digest(fs: FileSystem, path: str, size_bytes: int) -> str:
-    """The XXH3-64 of a file of that size."""
-    found = xxhash.xxh3_64()
-    with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
-        for position in range(0, size_bytes, PART_BYTES):
-            found.update(fs.pread(fd, PART_BYTES, position))
-    return found.hexdigest()
 
 
 def _is_harmless(name: str) -> bool:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from segmentlog.errors import ObjectStoreError, ShippingRefused
 from segmentlog.format.manifest import MANIFEST_KEY, Condemned, Manifest, Stored, encode_manifest
 from segmentlog.objects.bucket import Bucket, ObjectChanged, ObjectMissing
+from segmentlog.objects.checking import check_object
 from segmentlog.objects.ownership import require_manifest
-from segmentlog.objects.restoring import check_object
 from segmentlog.objects.uploads import nonce
 
 GRACE_MS: Final = 24 * 3600_000

@@ -11,7 +11,7 @@ from logs import values_by_offset
 from objects.buckets import Memory
 
 from segmentlog.errors import ShippingRefused
-from segmentlog.objects import restoring
+from segmentlog.objects import checking
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
 from segmentlog.store import LogStore
@@ -137,7 +137,7 @@ def test_what_is_large_comes_in_parts(
     tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checked as a whole before it has its name; what is here already is, too."""
-    monkeypatch.setattr(restoring, "PART_BYTES", 50)
+    monkeypatch.setattr(checking, "PART_BYTES", 50)
     ship(store, bucket)
     assert restored(bucket, tmp_path / "copy") == contents(store)
     key = min(key for key in bucket._objects if key.startswith("segments/") and "." not in key)
