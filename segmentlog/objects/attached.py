@@ -19,7 +19,8 @@ from segmentlog.format.names import FORMAT_VERSION, REPLICA_FILE, STORE_FILE
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.mirror import Mirror, MirrorStatus
-from segmentlog.objects.ranged import PARALLEL, Cache, RangedFiles
+from segmentlog.objects.ranged import PARALLEL, Cache
+from segmentlog.objects.ranged_files import RangedFiles
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import FileSystem, replace_file

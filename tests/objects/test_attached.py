@@ -17,7 +17,8 @@ from objects.buckets import Memory
 import segmentlog
 from segmentlog.errors import CorruptBatch, InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused
 from segmentlog.objects.attached import Attached
-from segmentlog.objects.ranged import BLOCK_BYTES, Cache, RangedFile, RangedFiles
+from segmentlog.objects.ranged import BLOCK_BYTES, Cache, RangedFile
+from segmentlog.objects.ranged_files import RangedFiles
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.spans import Span, Spans
 from segmentlog.objects.tidying import sweep
