@@ -24,7 +24,7 @@ from segmentlog.format.names import (
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
 )
-from segmentlog.objects.bucket import Bucket
+from segmentlog.objects.bucket import Bucket, Data
 from segmentlog.objects.checking import check_object
 from segmentlog.objects.spans import Span, Spans, size_of
 from segmentlog.storage import forks
@@ -93,7 +93,7 @@ class WholeFiles:
                     continue
                 before = self._fs.pread(fd, max(known_bytes - span.position, 0), span.position)
                 if is_whole and before:
-                    data = before + self._range(span, len(before))
+                    data: Data = b"".join((before, self._range(span, len(before))))
                     if xxhash.xxh3_64_hexdigest(data) != span.xxh3_64:
                         return False
                 else:
@@ -124,11 +124,11 @@ class WholeFiles:
         write_new_file(self._fs, beside, whole)
         return lambda: self._fs.replace(beside, path)
 
-    def _range(self, span: Span, skipped_bytes: int) -> bytes:
+    def _range(self, span: Span, skipped_bytes: int) -> Data:
         size_bytes = span.size_bytes - skipped_bytes
         return self._bucket.get_range(span.key, span.start + skipped_bytes, size_bytes) if size_bytes > 0 else b""
 
-    def _get(self, span: Span) -> bytes:
+    def _get(self, span: Span) -> Data:
         """The bytes of a span, checked; a tail of which more is asked for is got whole."""
         with self._mutex:
             is_again = span.key in self._asked and span.key.startswith("tails/")

@@ -54,7 +54,7 @@ class Bucket(Protocol):
     def get(self, key: str) -> tuple[bytes, str]:
         """(an object, its tag, for `swap`). Raises `ObjectMissing`."""
 
-    def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
+    def get_range(self, key: str, start: int, size_bytes: int) -> Data:
         """Bytes ``[start, start + size_bytes)``, all of them. Raises `ObjectMissing`."""
 
     def put(self, key: str, data: Data) -> None:

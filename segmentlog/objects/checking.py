@@ -11,7 +11,7 @@ import xxhash
 
 from segmentlog.errors import ShippingRefused
 from segmentlog.format.manifest import Stored
-from segmentlog.objects.bucket import Bucket
+from segmentlog.objects.bucket import Bucket, Data
 from segmentlog.storage.fs import FileSystem, opened
 
 PART_BYTES: Final = 16 << 20
@@ -32,7 +32,7 @@ def _check_digests(bucket: Bucket, stored: Stored, xxh3_64: str, sha256: str) ->
         raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums are not those of the manifest")
 
 
-def checked_parts(bucket: Bucket, stored: Stored) -> Iterator[bytes]:
+def checked_parts(bucket: Bucket, stored: Stored) -> Iterator[Data]:
     """An object, part by part; behind the last one raises `ShippingRefused` unless they are what was shipped."""
     xxh3_64, sha256 = xxhash.xxh3_64(), hashlib.sha256()
     for start in range(0, stored.size_bytes, PART_BYTES):

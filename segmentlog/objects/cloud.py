@@ -81,12 +81,12 @@ class Cloud:
                 parts.append(self._obstore.get(self._store, key, options=wanted).bytes())
             return b"".join(parts), _tag(meta)
 
-    def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
+    def get_range(self, key: str, start: int, size_bytes: int) -> Data:
+        """As `Bucket.get_range`; a view of what obstore has: a copy would take a quarter of the time."""
         if not size_bytes:
             return b""
         with self._telling(key):
-            data: bytes = self._obstore.get_range(self._store, key, start=start, length=size_bytes).to_bytes()
+            data = memoryview(self._obstore.get_range(self._store, key, start=start, length=size_bytes))
         if len(data) != size_bytes:
             raise ObjectStoreError(self.url, key, f"it ends {size_bytes - len(data)} bytes too early", False)
         return data

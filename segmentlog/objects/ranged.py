@@ -16,7 +16,7 @@ from typing import Final
 
 from segmentlog.errors import ObjectStoreError, ShippingRefused, StoreClosed
 from segmentlog.format.names import TEMPORARY_SUFFIX
-from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.spans import Spans, size_of
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, hold_open, let_go
@@ -300,7 +300,7 @@ class OpenedRanges:
             if fd is not None:
                 let_go(self._fs, fd)
 
-    def write(self, data: bytes, position: int) -> None:
+    def write(self, data: Data, position: int) -> None:
         """Put bytes there that have come. Raises `DiskFull`, `StoreClosed`."""
         with self._mutex:  # or its number may be another file's by now
             write_all(self._fs, self._open_fd(), [data], position)

@@ -43,7 +43,7 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.objects import checking
-from segmentlog.objects.bucket import Bucket, ObjectMissing
+from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.checking import check_object, checked_parts, digest_of_file
 from segmentlog.objects.cutting import Piece, Target, target_of
 from segmentlog.objects.jobs import Job, carried_out
@@ -296,7 +296,7 @@ class Restoring:
 
         return bring
 
-    def _chunk(self, chunk: Chunk) -> bytes:
+    def _chunk(self, chunk: Chunk) -> Data:
         key = self._tails[chunk.tail].key
         data = self._bucket.get_range(key, chunk.start, chunk.size_bytes)
         if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
@@ -307,7 +307,7 @@ class Restoring:
     def _read(self, topic: ShippedTopic, partition: ShippedPartition, piece: Piece) -> bytes:
         """A piece of a log as it was shipped: of what is brought, or will be, the file."""
         if isinstance(piece, Chunk):
-            return self._chunk(piece)
+            return bytes(self._chunk(piece))
         path = f"{self._path}/{topic.name}/{partition.number}/{segment_name(piece.base_offset)}{LOG_SUFFIX}"
         if path in self._brought:
             return read_file(self._fs, path)

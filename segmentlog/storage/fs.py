@@ -384,7 +384,7 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = 
     replace_file_by_parts(fs, path, (data,), sync_folder=sync_folder)
 
 
-def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[bytes], *, sync_folder: bool = True) -> None:
+def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[Buffer], *, sync_folder: bool = True) -> None:
     """`replace_file` with what is too large to be held in memory. What ``parts`` raises leaves the old file there."""
     size_bytes = 0
     try:
