@@ -14,7 +14,7 @@ from typing import Final
 
 from segmentlog.arguments import as_int
 from segmentlog.clock import Clock
-from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.errors import InvalidConfig, ObjectStoreError, SegmentlogError
 from segmentlog.format.names import FORMAT_VERSION, REPLICA_FILE, STORE_FILE
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.location import open_bucket
@@ -62,6 +62,7 @@ class Attached:
         self.fs = RangedFiles(self._cache)
         """What the store is to be read with."""
         self._lock: Held | None = None
+        self._is_of_parent = False
         self.path = self._make_folder(cache_dir)
         forks.on_fork(self, "_forget")
         self._mirror = Mirror(self._bucket, self.path, self.fs, parallel=0, fs=self._fs, clock=clock or Clock())
@@ -75,7 +76,7 @@ class Attached:
 
     def _forget(self) -> None:
         """In a forked child: the folder is the parent's."""
-        self._lock = None
+        self._lock, self._is_of_parent = None, True
 
     def _make_folder(self, cache_dir: str | os.PathLike[str] | None) -> str:
         parent = tempfile.gettempdir() if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
@@ -107,6 +108,9 @@ class Attached:
 
     def turn(self) -> bool:
         """Show what lies there now; False when there was nothing new. Raises as `Mirror.turn`."""
+        if self._is_of_parent:
+            why = "it was opened before this process was forked; open it anew in the child"
+            raise ObjectStoreError(self.url, "refresh", why, False)
         with self._mutex:
             return self._lock is not None and self._mirror.turn()
 

@@ -77,6 +77,7 @@ class _Round(msgspec.Struct):
     wanted: ShippedPartition
     spans: dict[int, Spans]
     continues: bool
+    is_internal: bool
     place: dict[int, Place] = {}
     """By segment, what puts in place those that were brought beside."""
 
@@ -160,11 +161,19 @@ class Mirror:
         ]
         self._bringing.begin_turn()
         self.status = msgspec.structs.replace(self.status, behind=sum(map(_behind, rounds)))
+        refused: ShippingRefused | None = None
         for index, one in enumerate(rounds):
-            self._bring(one)
-            self._show(one)
+            if refused is not None and one.is_internal:  # positions and decisions of what is not shown
+                break
+            try:
+                self._bring(one)
+                self._show(one)
+            except ShippingRefused as error:  # damage there keeps no other partition from being shown
+                refused = refused or error
             if progress is not None:
                 progress(index + 1, len(rounds))
+        if refused is not None:
+            raise refused
         self._bring_files(manifest)
         self.status = msgspec.structs.replace(
             self.status, sequence=manifest.sequence, shipped_ms=manifest.shipped_ms, behind=0,
@@ -185,7 +194,7 @@ class Mirror:
         for topic_id, name in there.items():
             if topic_id not in wanted:
                 self._delete(topic_id, name)
-        aside = {}
+        aside = self._left_aside() if self.manifest is None else {}
         for topic_id, name in there.items():
             if topic_id in wanted and wanted[topic_id].name != name:  # two may have changed their names
                 aside[topic_id] = f"{self._path}/{MAKING_PREFIX}{topic_id}"
@@ -195,8 +204,20 @@ class Mirror:
             check_topic_name(topic.name, internal=True)  # it is to name a folder
             folder = f"{self._path}/{topic.name}"
             if topic.id in aside:
-                self._fs.rename(aside[topic.id], folder)
+                self._fs.rename(aside.pop(topic.id), folder)
             self._write_topic(folder, topic)
+        for gone in aside.values():
+            self._fs.remove_tree(gone)
+
+    def _left_aside(self) -> dict[str, str]:
+        """By id, topics that a process was killed at renaming; what it was deleting goes."""
+        aside = {}
+        for name in self._fs.listdir(self._path):
+            if name.startswith(MAKING_PREFIX):
+                aside[name.removeprefix(MAKING_PREFIX)] = f"{self._path}/{name}"
+            elif name.startswith(DELETED_PREFIX):
+                self._fs.remove_tree(f"{self._path}/{name}")
+        return aside
 
     def _write_topic(self, folder: str, topic: ShippedTopic) -> None:
         """Have its settings there; whoever has it open is told that they are others."""
@@ -251,7 +272,7 @@ class Mirror:
             return None
         there = part.there
         continues = there is not None and (there.generation, there.epoch) == (partition.generation, partition.epoch)
-        return _Round(part, partition, segment_spans(partition, tails), continues)
+        return _Round(part, partition, segment_spans(partition, tails), continues, topic.name in INTERNAL_TOPICS)
 
     def _bring(self, one: _Round) -> None:
         """Have all files of the partition that it takes, those that are to replace others beside them."""

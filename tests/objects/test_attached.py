@@ -344,9 +344,10 @@ def test_a_child_is_told_to_open_it_anew(tmp_path: Path, store: LogStore, bucket
         if not child:
             status = 1
             try:
-                values(log)
-            except ObjectStoreError as error:
-                status = 0 if "open it anew in the child" in str(error) else 2
+                for use in (visit.attached.turn, lambda: values(log)):
+                    with pytest.raises(ObjectStoreError, match="open it anew in the child"):
+                        use()
+                status = 0
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0

@@ -367,3 +367,58 @@ def _elsewhere(store: LogStore) -> Counting:
         another.create_topic("x").partition(0).append([b"x"])
         ship(another, other)
     return other
+
+
+def test_damage_in_one_partition_keeps_no_other_back(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
+    """But what depends on it: positions, and how transactions ended."""
+    with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
+        for name in ("a", "b"):
+            for log in store.topic(name).partitions():
+                log.append([b"new" * 100])
+                log.roll()
+        store.groups.reset("g", {TopicPartition("b", 0): 6})
+        ship(store, bucket)
+        key = max(key for key in bucket._objects if f"{store.topic('a').id}/0" in key and "." not in key)
+        data, tag = bucket._objects[key]
+        bucket._objects[key] = bytes(len(data)), tag
+        with pytest.raises(ShippingRefused, match="damaged"):
+            replica.turn()
+        assert [log.log_end_offset for log in copy.topic("a").partitions()] == [5, 6]
+        assert copy.topic("b").partition(0).log_end_offset == 6
+        assert copy.group_offsets.all_groups() == []
+        bucket._objects[key] = data, tag
+        replica.turn()
+        assert copy.topic("a").partition(0).log_end_offset == 6
+        assert copy.group_offsets.all_groups() == ["g"]
+
+
+def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
+    """At any call: what was brought is used, and nothing stays that is no topic."""
+    ship(store, bucket)
+    for calls in range(1, 1000):
+        folder = tmp_path / str(calls)
+        with follow(bucket, folder) as replica:
+            replica.turn()
+        store.rename_topic("a", "c")
+        store.rename_topic("b", "a")
+        store.delete_topic("a")
+        ship(store, bucket)
+        files = FaultyFileSystem()
+        files.die_at(calls)
+        is_killed = False
+        try:
+            with follow(bucket, folder, fs=files) as replica:
+                replica.turn()
+                files.heal()
+        except Died:
+            is_killed = True
+        with follow(bucket, folder) as replica:
+            bucket.asked.clear()
+            replica.turn()
+        assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == ["c"]
+        store.rename_topic("c", "a")
+        store.create_topic("b").partition(0).append([b"x"])
+        ship(store, bucket)
+        if not is_killed:
+            break
+    assert calls > 20
