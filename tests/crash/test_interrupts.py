@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 import segmentlog
+from segmentlog import store as store_module
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.inspection.store import inspect_store
@@ -150,6 +151,9 @@ class World:
     def problems(self) -> Iterator[str]:
         """What is not as it should be after an interrupt."""
         self.open_again()
+        if not dropped_are_closed():
+            yield "a store that was dropped is not closed"
+            return
         held = self.peer.ask({"do": "locks", "paths": self.lock_files()})
         if held:
             yield f"locks are held: {held}"
@@ -205,8 +209,19 @@ class World:
             yield "records were appended twice"
 
     def descriptors(self) -> int:
-        gc.collect()  # quick, since `peer` froze what was there
+        assert dropped_are_closed()
         return len(os.listdir("/proc/self/fd"))
+
+
+def dropped_are_closed() -> bool:
+    """Wait for the threads that close what the interrupt dropped; they hold its locks and descriptors by right."""
+    gc.collect()  # quick, since `peer` froze what was there
+    ends = time.monotonic() + 10 * SOON_S
+    while store_module._being_closed:
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 Operation = Callable[[], object]
@@ -397,6 +412,19 @@ def open_and_close(world: World) -> Operation:
     return use
 
 
+def drop(world: World) -> Operation:
+    """Another object for the same store, appended to and dropped: a thread closes it."""
+
+    def use() -> None:
+        store = segmentlog.LogStore(world.path, background=False, fs=QuickFileSystem())
+        value = world.value()
+        world.acked[store.topic("t").partition(0).append([value])] = value
+        del store
+        gc.collect()
+
+    return use
+
+
 def close_again(world: World) -> Operation:
     """A close that was interrupted is completed by the next one."""
 
@@ -571,6 +599,7 @@ CASES: list[tuple[Callable[[World], Operation], dict[str, Any]]] = [
     (follow, {}),
     (group_life, {}),
     (group_member, {}),
+    (drop, {}),
 ]
 
 
@@ -650,6 +679,30 @@ def test_interrupted_anywhere(
     with capsys.disabled():
         print(f"\n{case.__name__} {config} {kind.__name__}: {interrupted} interrupts at {len(tried)} places", end=" ")
     assert not failures, f"SEGMENTLOG_SEED={SEED}\n" + "\n".join(failures)
+
+
+@pytest.mark.filterwarnings("ignore:store .* was not closed:ResourceWarning")
+def test_interrupted_while_it_is_dropped(tmp_path: Path, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the finalizer of a store is interrupted: it is closed."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: None)
+    with segmentlog.LogStore(tmp_path / "s", background=False) as store:
+        store.create_topic("t")
+    assert dropped_are_closed()
+    before = len(os.listdir("/proc/self/fd"))
+    tried = set()
+    at, is_through = 1, False
+    while not is_through:
+        store = segmentlog.LogStore(tmp_path / "s", background=False, fs=QuickFileSystem())
+        store.topic("t").partition(0).append([b"v"])
+        outcome = interrupt_at(at, store.__del__)
+        is_through = outcome.place is None
+        if outcome.place is not None:
+            tried.add(str(outcome.place))
+        del store, outcome
+        assert dropped_are_closed(), tried
+        assert len(os.listdir("/proc/self/fd")) <= before, tried
+        at += 1
+    assert sum("LogStore.__del__" in place for place in tried) == 5, tried
 
 
 def _close_within(world: World, seconds: float) -> None:
