@@ -216,6 +216,7 @@ def open(
     ship_interval_ms: int = SHIP_INTERVAL_MS,
     ship_bytes: int | None = None,
     ship_bytes_per_s: int | None = None,
+    only_topics: Iterable[str] = (),
     cache_bytes: int = REMOTE_CACHE_BYTES,
     cache_dir: str | os.PathLike[str] | None = None,
     refresh_ms: int = SHIP_INTERVAL_MS,
@@ -245,7 +246,8 @@ def open(
 
     path        as a URL (``s3://bucket/path``, ``file:///folder``...): what was shipped there is read from there, and
                 what is shipped since shows after ``refresh_ms``. Of what was read ``cache_bytes`` stay here, in a
-                folder in ``cache_dir`` that goes when the store is closed
+                folder in ``cache_dir`` that goes when the store is closed; with ``only_topics``, names and patterns,
+                no other topic is there
 
     A store on a read-only file system is opened read_only, with a warning, and so is a replica.
 
@@ -269,6 +271,7 @@ def open(
         ship_interval_ms=ship_interval_ms,
         ship_bytes=ship_bytes,
         ship_bytes_per_s=ship_bytes_per_s,
+        only_topics=only_topics,
         cache_bytes=cache_bytes,
         cache_dir=cache_dir,
         refresh_ms=refresh_ms,

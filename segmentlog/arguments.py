@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -77,6 +77,17 @@ def as_mapping(name: str, value: Any, wanted: str) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise InvalidConfig(name, value, wanted)
     return value
+
+
+def as_patterns(name: str, value: Any) -> tuple[str, ...]:
+    """Names and patterns of topics; a text is a single one. Raises `InvalidConfig`."""
+    wanted = "names and patterns of topics, none for all"
+    if not isinstance(value, str | Iterable) or isinstance(value, bytes):
+        raise InvalidConfig(name, value, wanted)
+    patterns = (value,) if isinstance(value, str) else tuple(value)
+    if not all(patterns):
+        raise InvalidConfig(name, value, wanted)
+    return tuple(as_text(name, pattern, wanted) for pattern in patterns)
 
 
 def as_topic_partition(topic: Any, partition: Any) -> TopicPartition:

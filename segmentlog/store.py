@@ -80,6 +80,7 @@ class LogStore:
         ship_interval_ms: int = SHIP_INTERVAL_MS,
         ship_bytes: int | None = None,
         ship_bytes_per_s: int | None = None,
+        only_topics: Iterable[str] = (),
         cache_bytes: int = REMOTE_CACHE_BYTES,
         cache_dir: str | os.PathLike[str] | None = None,
         refresh_ms: int = SHIP_INTERVAL_MS,
@@ -89,15 +90,20 @@ class LogStore:
         create, read_only = as_bool("create", create), as_bool("read_only", read_only)
         background = as_bool("background", background)
         self._attached: Attached | None = None
-        if isinstance(path, str) and "://" in path:
+        url = path if isinstance(path, str) and "://" in path else None
+        if url is not None:
             if ship is not None:
                 raise InvalidConfig("ship", ship, "nothing: what is read from an object store is not shipped")
             from segmentlog.objects.attached import Attached
 
-            self._attached = Attached(path, cache_bytes=cache_bytes, cache_dir=cache_dir, refresh_ms=refresh_ms,
-                                      threads=background, clock=clock)  # fmt: skip
+            self._attached = Attached(url, topics=only_topics, cache_bytes=cache_bytes, cache_dir=cache_dir,
+                                      refresh_ms=refresh_ms, threads=background, clock=clock)  # fmt: skip
             path, fs, create, read_only = self._attached.path, self._attached.fs, False, True
+        elif only_topics:
+            raise InvalidConfig("only_topics", only_topics, "nothing: it is for what is read from an object store")
         self.path = _as_path(path)
+        self.url = url
+        """As it was given, of a store that is read from an object store; None for one in a folder."""
         if not isinstance(recovery, str) or recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
@@ -126,6 +132,7 @@ class LogStore:
             cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
             expire=self._tidy_up,
             finish_transactions=self.finish_transactions,
+            shown_path="" if self._attached is None else self._attached.url,
         )
         self.recovery: RecoveryMode = recovery
         self.read_only = self._topics.read_only
@@ -171,6 +178,11 @@ class LogStore:
 
     def __repr__(self) -> str:
         return f"<LogStore {self.path if self._attached is None else self._attached.url}>"
+
+    @property
+    def fs(self) -> FileSystem:
+        """By which its files are reached in `path`; for those that inspect them."""
+        return self._topics.fs
 
     # ------------------------------------------------------------ topics
 

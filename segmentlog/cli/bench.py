@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import say
+from segmentlog.cli.common import say, store_folder
 from segmentlog.cli.options import FiniteRange, json_option
 from segmentlog.cli.tables import show_json, show_table
 
@@ -43,7 +43,7 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
     """
     import segmentlog
 
-    parent = Path(ctx.obj).absolute().parent
+    parent = Path(store_folder(ctx)).absolute().parent
     folder = Path(tempfile.mkdtemp(prefix=".segmentlog-bench-", dir=parent))
     try:
         disk = _raw_disk(folder / "raw")

@@ -174,6 +174,16 @@ def open_store(
         yield store
 
 
+def store_folder(ctx: click.Context) -> str:
+    """``--dir``, for a command that is not for stores in an object store. Raises UsageError."""
+    from segmentlog.objects.location import is_url
+
+    folder: str = ctx.obj
+    if is_url(folder):
+        raise click.UsageError("--dir: what was shipped to an object store is only read there; name a store's folder")
+    return folder
+
+
 class Stop(Exception):
     """SIGINT or SIGTERM arrived."""
 

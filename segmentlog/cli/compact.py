@@ -87,7 +87,7 @@ def compact(
             say("there are no compacted topics; make one with 'segmentlog create TOPIC --cleanup-policy compact'")
             return status_of(stopped)
         if store.read_only and changes:
-            raise ReadOnlyStore(store.path, "compact")
+            raise ReadOnlyStore(store.url or store.path, "compact")
         with Progress("bytes", None) as progress:
             work = _Work(progress, _Pace(progress, max_rate, stopped), stopped, buffer_bytes)
             logs = work.open(partitions, _READS_OF_STATISTICS if stats else _READS_OF_A_PASS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, say
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, say, store_folder
 from segmentlog.cli.dump import dump as dump
 from segmentlog.cli.options import complete_topic, json_option
 from segmentlog.errors import UnknownTopic
@@ -49,13 +49,12 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
     fsynced, so a power cut may leave warnings where no disk is to blame.
     """
     from segmentlog.inspection.store import inspect_store, size_of
-    from segmentlog.storage.fs import FileSystem
 
-    fs, path = FileSystem(), store_path(ctx)
-    topics = check_topics(fs, path, topic)
-    started = time.perf_counter()
-    with progress_of_bytes(size_of(fs, path, topics), "verifying") as tally:
-        counts = tell_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
+    with store_files(ctx, topic) as (fs, path):
+        topics = check_topics(fs, path, topic)
+        started = time.perf_counter()
+        with progress_of_bytes(size_of(fs, path, topics), "verifying") as tally:
+            counts = tell_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
     return tell_verdict(counts, tally.counts(), time.perf_counter() - started, strict=strict)
 
 
@@ -99,10 +98,15 @@ def _line(finding: Finding) -> str:
     return f"{click.style(severity, fg=_COLOURS[severity], bold=severity == 'damage')}: {rest}"
 
 
-def store_path(ctx: click.Context) -> str:
-    """The folder of ``--dir``, absolute."""
-    directory: str = ctx.obj
-    return os.path.abspath(directory)
+@contextlib.contextmanager
+def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSystem, str]]:
+    """By what, and where, the files of ``--dir`` are reached, or those of a topic of it."""
+    from segmentlog.objects.attached import reach_files
+    from segmentlog.objects.location import is_url
+
+    path = ctx.obj if is_url(ctx.obj) else os.path.abspath(ctx.obj)
+    with reach_files(path, () if topic is None else (topic,)) as found:
+        yield found
 
 
 def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
@@ -162,7 +166,7 @@ def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_j
     from segmentlog.log.repair.repair import plan_repair
     from segmentlog.storage.fs import FileSystem
 
-    fs, path = FileSystem(), store_path(ctx)
+    fs, path = FileSystem(), os.path.abspath(store_folder(ctx))
     topics = check_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
     planned: list[tuple[PartitionFound, RepairReport]] = []

@@ -46,7 +46,7 @@ def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: b
     with stoppable() as stopped, open_store(ctx, read_only=dry_run, background=False) as store:
         partitions = chosen_partitions(store, topic)
         if store.read_only and not dry_run:
-            raise ReadOnlyStore(store.path, "delete old segments")
+            raise ReadOnlyStore(store.url or store.path, "delete old segments")
         patience = Patience(stopped)
         with Progress("partitions", len(partitions)) as progress:
             for owner, number in partitions:

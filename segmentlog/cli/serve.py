@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from segmentlog.cli.common import say
+from segmentlog.cli.common import say, store_folder
 from segmentlog.cli.options import DURATION_S, SIZE
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def serve(
     from segmentlog.server.worker_process import run
 
     set_up_logs(log_format)
-    os.makedirs(ctx.obj, exist_ok=True)
+    os.makedirs(store_folder(ctx), exist_ok=True)
     host, port = parse_address(listen)
     plan = Plan(
         path=ctx.obj,

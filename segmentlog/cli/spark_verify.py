@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from segmentlog.cli.inspect import check_topics, progress_of_bytes, store_path, tell_findings, tell_verdict
+from segmentlog.cli.inspect import check_topics, progress_of_bytes, store_files, tell_findings, tell_verdict
 from segmentlog.cli.options import complete_topic, json_option
 from segmentlog.cli.spark import spark_session
 
@@ -22,16 +22,16 @@ def verify(ctx: click.Context, topic: str, as_json: bool, quiet: bool, strict: b
     start: worth it for many gigabytes, and many cores.
     """
     from segmentlog.inspection.store import size_of
-    from segmentlog.storage.fs import FileSystem
 
-    fs, path = FileSystem(), store_path(ctx)
-    check_topics(fs, path, topic)
+    with store_files(ctx, topic) as (fs, path):
+        check_topics(fs, path, topic)
+        size_bytes = size_of(fs, path, [topic])
     with spark_session(ctx) as spark:
         from segmentlog.spark.pipelines.verify import verify as verify_topic
 
-        with progress_of_bytes(size_of(fs, path, [topic]), "verifying") as tally:
+        with progress_of_bytes(size_bytes, "verifying") as tally:
             report = verify_topic(
-                spark, path, topic, on_progress=lambda done, _: tally.add_bytes(done - tally.size_bytes)
+                spark, ctx.obj, topic, on_progress=lambda done, _: tally.add_bytes(done - tally.size_bytes)
             )
     counts = tell_findings(report.findings, as_json=as_json, quiet=quiet)
     looked_at = (report.partitions, report.segments, report.batches, report.records, report.size_bytes)

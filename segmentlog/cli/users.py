@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from segmentlog.cli.common import check_stdin, loading, open_store, say
+from segmentlog.cli.common import check_stdin, loading, open_store, say, store_folder
 from segmentlog.cli.options import json_option
 from segmentlog.cli.tables import show_json, show_table
 from segmentlog.format.names import STORE_FILE, USERS_FILE
@@ -54,6 +54,8 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
 
     try:
         check_name(name)  # before asking for a password
+        if path is None:
+            store_folder(ctx)
         password = _read_password() if password_stdin else _ask_password(name)
         iterations = DEFAULT_ITERATIONS if iterations is None else iterations
         check_password(password, iterations)  # before making a store
@@ -106,10 +108,11 @@ def list_(ctx: click.Context, path: str | None, as_json: bool) -> None:
 
 def _default_path(ctx: click.Context, *, create: bool = False) -> str:
     """In the store, which ``create`` makes if there is none."""
-    if create and not os.path.exists(f"{ctx.obj}/{STORE_FILE}"):
+    folder = store_folder(ctx)
+    if create and not os.path.exists(f"{folder}/{STORE_FILE}"):
         with open_store(ctx, create=True, background=False):
             pass
-    return f"{ctx.obj}/{USERS_FILE}"
+    return f"{folder}/{USERS_FILE}"
 
 
 def _read_password() -> str:

@@ -24,13 +24,10 @@ from segmentlog.inspection.files import StateReader
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.segment import SegmentFound, Tracked, inspect_segment
 from segmentlog.inspection.store import list_partitions
-from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.fs import FileSystem, Stamp
 from segmentlog.storage.segment import list_segments, segment_stem
 
 _SHARE_BYTES_MIN = 64 << 20
-
-Stamp = tuple[int, int, int]
-"""Which file lies there, and since when it is as it is: inode, size, time of the last write in nanoseconds."""
 
 
 class SegmentJob(msgspec.Struct, frozen=True):
@@ -99,16 +96,11 @@ def look(fs: FileSystem, job: SegmentJob) -> SegmentLooked | None:
     tally = Tally()
     try:
         # Before the first byte is read: a write that comes between makes the stamp one of the past.
-        stamp = _stamp(fs, job.path)
+        stamp = fs.stamp(job.path)
         found = inspect_segment(fs, job.path, job.base_offset, end_position=job.end_position, epoch=0, tally=tally)
     except OSError:
         return None
     return SegmentLooked(job.path, job.end_position, stamp, tally.records, pack(found))
-
-
-def _stamp(fs: FileSystem, path: str) -> Stamp:
-    stat = fs.stat(path)
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class KnownSegments:
@@ -124,7 +116,7 @@ class KnownSegments:
     ) -> SegmentFound:
         """As `inspect_segment` would find it. Raises OSError."""
         looked = self._looked.get(path)
-        if looked is not None and looked.end_position == end_position and looked.stamp == _stamp(fs, path):
+        if looked is not None and looked.end_position == end_position and looked.stamp == fs.stamp(path):
             found = unpack(looked.packed)
             # Nobody knew the epochs of the segments before it. They matter where one goes back, which is damage.
             if min(found.epochs, default=epoch) >= epoch:

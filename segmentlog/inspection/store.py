@@ -19,6 +19,8 @@ from segmentlog.format.names import (
     GROUPS_FOLDER,
     HIDDEN,
     PRODUCERS_FOLDER,
+    REPLICA_FILE,
+    REPLICA_STATUS_FILE,
     SERVER_FILE,
     SHIP_FILE,
     STAGING_FOLDER,
@@ -100,6 +102,7 @@ def inspect_store(
         yield from check_ship_file(fs, path)
         yield from _ids_given_twice(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
+        known |= {REPLICA_FILE, REPLICA_STATUS_FILE}
         for name in (USERS_FILE, ACLS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")

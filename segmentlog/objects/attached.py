@@ -10,14 +10,16 @@ import contextlib
 import json
 import os
 import tempfile
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
-from segmentlog.arguments import as_int
+from segmentlog.arguments import as_int, as_patterns
 from segmentlog.clock import Clock
+from segmentlog.defaults import REMOTE_CACHE_BYTES, SHIP_INTERVAL_MS
 from segmentlog.errors import InvalidConfig, ObjectStoreError, SegmentlogError
 from segmentlog.format.names import FORMAT_VERSION, REPLICA_FILE, STORE_FILE
 from segmentlog.objects.bucket import Bucket
-from segmentlog.objects.location import open_bucket
+from segmentlog.objects.location import is_url, open_bucket
 from segmentlog.objects.mirror import Mirror, MirrorStatus
 from segmentlog.objects.ranged import PARALLEL, Cache
 from segmentlog.objects.ranged_files import RangedFiles
@@ -32,9 +34,17 @@ _REFRESH_MAX_MS: Final = 3_600_000
 _CLOSING_S: Final = 10.0
 
 
+class _Fleeting(FileSystem):
+    """What no crash needs to leave there: nothing waits for a disk."""
+
+    fdatasync: Callable[[int], Any] = staticmethod(os.fstat)
+    fsync: Callable[[int], Any] = staticmethod(os.fstat)
+
+
 class Attached:
     """The folder, and what keeps it up. Thread-safe.
 
+    ``topics``: names and patterns of those that are shown, none for all;
     ``cache_bytes``: how much of the segments may be here, as far as no single one that is being read takes more;
     ``cache_dir``: where, None for the system's place for such; ``refresh_ms``: how often it is looked for what is new.
     Raises `InvalidConfig`, `ShippingRefused` (nothing was shipped there), `ObjectStoreError`.
@@ -44,6 +54,7 @@ class Attached:
         self,
         url: str,
         *,
+        topics: Iterable[str] = (),
         cache_bytes: int,
         cache_dir: str | os.PathLike[str] | None = None,
         refresh_ms: int,
@@ -57,7 +68,7 @@ class Attached:
         self._bucket = bucket or open_bucket(url)
         self.url = self._bucket.url
         self._mutex = forks.reentrant_lock(self, "_mutex")
-        self._fs = FileSystem()
+        self._fs = _Fleeting()
         self._cache = Cache(self._bucket, cache_bytes, parallel)
         self.fs = RangedFiles(self._cache)
         """What the store is to be read with."""
@@ -65,7 +76,8 @@ class Attached:
         self._is_of_parent = False
         self.path = self._make_folder(cache_dir)
         forks.on_fork(self, "_forget")
-        self._mirror = Mirror(self._bucket, self.path, self.fs, parallel=0, fs=self._fs, clock=clock or Clock())
+        self._mirror = Mirror(self._bucket, self.path, self.fs, wanted=as_patterns("only_topics", topics), parallel=0,
+                              fs=self._fs, clock=clock or Clock())  # fmt: skip
         self._cache.refresh = self.turn
         self._worker = Worker("attached", self._tick, self._refresh_s) if threads else None
         try:
@@ -145,6 +157,22 @@ class Attached:
                 self._mirror.close()
                 _remove(self._fs, self.path)
                 let_go(self._fs, lock)
+
+
+@contextlib.contextmanager
+def reach_files(path: str, topics: Iterable[str] = ()) -> Iterator[tuple[FileSystem, str]]:
+    """By what, and where, the files of a store are reached, in a folder or at a URL; whether or not it can be opened.
+
+    For who inspects them. Raises as `Attached`.
+    """
+    if not is_url(path):
+        yield FileSystem(), path
+        return
+    attached = Attached(path, topics=topics, cache_bytes=REMOTE_CACHE_BYTES, refresh_ms=SHIP_INTERVAL_MS, threads=False)
+    try:
+        yield attached.fs, attached.path
+    finally:
+        attached.close()
 
 
 def _sweep(fs: FileSystem, parent: str) -> None:

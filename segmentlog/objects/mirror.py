@@ -8,7 +8,7 @@ bytes come is a `Bringing`'s to know: all of them at once, or those that are rea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Final
 
@@ -91,7 +91,7 @@ class Mirror:
         path: str,
         bringing: Bringing,
         *,
-        wanted: Iterable[str] = (),
+        wanted: tuple[str, ...] = (),
         parallel: int = PARALLEL,
         fs: FileSystem,
         clock: Clock,
@@ -99,7 +99,7 @@ class Mirror:
         self.bucket = bucket
         self._path = path
         self._bringing = bringing
-        self._wanted = tuple(wanted)
+        self._wanted = wanted
         self._parallel = parallel
         self._fs = fs
         self._clock = clock

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, takewhile
 
 import numpy as np
+import xxhash
 
 from segmentlog.format.index import encode_entries
 from segmentlog.format.manifest import Chunk, ShippedSegment, Stored
@@ -17,7 +18,7 @@ from segmentlog.objects.bucket import ObjectMissing
 from segmentlog.objects.checking import check_object
 from segmentlog.objects.ranged import Cache, OpenedRanges, RangedFile
 from segmentlog.objects.spans import Spans, size_of
-from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.fs import FileSystem, Stamp, replace_file
 from segmentlog.storage.segment import segment_stem
 
 
@@ -42,6 +43,14 @@ class RangedFiles(FileSystem):
         with self._cache.mutex:
             file = self._cache.files.get(path)
             return None if file is None else file.open()
+
+    def stamp(self, path: str) -> Stamp:
+        """As `FileSystem.stamp`."""
+        with self._cache.mutex:
+            file = self._cache.files.get(path)
+        if file is None:
+            return super().stamp(path)
+        return xxhash.xxh3_64_intdigest(repr(file.spans).encode()), size_of(file.spans), 0
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         """As `FileSystem.open`."""

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.arguments import as_bool, as_int
+from segmentlog.arguments import as_bool, as_int, as_patterns
 from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused
 from segmentlog.format.manifest import Manifest
@@ -96,16 +96,16 @@ class Replica:
         clock: Clock | None = None,
     ) -> None:
         self._interval_ms = as_int("interval_ms", interval_ms, 1, _INTERVAL_MAX_MS)
-        threads = as_bool("threads", threads)
+        threads, wanted = as_bool("threads", threads), as_patterns("topics", topics)
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self._fs, self._clock = fs or FileSystem(), clock or Clock()
         self._bucket = bucket or open_bucket(url)
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._told_s = 0.0
-        self._lock: Held | None = self._begin(tuple(topics))
+        self._lock: Held | None = self._begin(wanted)
         self._mirror = Mirror(
             self._bucket, self.path, WholeFiles(self._bucket, self._fs),
-            wanted=topics, parallel=parallel, fs=self._fs, clock=self._clock,
+            wanted=wanted, parallel=parallel, fs=self._fs, clock=self._clock,
         )  # fmt: skip
         forks.on_fork(self, "_forget")
         self._worker = Worker("replica", self._tick) if threads else None

@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
+from segmentlog.arguments import as_patterns
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import ObjectStoreError, ShippingRefused
@@ -101,7 +102,7 @@ def restore(
     at), `InvalidConfig`, `ObjectStoreError`, `DiskFull`: run it again, with the same arguments, and it goes on.
     """
     fs, target = fs or FileSystem(), target_of(at, offsets)
-    wanted = tuple(wanted)
+    wanted = as_patterns("topics", wanted)
     for _ in range(_MANIFESTS_MAX):
         manifest, _tag = require_manifest(bucket)
         files = Restoring(fs, bucket, path, manifest, wanted, target, clock)

@@ -18,6 +18,7 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
+from segmentlog.arguments import as_patterns
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError, ShippingRefused, StoreClosed, StoreFenced, UnknownTopic
 from segmentlog.format.batch import decode_header
@@ -101,7 +102,7 @@ class Shipper:
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
-        self._wanted = tuple(wanted)
+        self._wanted = as_patterns("topics", wanted)
         self._interval_ms = interval_ms
         self._grace_ms = grace_ms
         self.bucket = bucket

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from segmentlog.spark.failures import SparkFailed
+from segmentlog.spark.opening import folder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +25,7 @@ def append_batches(path: str, topic: str | None = None, **options: str) -> Calla
         topic: where to; None: the rows have a column for it.
         options: those of the sink.
     """
-    given = {**options, "path": os.path.abspath(path)} | ({} if topic is None else {"topic": topic})
+    given = {**options, "path": folder_of(path)} | ({} if topic is None else {"topic": topic})
 
     def append(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")

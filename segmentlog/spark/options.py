@@ -8,18 +8,20 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
+from segmentlog.defaults import REMOTE_CACHE_BYTES
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.names import check_topic_name
 from segmentlog.log.partition import Isolation
+from segmentlog.objects.location import is_url
 from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
 from segmentlog.records import TopicPartition
+from segmentlog.spark.opening import Place, folder_of, place_of
 
 logger = logging.getLogger("segmentlog")
 
@@ -51,6 +53,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     """What to read, and how."""
 
     path: str
+    """Of a folder, or the URL of an object store."""
     topics: tuple[str, ...]
     pattern: str | None
     partitions: tuple[TopicPartition, ...] | None
@@ -70,6 +73,14 @@ class ReadOptions(msgspec.Struct, frozen=True):
     group: str | None
     skip_damaged: bool
     invalid_text: InvalidText
+    cache_bytes: int
+    """Of what is read from an object store, how much stays with each Python process of an executor."""
+    cache_dir: str | None
+
+    @property
+    def place(self) -> Place:
+        """The store to read from."""
+        return Place(self.path, self.topics, self.cache_bytes, self.cache_dir)
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -89,7 +100,8 @@ _READ = (
     "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "isolation", "durableOnly",
     "minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
-    "maxBytesPerTrigger", "maxTriggerDelay", "groupId", "skipDamaged", "invalidText", "compatible",
+    "maxBytesPerTrigger", "maxTriggerDelay", "groupId", "skipDamaged", "invalidText", "cacheBytes",
+    "cacheDir", "compatible",
 )  # fmt: skip
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "groupId")
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
@@ -113,6 +125,10 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise InvalidConfig(wrong_side[0], given.text(wrong_side[0]), why)
     topics, pattern, partitions = _what_to_read(given)
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    group = given.text("groupId")
+    if group is not None and is_url(path):
+        why = "nothing: positions are committed in the folder of a store, not where it was shipped to"
+        raise InvalidConfig("groupId", group, why)
     delay_ms = given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
     return ReadOptions(
         path=path,
@@ -132,9 +148,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         min_offsets_per_trigger=given.count("minOffsetsPerTrigger"),
         max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB", least=1),
         max_trigger_delay_ms=_FIFTEEN_MINUTES_MS if delay_ms is None else delay_ms,
-        group=given.text("groupId"),
+        group=group,
         skip_damaged=given.flag("skipDamaged", default=False),
         invalid_text=cast(InvalidText, given.choice("invalidText", get_args(InvalidText), "error")),
+        cache_bytes=given.parsed("cacheBytes", parse_size, "a size, such as 256MiB", least=1) or REMOTE_CACHE_BYTES,
+        cache_dir=given.text("cacheDir"),
     )
 
 
@@ -150,7 +168,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise InvalidConfig(name, None, "given together with " + ("txnAppId" if version is None else "txnVersion"))
     timeout_ms = given.parsed("transactionTimeout", parse_duration_ms, "a time, such as 15m", least=1)
     return WriteOptions(
-        path=given.path(),
+        path=folder_of(given.path()),
         topic=topic,
         allow_null_values=given.flag("allowNullValues", default=False),
         transaction_timeout_ms=min(timeout_ms or _FIFTEEN_MINUTES_MS, 86_400_000),
@@ -191,15 +209,12 @@ class _Given:
         return self._values.get(name)
 
     def path(self) -> str:
+        """Of a folder, or for a reader the URL of an object store."""
         path = self._values.get("path")
         if not path:
-            accepted = "the folder of the store: .option('path', '...') or .load('...')"
+            accepted = "the folder of the store, or the URL of an object store: .option('path', '...') or .load('...')"
             raise InvalidConfig("path", path, accepted + ("" if self._values else f"; {OF_TABLES}"))
-        if path.startswith("file:"):
-            path = "/" + path.removeprefix("file:").lstrip("/")
-        if re.match("[a-z][a-z0-9+.-]+://", path):
-            raise InvalidConfig("path", path, "a folder of a file system that every executor has mounted")
-        return os.path.abspath(path)
+        return place_of(path)
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         text = self._values.get(name, default)

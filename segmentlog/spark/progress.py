@@ -15,8 +15,8 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.quantities import format_size
 from segmentlog.records import TopicPartition
+from segmentlog.spark.opening import Place, open_store, place_of
 from segmentlog.spark.ranges import Offsets, from_json
-from segmentlog.spark.reading import open_store
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -54,15 +54,15 @@ class Behind(msgspec.Struct, frozen=True):
 
 
 def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
-    """How far a query is behind the topics of the store in ``path``, of all its sources that read them.
+    """How far a query is behind the topics of the store at ``path``, of all its sources that read them.
 
     Args:
         progress: `StreamingQuery.lastProgress`, or `progress` of what a `StreamingQueryListener` is told.
-        path: the store's folder.
+        path: the store's folder, or the URL of the object store that the query reads it from.
     """
     offsets: dict[TopicPartition, int] = {}
     size_bytes = 0.0
-    with open_store(path) as store:
+    with open_store(Place(place_of(path))) as store:
         there = set(store.topics())
         for source in (progress or {}).get("sources", []):
             ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))

@@ -15,6 +15,7 @@ from segmentlog.errors import CorruptBatch, InvalidConfig, LogTruncated, OffsetO
 from segmentlog.format.names import check_topic_name, is_topic_id
 from segmentlog.log.partition import Partition
 from segmentlog.log.read.reader import SkipListener
+from segmentlog.objects.words import without_secrets
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import EARLIEST, LATEST, Bound, ReadOptions
 from segmentlog.store import LogStore
@@ -83,6 +84,9 @@ def _all_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartit
         return [TopicPartition(name, number) for number in range(store.topic(name).partition_count)]
     except UnknownTopic:
         if must_exist:
+            if store.url is not None:  # of which only what is read was asked for
+                where = without_secrets(store.url)
+                raise UnknownTopic(name, f"it does not lie in {where}, or was not shipped yet") from None
             there = ", ".join(store.topics()[:20]) or "no topic at all"
             raise UnknownTopic(name, f"it does not exist in {store.path} (there is {there})") from None
         return []  # deleted since it was listed

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-import segmentlog
-from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, StoreVersionError, UnknownTopic
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, UnknownTopic
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.spark.arrow import ArrowRows
+from segmentlog.spark.opening import open_store, opened_for_task
 from segmentlog.spark.options import ReadOptions
 from segmentlog.spark.ranges import (
     DataLoss,
@@ -55,7 +53,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """The tasks. In a process of the driver's."""
         options = self._options
-        with open_store(options.path) as store:
+        with open_store(options.place) as store:
             partitions = partitions_to_read(store, options)
             ids = topic_ids(store, partitions)
             starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
@@ -78,7 +76,7 @@ def read_task(options: ReadOptions, schema: StructType, task: InputPartition) ->
     """The rows of a task's ranges, in their order. Raises `DataLoss`, `CorruptBatch`."""
     if not isinstance(task, ReadTask):  # nothing was planned: Spark asks for the rows of nothing
         return
-    with open_store(options.path) as store:
+    with opened_for_task(options.place) as store:
         for span in task.ranges:
             yield from ArrowRows(schema, options.invalid_text).of(_read_range(store, span, options))
 
@@ -117,14 +115,3 @@ def _tell_loss(why: str, options: ReadOptions) -> None:
     if options.fail_on_data_loss:
         raise DataLoss(why)
     logger.warning("%s; reading goes on with what is there", why)
-
-
-def open_store(path: str) -> LogStore:
-    """The store, to read from. Raises `SegmentlogError` that tells where the folder is missing."""
-    try:
-        return segmentlog.open(path, create=False, read_only=True, background=False)
-    except StoreVersionError as error:
-        if os.path.isdir(path):
-            raise
-        why = "check the path; on a cluster it must be a file system that the driver and every executor have mounted"
-        raise SegmentlogError(f"{path}: there is no such folder on host {socket.gethostname()}: {why}") from error

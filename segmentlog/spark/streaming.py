@@ -15,8 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 import segmentlog
+from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError, UnknownTopic
+from segmentlog.objects.location import is_url
 from segmentlog.records import TopicPartition
+from segmentlog.spark.opening import open_store
 from segmentlog.spark.options import ReadOptions
 from segmentlog.spark.ranges import (
     DataLoss,
@@ -33,7 +36,7 @@ from segmentlog.spark.ranges import (
     to_json,
     topic_ids,
 )
-from segmentlog.spark.reading import open_store, plan, read_task
+from segmentlog.spark.reading import plan, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +56,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._store: LogStore | None = None
+        self._looked = 0.0
+        """When it was asked last for what is new, if it lies in an object store."""
         self._writable: LogStore | None = None
         """To tell a group of; made when it is first needed."""
         self._told: Positions | None = None
@@ -68,8 +73,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> LogStore:
         if self._store is None:
-            self._store = open_store(self._options.path)
+            self._store = open_store(self._options.place)
+            self._looked = time.monotonic()
         return self._store
+
+    def _look_for_new(self, *, at_once: bool = False) -> LogStore:
+        """The store; one in an object store is asked for what is new, as often as shippers ship."""
+        store = self._open()
+        if is_url(self._options.path) and (at_once or time.monotonic() - self._looked >= SHIP_INTERVAL_MS / 1000):
+            store.refresh_tick()
+            self._looked = time.monotonic()
+        return store
 
     # ------------------------------------------------------------ how far
 
@@ -106,6 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than to what is there now."""
+        self._look_for_new(at_once=True)
         self._final = self._latest()
 
     def reportLatestOffset(self) -> Document:
@@ -114,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> Positions:
         """Where each partition ends now, those included that came since the query began."""
-        store, options = self._open(), self._options
+        store, options = self._look_for_new(), self._options
         try:
             partitions = partitions_to_read(store, options)
         except UnknownTopic as error:

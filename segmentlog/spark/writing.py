@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
 import segmentlog
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.arrow_records import records_of
+from segmentlog.spark.opening import Place, open_store
 from segmentlog.spark.options import WriteOptions
-from segmentlog.spark.reading import open_store
 from segmentlog.staging.files import Staged
 from segmentlog.staging.folder import StagingFolder, sweep_abandoned
 from segmentlog.staging.staging import Stager, publish
@@ -51,7 +51,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._job = f"spark-job-{uuid.uuid4()}"
-        with open_store(options.path) as store:
+        with open_store(Place(options.path)) as store:
             if options.topic is not None:
                 store.topic(options.topic)
         sweep_abandoned(FileSystem(), options.path)
@@ -124,7 +124,7 @@ def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterato
     context = TaskContext.get()
     task = context.partitionId() if context else 0
     fs = FileSystem()
-    with open_store(options.path) as store:
+    with open_store(Place(options.path)) as store:
         stager = Stager(store.topic, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
         try:
             for batch in rows:

@@ -59,6 +59,13 @@ class DiskFailed(OSError):
         return cls(error.errno, error.strerror, path) if is_from_a_call(error) else error
 
 
+Stamp = tuple[int, int, int]
+"""Which file lies there, and since when it is as it is: inode, size, time of the last write in nanoseconds.
+
+Of one whose bytes lie in an object store: a hash of where they lie, size, 0; the same on every machine.
+"""
+
+
 class Ranges(Protocol):
     """A file of which not everything is here: bytes are to be asked for before they are looked at."""
 
@@ -130,6 +137,11 @@ class FileSystem:
 
     def stat(self, path: str) -> os.stat_result:
         return os.stat(path)
+
+    def stamp(self, path: str) -> Stamp:
+        """What is another one as soon as the file's bytes are. Raises OSError."""
+        found = self.stat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def lstat(self, path: str) -> os.stat_result:
         return os.lstat(path)

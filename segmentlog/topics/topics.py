@@ -98,10 +98,13 @@ class Topics:
         cleaner_io_bytes_per_s: int | None,
         expire: Callable[[int], None],
         finish_transactions: Callable[[], float],
+        shown_path: str = "",
     ) -> None:
+        """``shown_path``: what errors call the store, where ``path`` is not what it was opened at."""
         self.fs = fs
         self.clock = clock
         self.path = path
+        self._shown_path = shown_path or path
         self.is_replica = fs.exists(f"{path}/{REPLICA_FILE}")
         """Kept up with a store elsewhere: nobody appends to it here."""
         self.read_only = read_only or self.is_replica or self._is_on_read_only_disk()
@@ -416,10 +419,10 @@ class Topics:
     def check_open(self) -> None:
         """Raise `StoreClosed`."""
         if self.is_closed:
-            raise StoreClosed(f"store {self.path}")
+            raise StoreClosed(f"store {self._shown_path}")
 
     def check_writable(self, what: str) -> None:
         """Raise `ReadOnlyStore` or `StoreClosed`."""
         self.check_open()
         if self.read_only:
-            raise ReadOnlyStore(self.path, what)
+            raise ReadOnlyStore(self._shown_path, what)

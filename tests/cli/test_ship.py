@@ -308,3 +308,39 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
     for text, words in (("words 0 9", "words/0 cannot be cut at offset 9"), ("word 0 1", "word/0: there is no such")):
         said = shell.run("restore", shell.url, str(shell.folder / "copy"), "--offsets", "-", status=1, stdin=text)[1]
         assert words in said
+
+
+def test_a_url_in_place_of_a_folder(shell: Shell) -> None:
+    """What reads works, what writes says where it is not to be written; no folder of the URL's name is made."""
+    shell.run("ship", shell.url)
+
+    def run(*args: str, status: int = 0) -> tuple[str, str]:
+        command = [sys.executable, "-m", "segmentlog", "--dir", shell.url, *args]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False,
+            cwd=shell.folder,
+        )  # fmt: skip
+        assert done.returncode == status, (args, done.returncode, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+    before = sorted(path.name for path in shell.folder.iterdir())
+    assert [line.split()[-1] for line in run("consume", "words")[0].splitlines()] == ["one", "two", "three"]
+    assert "words" in run("topics")[0]
+    for args in (("verify",), ("verify", "words")):
+        told, said = run(*args)
+        assert (told, "no damage" in said, "3 records" in said) == ("", True, True)
+    assert "it does not exist" in run("verify", "nothing", status=1)[1]
+    for args in (("serve",), ("users", "list"), ("users", "add", "me"), ("bench",), ("repair", "-n")):
+        assert "only read there" in run(*args, status=2)[1]
+    for args in (("produce", "words"), ("create", "new"), ("delete", "words", "--yes"), ("retain", "words")):
+        said = run(*args, status=1)[1]
+        assert f"{shell.url}: cannot" in said
+        assert "read-only" in said
+    assert sorted(path.name for path in shell.folder.iterdir()) == before
+
+
+def test_a_replica_has_files_of_its_own(shell: Shell) -> None:
+    """A verification knows them."""
+    shell.run("ship", shell.url)
+    shell.run("replica", shell.url, str(shell.folder / "copy"), "--once")
+    assert shell.run("verify", store="copy")[0] == ""

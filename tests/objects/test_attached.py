@@ -303,6 +303,35 @@ def test_what_it_cannot_be_told(tmp_path: Path) -> None:
         segmentlog.open("ftp://nowhere")
     with segmentlog.open(tmp_path / "store", background=False) as store, pytest.raises(InvalidConfig, match="URL"):
         store.refresh_tick()
+    with pytest.raises(InvalidConfig, match=r"only_topics.*from an object store"):
+        segmentlog.open(tmp_path / "store", only_topics=["a"])
+
+
+def test_only_topics_that_are_wanted(tmp_path: Path) -> None:
+    """Names and patterns, one or several; errors name the URL, and not the folder that nobody knows."""
+    url = f"file://{tmp_path}/bucket"
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        for name in ("orders", "orders-old", "o", "clicks"):
+            store.create_topic(name).partition(0).append([name.encode()])
+        store.ship(url)
+    for wanted, there in (
+        ((), ["clicks", "o", "orders", "orders-old"]),
+        ("orders", ["orders"]),
+        (["orders*"], ["orders", "orders-old"]),
+        (iter(("clicks", "o?*")), ["clicks", "orders", "orders-old"]),
+    ):
+        with segmentlog.open(url, background=False, only_topics=wanted) as found:
+            assert found.topics() == there
+            assert found.url == url
+            assert [record.value for name in there for record in found.consumer(name)] == [
+                name.encode() for name in there
+            ]
+            with pytest.raises(ReadOnlyStore, match=f"^{url}: "):
+                found.create_topic("new")
+    for bad in (7, None, b"orders", ["orders", ""], [b"orders"], ""):
+        with pytest.raises(InvalidConfig, match="only_topics"):
+            segmentlog.open(url, only_topics=bad)  # type: ignore[arg-type]
+    assert store.url is None
 
 
 def test_followed_by_a_url(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from objects.buckets import Memory
 import segmentlog
 from segmentlog.errors import InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused, UnknownTopic
 from segmentlog.log.mirrored import MirroredLog
+from segmentlog.objects.location import open_bucket
+from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.replica import Replica, replica_status
+from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.takeover import take_over
 from segmentlog.records import TopicPartition
@@ -215,7 +218,7 @@ def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, buc
 def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
     """And no others, though they come later."""
     ship(store, bucket)
-    with follow(bucket, tmp_path / "copy", topics=["a*"]) as replica:
+    with follow(bucket, tmp_path / "copy", topics=iter(["a*"])) as replica:
         replica.turn()
         store.create_topic("a2").partition(0).append([b"x"])
         store.create_topic("b2").partition(0).append([b"x"])
@@ -223,6 +226,27 @@ def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) ->
         replica.turn()
     with LogStore(tmp_path / "copy", background=False) as copy:
         assert copy.topics() == ["a", "a2"]
+
+
+def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
+    """Wherever names are taken: shipping, bringing back, copying."""
+    url = f"file://{tmp_path}/bucket"
+    with segmentlog.open(tmp_path / "store", background=False, ship=url, ship_topics="orders") as store:
+        for name in ("orders", "o", "r"):
+            store.create_topic(name).partition(0).append([b"x"])
+        store.ship_tick()
+    assert [topic.name for topic in require_manifest(open_bucket(url))[0].topics] == ["orders"]
+    with segmentlog.open(tmp_path / "all", background=False) as store:
+        for name in ("orders", "o", "r"):
+            store.create_topic(name).partition(0).append([b"x"])
+        store.ship(f"{url}2")
+        with pytest.raises(InvalidConfig, match="topics"):
+            store.ship(f"{url}3", topics=[7])  # type: ignore[list-item]
+    segmentlog.replica(f"{url}2", tmp_path / "copy", topics="orders").close()
+    restore(open_bucket(f"{url}2"), str(tmp_path / "restored"), "orders")
+    for name in ("copy", "restored"):
+        with segmentlog.open(tmp_path / name, background=False) as copy:
+            assert copy.topics() == ["orders"]
 
 
 def test_it_says_how_far_it_is(tmp_path: Path, store: LogStore, bucket: Counting) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
 
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import ReadOnlyStore, SegmentlogError
 from segmentlog.spark.failures import explained
 from segmentlog.spark.pipelines.archive_folder import (
     FORMAT,
@@ -119,7 +119,7 @@ def archive(
     """Bring the archive in ``folder`` up to date with the sealed history of a topic; make it if it is not there.
 
     Args:
-        path: the folder of the store.
+        path: the folder of the store; without ``trim`` also the URL of the object store that it was shipped to.
         trim: then delete from the log what is in the archive.
         upto: archive, and trim, no more than what is below this offset.
         upto_ms: or below the first record that has this timestamp, or a later one.
@@ -130,12 +130,15 @@ def archive(
         ArchiveDamaged: with ``trim``: files of the archive were changed, or are missing. Nothing was trimmed.
         AnotherHistory: the archive is of another topic or store, or the topic was made anew.
         RecordsGone: retention was faster, and ``allow_gaps`` was not given.
+        ReadOnlyStore: with ``trim``, of a store that cannot be written to.
         SegmentlogError: the folder is no archive; another archiver is at work there; Spark failed.
     """
     started = time.perf_counter()
     archived = ArchiveFolder(folder)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_to_settle(path))
+        if trim and store.read_only:
+            raise ReadOnlyStore(path, "delete what is archived")
         partitions = store.topic(topic).partitions()
         stack.enter_context(archived.writing())
         manifest = archived.read() or Manifest(FORMAT, topic, store.store_id, len(partitions))
@@ -232,14 +235,14 @@ def _write(
     columns = COLUMNS.fieldNames()
     folder = archived.run_folder(run)
     on_step("writing")
-    rows = read_ranges(spark, store.path, topic, ranges, *columns)
+    rows = read_ranges(spark, store.url or store.path, topic, ranges, *columns)
     with microseconds(spark):
         dated = rows.selectExpr(*columns, _DATE).sortWithinPartitions("date", "partition", "offset")
         dated.write.partitionBy("date").option("compression", "zstd").parquet(spark_uri(folder))
     sources, files = archived.take_stock(run)
     on_step("verifying")
     written = digests_of(read_files(spark, [f"{folder}/{source}" for source in sources]))
-    found = digests_of(read_ranges(spark, store.path, topic, ranges, *columns))
+    found = digests_of(read_ranges(spark, store.url or store.path, topic, ranges, *columns))
     for number in ranges:
         if written.get(number, NOTHING) != found.get(number, NOTHING):
             archived.sweep()

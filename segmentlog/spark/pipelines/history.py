@@ -10,6 +10,8 @@ from pyspark.sql import functions as F
 
 import segmentlog
 from segmentlog.errors import LogTruncated, SegmentlogError
+from segmentlog.objects.location import is_url
+from segmentlog.spark.opening import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +55,13 @@ class RecordsGone(SegmentlogError):
 
 
 def open_to_settle(path: str) -> LogStore:
-    """The store, open to fsync what is read; read-only only where its disk is. Raises `StoreVersionError`."""
-    return segmentlog.open(path, create=False, background=False)
+    """The store, open to fsync what is read; read-only only where its disk is, or what was shipped lies.
+
+    Raises `StoreVersionError`.
+    """
+    if is_url(place := place_of(path)):
+        return open_store(Place(place))
+    return segmentlog.open(place, create=False, background=False)
 
 
 def settled_end(log: Partition, upto: int | None = None, *, read_only: bool = False) -> int:
@@ -128,7 +135,7 @@ def read_ranges(
     return (
         spark.read.format("segmentlog")
         .schema(type(everything)([everything[name] for name in columns]))  # the only way to prune columns
-        .option("path", path)
+        .option("path", place_of(path))
         .option("assign", json.dumps({topic: sorted(ranges)}))
         .option("startingOffsets", json.dumps({topic: starts}))
         .option("endingOffsets", json.dumps({topic: ends}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -18,9 +17,9 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-import segmentlog
 from segmentlog.errors import InvalidConfig, SegmentlogError
 from segmentlog.spark.failures import explained
+from segmentlog.spark.opening import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -101,7 +100,7 @@ def require_schema(
 
 def _sample(path: str, topic: str, count: int) -> Iterator[bytes]:
     """Values from the ends of each partition, so many in all, but some of each."""
-    with segmentlog.open(os.path.abspath(path), create=False, read_only=True, background=False) as store:
+    with open_store(Place(place_of(path), (topic,))) as store:
         partitions = [store.topic(topic).partition(number) for number in range(store.topic(topic).partition_count)]
         each = max(_AT_LEAST, count // len(partitions))
         for log in partitions:

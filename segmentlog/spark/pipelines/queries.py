@@ -16,10 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import segmentlog
-from segmentlog.errors import InvalidConfig, TopicExists, UnknownTopic
+from segmentlog.errors import InvalidConfig, TopicExists
 from segmentlog.quantities import parse_duration_ms
 from segmentlog.spark.batches import append_batches
 from segmentlog.spark.failures import SparkFailed, explained, reason_of
+from segmentlog.spark.opening import Place, folder_of, open_store, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -91,14 +92,15 @@ def interval(text: str) -> str:
 def ensure_topic(path: str, topic: str, create: int | None = None) -> None:
     """Make sure that a topic is there; ``create`` makes it with so many partitions if it is not.
 
-    Raises `UnknownTopic`, `InvalidTopicName`, `StoreVersionError`.
+    Raises `UnknownTopic`, `InvalidTopicName`, `StoreVersionError`, and `InvalidConfig` for one to be made in an object
+    store.
     """
-    with segmentlog.open(path, create=create is not None, read_only=create is None, background=False) as store:
-        try:
+    if create is None:
+        with open_store(Place(place_of(path), (topic,))) as store:
             store.topic(topic)
-        except UnknownTopic:
-            if create is None:
-                raise
+        return
+    with segmentlog.open(folder_of(path), background=False) as store:
+        if topic not in store.topics(internal=True):
             with contextlib.suppress(TopicExists):
                 store.create_topic(topic, create)
 
@@ -121,7 +123,7 @@ def read_topic(
     reader = spark.readStream if streaming else spark.read
     return (
         reader.format("segmentlog")
-        .option("path", os.path.abspath(path))
+        .option("path", place_of(path))
         .option("subscribe", topic)
         .option("startingOffsets", start)
         .schema(", ".join(f"{name} {types[name]}" for name in RECORD_COLUMNS if name in set(columns)))
@@ -143,7 +145,7 @@ def write_topic(
     With ``mode`` "update" a query writes what has changed, in place of what is final. Raises `SparkFailed`.
     """
     options = {
-        "path": os.path.abspath(path),
+        "path": folder_of(path),
         "topic": topic,
         "allowNullValues": str(allow_null_values).lower(),
     }

@@ -25,6 +25,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.failures import explained
+from segmentlog.spark.opening import folder_of
 from segmentlog.spark.pipelines.archive import COLUMNS, read_files
 from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, Manifest, OnStep
 from segmentlog.spark.pipelines.digests import NOTHING, digests_of
@@ -115,7 +116,7 @@ def restore(
     archived = ArchiveFolder(folder)
     manifest = archived.existing()
     fs = FileSystem()
-    with segmentlog.open(path, background=False) as store:
+    with segmentlog.open(folder_of(path), background=False) as store:
         target, notes = _target(store, topic, manifest, config)
         sweep_abandoned(fs, store.path)
         staging = StagingFolder(fs, store.path, f"restore-{topic}")

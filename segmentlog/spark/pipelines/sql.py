@@ -10,9 +10,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, NumericType
 
-import segmentlog
 from segmentlog.errors import InvalidConfig, UnknownTopic
 from segmentlog.spark.failures import SparkFailed, explained
+from segmentlog.spark.opening import Place, open_store, place_of
 from segmentlog.spark.options import A_VIEW
 from segmentlog.spark.pipelines.json_values import (
     JSON_OPTIONS,
@@ -114,7 +114,7 @@ def printable(rows: DataFrame) -> DataFrame:
 
 
 def _topics(path: str) -> list[str]:
-    with segmentlog.open(path, create=False, read_only=True, background=False) as store:
+    with open_store(Place(place_of(path))) as store:
         return store.topics()
 
 

@@ -108,7 +108,7 @@ def update_table(
     ``os.path.realpath(target)``; the version before the newest stays.
 
     Args:
-        path: the folder of the store.
+        path: the folder of the store, or the URL of the object store that it was shipped to.
         json_values: the fields of values that are JSON objects are columns, in place of ``value``. Where they have
             the name of another column, that one gets a ``_`` in front.
         schema: which fields, as DDL; else those that a sample has. Later updates keep to those of the first.
@@ -168,7 +168,7 @@ def plan_update(
 ) -> tuple[TableState, dict[int, tuple[int, int]]]:
     """(the state after an update, the offsets ``[start, end)`` that it reads). Raises what `update_table` does."""
     if before is None:
-        columns = require_schema(spark, store.path, topic, schema) if json_values or schema else None
+        columns = require_schema(spark, store.url or store.path, topic, schema) if json_values or schema else None
         state = _first_state(store, topic, columns, buckets)
     else:
         state = before
@@ -240,7 +240,7 @@ def latest_records(
     spark: SparkSession, store: LogStore, state: TableState, ranges: dict[int, tuple[int, int]]
 ) -> Iterator[DataFrame]:
     """What the update has to bring in, by key and partition, kept while it is worked on."""
-    records = read_ranges(spark, store.path, state.topic, ranges, *RECORD) if ranges else None
+    records = read_ranges(spark, store.url or store.path, state.topic, ranges, *RECORD) if ranges else None
     latest = TableRows(spark, payload_of(state)).latest(records).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield latest

@@ -16,11 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.inspection.findings import Finding, Tally
 from segmentlog.inspection.split import KnownSegments, SegmentJob, SegmentLooked, list_segment_jobs, look, split
 from segmentlog.inspection.store import inspect_store, list_topics
+from segmentlog.objects.attached import reach_files
+from segmentlog.objects.location import is_url
+from segmentlog.spark.opening import Place, opened_for_task, place_of
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -66,20 +70,21 @@ class VerifyReport(msgspec.Struct, frozen=True):
 def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgress | None = None) -> VerifyReport:
     """Check every checksum, index and invariant of a topic; changes nothing, takes no lock.
 
-    Every executor has to see the folder ``path``. A task holds one segment in memory at a time. What tasks send to
-    the driver is less than a byte a batch, and ten for each of a producer; where that comes to more than a gigabyte
-    in all, Spark asks for a larger ``spark.driver.maxResultSize``.
+    Every executor has to see the folder ``path``, or reach the object store that it is a URL of. A task holds one
+    segment in memory at a time. What tasks send to the driver is less than a byte a batch, and ten for each of a
+    producer; where that comes to more than a gigabyte in all, Spark asks for a larger ``spark.driver.maxResultSize``.
 
     Raises `StoreVersionError`, `UnknownTopic`, `StoreNotShared`, OSError.
     """
     started = time.perf_counter()
-    fs, path = FileSystem(), os.path.abspath(path)  # executors have another working folder
-    if topic not in list_topics(fs, path):
-        raise UnknownTopic(topic)
-    jobs = list_segment_jobs(fs, path, topic)
-    known = KnownSegments(_look_in_tasks(spark, f"{path}/{topic}", jobs, on_progress))
-    tally = Tally()
-    findings = list(inspect_store(path, topic, fs=fs, tally=tally, inspect=known))
+    place = Place(place_of(path), (topic,))
+    with reach_files(place.path, place.only_topics) as (fs, folder):
+        if topic not in list_topics(fs, folder):
+            raise UnknownTopic(topic)
+        jobs = list_segment_jobs(fs, folder, topic)
+        known = KnownSegments(_look_in_tasks(spark, place, folder, topic, jobs, on_progress))
+        tally = Tally()
+        findings = list(inspect_store(folder, topic, fs=fs, tally=tally, inspect=known))
     if on_progress is not None:
         on_progress(tally.size_bytes, tally.size_bytes)
     seconds = time.perf_counter() - started
@@ -87,7 +92,12 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
 
 
 def _look_in_tasks(
-    spark: SparkSession, folder: str, jobs: Sequence[SegmentJob], on_progress: OnProgress | None
+    spark: SparkSession,
+    place: Place,
+    folder: str,
+    topic: str,
+    jobs: Sequence[SegmentJob],
+    on_progress: OnProgress | None,
 ) -> list[SegmentLooked]:
     """What the tasks found. Raises `StoreNotShared`."""
     if not jobs:
@@ -95,25 +105,38 @@ def _look_in_tasks(
     context = spark.sparkContext
     shares = split(jobs, context.defaultParallelism)
     done_bytes = context.accumulator(0)
-    todo = context.parallelize(shares, len(shares)).map(partial(_look_at_share, folder, done_bytes))
+    todo = context.parallelize(shares, len(shares)).map(partial(_look_at_share, place, folder, topic, done_bytes))
     with _progress(done_bytes, sum(job.size_bytes for job in jobs), on_progress):
         results = todo.collect()
     for result in results:
         # Where the driver does not see it any more either, it was deleted, and the inspection says so.
-        if isinstance(result, str) and os.path.isdir(folder):
-            raise StoreNotShared(folder, result)
+        if isinstance(result, str) and os.path.isdir(f"{folder}/{topic}"):
+            raise StoreNotShared(f"{folder}/{topic}", result)
     return [looked for result in results if not isinstance(result, str) for looked in result]
 
 
-def _look_at_share(folder: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]) -> list[SegmentLooked] | str:
-    """In a task: what is in these segments. The name of this host if it does not see the folder at all.
+def _look_at_share(
+    place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
+) -> list[SegmentLooked] | str:
+    """In a task: what is in these segments, by their paths in the driver's ``folder``.
+
+    The name of this host if it does not see the folder at all.
 
     Nothing is raised: Spark would try again elsewhere, and wrap the sentence in a hundred lines.
     """
-    if not os.path.isdir(folder):
-        return socket.gethostname()
-    fs = FileSystem()
-    found = [looked for job in share if (looked := look(fs, job)) is not None]
+    with contextlib.ExitStack() as stack:
+        fs, here = FileSystem(), folder
+        if is_url(place.path):
+            store = stack.enter_context(opened_for_task(place))
+            fs, here = store.fs, store.path
+        elif not os.path.isdir(f"{folder}/{topic}"):
+            return socket.gethostname()
+        moved = [replace(job, path=here + job.path.removeprefix(folder)) for job in share]
+        found = [
+            replace(looked, path=folder + looked.path.removeprefix(here))
+            for job in moved
+            if (looked := look(fs, job)) is not None
+        ]
     done_bytes.add(sum(job.size_bytes for job in share))
     return found
 
