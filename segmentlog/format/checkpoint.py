@@ -123,6 +123,9 @@ def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
         raise MalformedCheckpoint("no epoch")
     if wrong := [number for number in _numbers_of(checkpoint) if not 0 <= number <= _NUMBER_MAX]:
         raise MalformedCheckpoint(f"an offset, a position or an epoch of {wrong[0]}")
+    if checkpoint.recovery_segment > checkpoint.recovery_offset:
+        where = f"offset {checkpoint.recovery_offset}, which lies before it"
+        raise MalformedCheckpoint(f"segment {checkpoint.recovery_segment} to recover from, at {where}")
     return sequence, checkpoint
 
 

@@ -334,7 +334,13 @@ def _is_far_from_the_end(checkpoint: Checkpoint) -> bool:
     twice=st.booleans(),
 )
 @example(  # a position that no index entry can hold
-    data=batch_bytes([b"x"]), checkpoint=Checkpoint(0, 1, 1 << 32, epochs=(EpochStart(0, 0),)), twice=False
+    data=batch_bytes([b"x"]), checkpoint=Checkpoint(1, 1, 1 << 32, epochs=(EpochStart(0, 0),)), twice=False
+)
+@example(  # a segment that begins behind the offset that is to lie in it
+    data=batch_bytes([b"x"]), checkpoint=Checkpoint(0, 1, 0, 1, 0, False, epochs=(EpochStart(0, 0),)), twice=True
+)
+@example(  # one that is not there, behind what is
+    data=batch_bytes([b"x"]), checkpoint=Checkpoint(1, 1, 0, 1, 0, False, epochs=(EpochStart(0, 0),)), twice=True
 )
 def test_a_forged_checkpoint(data: bytes, checkpoint: Checkpoint, twice: bool) -> None:
     """A checkpoint that claims anything at all, under a right checksum, beside a segment."""
