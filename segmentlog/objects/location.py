@@ -23,6 +23,17 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and "://" in text
 
 
+_SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
+"""Those that obstore knows, and `open_bucket` itself."""
+
+
+def check_scheme(name: str, url: str) -> str:
+    """A URL that may be an object store's, as far as that can be told here. Raises `InvalidConfig`."""
+    if url.partition("://")[0].lower() not in _SCHEMES:
+        raise InvalidConfig(name, without_secrets(url), _WANTED)
+    return url
+
+
 def open_bucket(url: object, bytes_per_s: int | None = None) -> Bucket:
     """The object store at a URL, where so many bytes a second are put. Raises `InvalidConfig`; nothing is asked yet."""
     pace = Pace(bytes_per_s)

@@ -18,7 +18,7 @@ from segmentlog.defaults import REMOTE_CACHE_BYTES
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.names import check_topic_name
 from segmentlog.log.partition import Isolation
-from segmentlog.objects.location import is_url
+from segmentlog.objects.location import check_scheme, is_url
 from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
 from segmentlog.records import TopicPartition
 from segmentlog.spark.opening import Place, folder_of, place_of
@@ -214,7 +214,8 @@ class _Given:
         if not path:
             accepted = "the folder of the store, or the URL of an object store: .option('path', '...') or .load('...')"
             raise InvalidConfig("path", path, accepted + ("" if self._values else f"; {OF_TABLES}"))
-        return place_of(path)
+        place = place_of(path)
+        return check_scheme("path", place) if is_url(place) else place
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         text = self._values.get(name, default)

@@ -33,6 +33,12 @@ checkpoints = st.builds(
     boot_id=st.text(max_size=40),
     epochs=st.lists(st.builds(EpochStart, numbers, numbers), min_size=1, max_size=4).map(tuple),
     lost_ranges=st.lists(lost_ranges, max_size=3).map(tuple),
+).map(
+    lambda one: msgspec.structs.replace(
+        one,
+        recovery_offset=max(one.recovery_offset, one.recovery_segment),
+        recovery_segment=min(one.recovery_offset, one.recovery_segment),
+    )
 )
 OLD = Checkpoint(recovery_offset=5, offset_ceiling=1000, boot_id="boot")
 NEW = Checkpoint(recovery_offset=7, offset_ceiling=2000, boot_id="boot")
@@ -61,6 +67,13 @@ def test_the_newer_slot_counts(first, second, sequence, swap):
     old, new = encode_slot(first, sequence), encode_slot(second, sequence + 1)
     data = both(new, old, 8192) if swap else both(old, new, 8192)
     assert decode_checkpoint(data) == (sequence + 1, second, False)
+
+
+def test_a_segment_behind_the_recovery_point_is_no_checkpoint():
+    """The offset lies in the segment, or begins it."""
+    assert decode_slot(encode_slot(Checkpoint(recovery_offset=7, recovery_segment=7), 1))
+    with pytest.raises(MalformedCheckpoint, match="segment 8 to recover from, at offset 7"):
+        decode_slot(encode_slot(Checkpoint(recovery_offset=7, recovery_segment=8), 1))
 
 
 def test_a_flip_of_any_byte_of_a_slot_is_detected():

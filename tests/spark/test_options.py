@@ -304,11 +304,26 @@ def test_relative_paths() -> None:
     assert read(path="data").path == str(Path.cwd() / "data")
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/x", "hdfs://host/x", "dbfs:///x", ""])
+@pytest.mark.parametrize("path", ["hdfs://host/x", "ftp://host/x", ""])
 def test_paths_that_are_no_folders(path: str) -> None:
-    """A store is in a folder that everybody has mounted, and nowhere else."""
+    """A store is in a folder that everybody has mounted, or was shipped to an object store."""
     with pytest.raises(InvalidConfig, match="path = "):
         read(path=path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "s3a://bucket/x", "gs://bucket", "https://host/x", "az://x/y"])
+def test_object_stores_are_read_only(url: str) -> None:
+    """A source takes their URLs as they are, a sink says what to do."""
+    assert read(path=url).path == url
+    with pytest.raises(InvalidConfig, match="only read there"):
+        write_options({"path": url})
+
+
+def test_other_schemes_of_paths() -> None:
+    """Whoever has Spark's own file systems in mind is told which there are."""
+    for path in ("hdfs://host/x", "dbfs:///x"):
+        with pytest.raises(InvalidConfig, match="s3://bucket/path"):
+            read(path=path)
 
 
 def test_write_options() -> None:
