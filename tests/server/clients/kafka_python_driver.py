@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +87,7 @@ class KafkaPythonDriver(Driver):
                 found.clear()
         finally:
             consumer.close()
+            gc.collect()  # it forgets a connection that was being made just then, and does not close it
 
     def member(self, group: str, topic: str) -> list[str]:
         return [sys.executable, str(_MEMBER), self.name, self.bootstrap, group, topic]
