@@ -225,8 +225,8 @@ class Listener:
             if not is_full:
                 self._by_host[host] += 1
         if is_full:
-            sock.close()
             self._refuse(host, f"{host}: refused: there are as many connections as there may be")
+            sock.close()  # who sees it closed finds it counted
             return
         self._meter.event(Event.ACCEPTED)
         guest = self._receive_guest(sock) if self._door.is_guarded else None
