@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.arguments import as_bool, as_mapping
@@ -166,12 +167,14 @@ class LogStore:
         # The collector has found that nobody can reach it any more, nor what belongs to it. Whatever thread comes by
         # runs this, at any point and with any lock held, so another one closes it, and brings it back for that.
         if self._is_complete and not self._topics.is_closed and not sys.is_finalizing():
+            started: list[int] = []
             try:
                 _being_closed.add(self)
-                _thread.start_new_thread(_begin_to_close, (self,))
+                started.extend(starmap(_thread.start_new_thread, ((_begin_to_close, (self,)),)))  # in one step
             except BaseException as error:
                 # Interrupted, or no thread to spare: its descriptors go by themselves, as if its process had died.
-                _being_closed.discard(self)
+                if not started:
+                    _being_closed.discard(self)
                 if not isinstance(error, RuntimeError):
                     raise
             warnings.warn(f"store {self.path} was not closed", ResourceWarning, stacklevel=1, source=self)
@@ -551,7 +554,6 @@ _CLOSING_S: Final = 10.0
 
 def _begin_to_close(store: LogStore) -> None:
     """In a thread that `threading` does not know: starting one that it knows takes locks, as no finalizer may."""
-    _being_closed.add(store)  # once more: who started this thread may have been interrupted right then
     try:
         threading.Thread(target=_close_dropped, args=(store,), name="segmentlog-close", daemon=True).start()
     except RuntimeError:

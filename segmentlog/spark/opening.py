@@ -73,6 +73,14 @@ def open_store(place: Place) -> LogStore:
         raise SegmentlogError(f"{path}: there is no such folder on host {socket.gethostname()}: {why}") from error
 
 
+def open_on_driver(path: str, only_topics: tuple[str, ...] = ()) -> LogStore:
+    """The store that a pipeline reads. Raises `StoreVersionError` where there is none, as `segmentlog.open` does."""
+    place = place_of(path)
+    if is_url(place):
+        return open_store(Place(place, only_topics))
+    return segmentlog.open(place, create=False, read_only=True, background=False)
+
+
 def _folder_of_spark() -> str | None:
     """An executor's own, which it removes in the end, though it kills its Python processes."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]

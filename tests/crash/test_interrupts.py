@@ -702,7 +702,7 @@ def test_interrupted_while_it_is_dropped(tmp_path: Path, peer: Peer, monkeypatch
         assert dropped_are_closed(), tried
         assert len(os.listdir("/proc/self/fd")) <= before, tried
         at += 1
-    assert sum("LogStore.__del__" in place for place in tried) == 5, tried
+    assert sum("LogStore.__del__" in place for place in tried) >= 5, tried
 
 
 def _close_within(world: World, seconds: float) -> None:

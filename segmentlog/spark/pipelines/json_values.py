@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from segmentlog.errors import InvalidConfig, SegmentlogError
 from segmentlog.spark.failures import explained
-from segmentlog.spark.opening import Place, open_store, place_of
+from segmentlog.spark.opening import open_on_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -100,7 +100,7 @@ def require_schema(
 
 def _sample(path: str, topic: str, count: int) -> Iterator[bytes]:
     """Values from the ends of each partition, so many in all, but some of each."""
-    with open_store(Place(place_of(path), (topic,))) as store:
+    with open_on_driver(path, (topic,)) as store:
         partitions = [store.topic(topic).partition(number) for number in range(store.topic(topic).partition_count)]
         each = max(_AT_LEAST, count // len(partitions))
         for log in partitions:

@@ -20,7 +20,7 @@ from segmentlog.errors import InvalidConfig, TopicExists
 from segmentlog.quantities import parse_duration_ms
 from segmentlog.spark.batches import append_batches
 from segmentlog.spark.failures import SparkFailed, explained, reason_of
-from segmentlog.spark.opening import Place, folder_of, open_store, place_of
+from segmentlog.spark.opening import folder_of, open_on_driver, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -96,7 +96,7 @@ def ensure_topic(path: str, topic: str, create: int | None = None) -> None:
     store.
     """
     if create is None:
-        with open_store(Place(place_of(path), (topic,))) as store:
+        with open_on_driver(path, (topic,)) as store:
             store.topic(topic)
         return
     with segmentlog.open(folder_of(path), background=False) as store:

@@ -12,7 +12,7 @@ from pyspark.sql.types import BooleanType, NumericType
 
 from segmentlog.errors import InvalidConfig, UnknownTopic
 from segmentlog.spark.failures import SparkFailed, explained
-from segmentlog.spark.opening import Place, open_store, place_of
+from segmentlog.spark.opening import open_on_driver
 from segmentlog.spark.options import A_VIEW
 from segmentlog.spark.pipelines.json_values import (
     JSON_OPTIONS,
@@ -114,7 +114,7 @@ def printable(rows: DataFrame) -> DataFrame:
 
 
 def _topics(path: str) -> list[str]:
-    with open_store(Place(place_of(path))) as store:
+    with open_on_driver(path) as store:
         return store.topics()
 
 
