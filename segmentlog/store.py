@@ -187,6 +187,10 @@ class LogStore:
         """By which its files are reached in `path`; for those that inspect them."""
         return self._topics.fs
 
+    def check_writable(self, what: str) -> None:
+        """Raise `ReadOnlyStore`, which says that it cannot do ``what``, or `StoreClosed`."""
+        self._topics.check_writable(what)
+
     # ------------------------------------------------------------ topics
 
     def topics(self, *, internal: bool = False) -> list[str]:

@@ -24,7 +24,6 @@ from segmentlog.cli.common import (
 from segmentlog.cli.options import SELECTOR, SIZE, Selector, chosen_partitions, json_option
 from segmentlog.cli.prefixes import grouping, show_groups
 from segmentlog.cli.tables import show_json
-from segmentlog.errors import ReadOnlyStore
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -86,8 +85,8 @@ def compact(
         if not partitions:
             say("there are no compacted topics; make one with 'segmentlog create TOPIC --cleanup-policy compact'")
             return status_of(stopped)
-        if store.read_only and changes:
-            raise ReadOnlyStore(store.url or store.path, "compact")
+        if changes:
+            store.check_writable("compact")
         with Progress("bytes", None) as progress:
             work = _Work(progress, _Pace(progress, max_rate, stopped), stopped, buffer_bytes)
             logs = work.open(partitions, _READS_OF_STATISTICS if stats else _READS_OF_A_PASS)

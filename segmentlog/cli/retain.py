@@ -20,7 +20,6 @@ from segmentlog.cli.common import (
 )
 from segmentlog.cli.options import SELECTOR, Selector, chosen_partitions, json_option
 from segmentlog.cli.tables import show_json
-from segmentlog.errors import ReadOnlyStore
 
 if TYPE_CHECKING:
     from segmentlog.records import RetentionReport
@@ -45,8 +44,8 @@ def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: b
     failures = Failures()
     with stoppable() as stopped, open_store(ctx, read_only=dry_run, background=False) as store:
         partitions = chosen_partitions(store, topic)
-        if store.read_only and not dry_run:
-            raise ReadOnlyStore(store.url or store.path, "delete old segments")
+        if not dry_run:
+            store.check_writable("delete old segments")
         patience = Patience(stopped)
         with Progress("partitions", len(partitions)) as progress:
             for owner, number in partitions:

@@ -16,6 +16,7 @@ from segmentlog.errors import InvalidConfig, SegmentlogError, StoreVersionError
 from segmentlog.format.manifest import MANIFEST_KEY
 from segmentlog.format.names import STORE_FILE
 from segmentlog.objects.location import is_url
+from segmentlog.objects.words import without_secrets
 from segmentlog.storage import forks
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def folder_of(path: str | os.PathLike[str]) -> str:
     """The same, of one that is written to. Raises `InvalidConfig` for an object store."""
     place = place_of(path)
     if is_url(place):
-        raise InvalidConfig("path", place, READ_ONLY)
+        raise InvalidConfig("path", without_secrets(place), READ_ONLY)
     return place
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.objects.words import without_secrets
 from segmentlog.quantities import format_size
 from segmentlog.records import TopicPartition
 from segmentlog.spark.opening import Place, open_store, place_of
@@ -70,7 +71,7 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
                 if tp in ends and tp.topic in there:
                     offsets[tp] = max(0, latest[tp] - ends[tp])
                     size_bytes += _bytes_between(store.open_partition(*tp), ends[tp], latest[tp])
-    return Behind(path, dict(sorted(offsets.items())), round(size_bytes))
+    return Behind(without_secrets(path), dict(sorted(offsets.items())), round(size_bytes))
 
 
 def _offsets(text: str | None) -> Offsets:

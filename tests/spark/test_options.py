@@ -319,6 +319,14 @@ def test_object_stores_are_read_only(url: str) -> None:
         write_options({"path": url})
 
 
+def test_no_secret_is_told() -> None:
+    """Of a URL that somebody has written one into."""
+    for url in ("s3://me:planted@bucket/x", "az://container/x?sig=planted", "hdfs://me:planted@host/x"):
+        with pytest.raises(InvalidConfig, match="path = ") as told:
+            write_options({"path": url}) if not url.startswith("hdfs") else read(path=url)
+        assert "planted" not in str(told.value)
+
+
 def test_other_schemes_of_paths() -> None:
     """Whoever has Spark's own file systems in mind is told which there are."""
     for path in ("hdfs://host/x", "dbfs:///x"):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
 
-from segmentlog.errors import ReadOnlyStore, SegmentlogError
+from segmentlog.errors import SegmentlogError
 from segmentlog.spark.failures import explained
 from segmentlog.spark.pipelines.archive_folder import (
     FORMAT,
@@ -137,8 +137,8 @@ def archive(
     archived = ArchiveFolder(folder)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_to_settle(path))
-        if trim and store.read_only:
-            raise ReadOnlyStore(path, "delete what is archived")
+        if trim:
+            store.check_writable("delete what is archived")
         partitions = store.topic(topic).partitions()
         stack.enter_context(archived.writing())
         manifest = archived.read() or Manifest(FORMAT, topic, store.store_id, len(partitions))

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, NumericType
 
 from segmentlog.errors import InvalidConfig, UnknownTopic
+from segmentlog.objects.words import without_secrets
 from segmentlog.spark.failures import SparkFailed, explained
 from segmentlog.spark.opening import open_on_driver
 from segmentlog.spark.options import A_VIEW
@@ -119,7 +120,7 @@ def _topics(path: str) -> list[str]:
 
 
 def _there_is(path: str, topics: list[str]) -> str:
-    return f"it does not exist in {path} (there is {', '.join(topics[:20]) or 'no topic at all'})"
+    return f"it does not exist in {without_secrets(path)} (there is {', '.join(topics[:20]) or 'no topic at all'})"
 
 
 def _mentioned(topics: list[str], text: str) -> list[str]:
