@@ -330,8 +330,9 @@ def serve(
     that cannot be used, and for an address beyond this machine that nothing protects; OSError for one that is taken.
     """
     from segmentlog.errors import InvalidConfig
+    from segmentlog.security.settings import Security
     from segmentlog.server.serving import Server
-    from segmentlog.server.settings import Security, ServerSettings
+    from segmentlog.server.settings import ServerSettings
     from segmentlog.store import LogStore
 
     settings = ServerSettings(

@@ -76,9 +76,10 @@ def serve(
     Other processes go on using the store meanwhile: producers, consumers and groups of either kind see the same
     topics. SIGTERM finishes what is in flight; a second one ends at once, and loses nothing that was acknowledged.
     """
-    from segmentlog.server.addresses import parse_address
+    from segmentlog.security.listening import parse_address
+    from segmentlog.security.settings import Security
     from segmentlog.server.logs import set_up_logs
-    from segmentlog.server.settings import Limits, Security, ServerSettings
+    from segmentlog.server.settings import Limits, ServerSettings
     from segmentlog.server.supervisor import Plan, Supervisor
     from segmentlog.server.worker_process import run
 

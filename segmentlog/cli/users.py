@@ -49,8 +49,8 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
     The password is asked for. What is kept of it proves it, and does not hold it.
     """
     with loading():
-        from segmentlog.server.security.errors import InvalidUser
-        from segmentlog.server.security.users import DEFAULT_ITERATIONS, add_user, check_name, check_password
+        from segmentlog.security.errors import InvalidUser
+        from segmentlog.security.users import DEFAULT_ITERATIONS, add_user, check_name, check_password
 
     try:
         check_name(name)  # before asking for a password
@@ -73,7 +73,7 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
 def remove(ctx: click.Context, name: str, path: str | None) -> None:
     """Remove user NAME. Connections that it has go on until they are closed."""
     with loading():
-        from segmentlog.server.security.users import list_users, remove_user
+        from segmentlog.security.users import list_users, remove_user
 
     path = path or _default_path(ctx)
     if not remove_user(path, name):
@@ -92,7 +92,7 @@ def remove(ctx: click.Context, name: str, path: str | None) -> None:
 def list_(ctx: click.Context, path: str | None, as_json: bool) -> None:
     """List the users, and by what each can prove who it is."""
     with loading():
-        from segmentlog.server.security.users import list_users
+        from segmentlog.security.users import list_users
 
     path = path or _default_path(ctx)
     found = list_users(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.clock import Clock
 from segmentlog.errors import UnknownTopic
 from segmentlog.format.names import GROUPS_FOLDER
+from segmentlog.security.acls import Authorizer
 from segmentlog.server.arrivals import Arrivals
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.cluster import Cluster
@@ -18,7 +19,6 @@ from segmentlog.server.fetch_sessions import FetchSessions
 from segmentlog.server.meter import Meter
 from segmentlog.server.names import TopicIds
 from segmentlog.server.renderings import DiskRenderings, Renderings
-from segmentlog.server.security.acls import Authorizer
 from segmentlog.server.settings import ServerSettings
 
 if TYPE_CHECKING:

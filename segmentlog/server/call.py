@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import frame_response
 from segmentlog.server.outbox import Later
 from segmentlog.server.outcomes import errors_in
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.server.transport import Buffer
 
 if TYPE_CHECKING:

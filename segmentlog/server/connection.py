@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.server.frames import MEDIUM_BYTES, BadFrame, FrameReader, IdleTooLong
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.outbox import Answer, Outbox
-from segmentlog.server.security.sasl import FAILED_DELAY_S
+from segmentlog.server.sasl_session import FAILED_DELAY_S
 from segmentlog.server.served import QUICK
 from segmentlog.server.transport import Idle, Transport
 
 if TYPE_CHECKING:
-    from segmentlog.server.security.principals import Principal
-    from segmentlog.server.security.sasl import SaslSession
+    from segmentlog.security.principals import Principal
+    from segmentlog.server.sasl_session import SaslSession
 
 logger = logging.getLogger("segmentlog.server")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from segmentlog.security.tls import ServerTls, principal_of
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.connection import Connection, Turn
@@ -23,14 +24,13 @@ from segmentlog.server.logs import Seldom
 from segmentlog.server.loop import Loop
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.outbox import Answer
-from segmentlog.server.security.sasl import SaslSession
-from segmentlog.server.security.tls import ServerTls, principal_of
+from segmentlog.server.sasl_session import SaslSession
 from segmentlog.server.settings import Limits
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
 from segmentlog.storage import forks
 
 if TYPE_CHECKING:
-    from segmentlog.server.security.principals import Principal
+    from segmentlog.security.principals import Principal
 
 logger = logging.getLogger("segmentlog.server")
 

@@ -6,10 +6,11 @@ import socket
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from segmentlog.server.addresses import ServerLock, cluster_id_of, listen, nodes_of, parse_address
+from segmentlog.security.listening import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
+from segmentlog.security.settings import Security
+from segmentlog.server.addresses import ServerLock, cluster_id_of, nodes_of
 from segmentlog.server.cluster import Cluster
-from segmentlog.server.security.listening import check_safe, check_safe_to_tell, check_tls_files
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.server.supervisor import FINISH_S
 from segmentlog.server.worker import Worker
 

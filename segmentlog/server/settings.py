@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
 import msgspec
 
-from segmentlog.format.names import ACLS_FILE, USERS_FILE
 from segmentlog.server.groups.words import GroupSettings
 
 AcksAll = Literal["durable", "written", "shipped"]
@@ -72,23 +70,3 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Consumers see only what no crash can take back."""
     limits: Limits = Limits()
     groups: GroupSettings = GroupSettings()
-
-
-class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that say who may come in and what they may do; None: whoever reaches us, and everything."""
-
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    users: str | None = None
-    acls: str | None = None
-    insecure: bool = False
-
-    def with_those_of(self, store_path: str) -> Security:
-        """The same with the users and the rules that lie in the store, where no others are named."""
-        users, acls = f"{store_path}/{USERS_FILE}", f"{store_path}/{ACLS_FILE}"
-        return msgspec.structs.replace(
-            self,
-            users=self.users or (users if os.path.exists(users) else None),
-            acls=self.acls or (acls if os.path.exists(acls) else None),
-        )

@@ -27,10 +27,11 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
-from segmentlog.server.addresses import ServerLock, listen, nodes_of, parse_address
+from segmentlog.security.listening import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
+from segmentlog.security.settings import Security
+from segmentlog.server.addresses import ServerLock, nodes_of
 from segmentlog.server.cluster import Node
-from segmentlog.server.security.listening import check_safe, check_safe_to_tell, check_tls_files
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.store_file import open_store_file
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from segmentlog.security.acls import Authorizer, OpenAuthorizer
+from segmentlog.security.listening import mechanisms_for
+from segmentlog.security.settings import Security
+from segmentlog.security.tls import ServerTls
+from segmentlog.security.users import Users
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster
 from segmentlog.server.dispatch import Dispatcher
 from segmentlog.server.listener import Door, Listener
-from segmentlog.server.security.acls import Authorizer, OpenAuthorizer
-from segmentlog.server.security.listening import mechanisms_for
-from segmentlog.server.security.sasl import SaslSession
-from segmentlog.server.security.tls import ServerTls
-from segmentlog.server.security.users import Users
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.sasl_session import SaslSession
+from segmentlog.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore

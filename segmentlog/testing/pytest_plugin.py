@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import pytest
 
 if TYPE_CHECKING:
+    from segmentlog.security.settings import Security
     from segmentlog.server.serving import Server
-    from segmentlog.server.settings import Security, ServerSettings
+    from segmentlog.server.settings import ServerSettings
     from segmentlog.store import LogStore
 
 Scope = Literal["session", "package", "module", "class", "function"]
@@ -73,8 +74,9 @@ class ServerOfTests:
 
 
 def _settings(options: dict[str, Any]) -> tuple[ServerSettings, Security]:
+    from segmentlog.security.settings import Security
     from segmentlog.server.groups.words import GroupSettings
-    from segmentlog.server.settings import Security, ServerSettings
+    from segmentlog.server.settings import ServerSettings
 
     of_serving = {name for name in ServerSettings.__struct_fields__ if name not in ("limits", "groups")}
     of_security = set(Security.__struct_fields__)

@@ -20,7 +20,7 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.inspection.store import inspect_store
-from segmentlog.server.security.users import Users
+from segmentlog.security.users import Users
 
 Run = Callable[..., tuple[int, bytes, str]]
 

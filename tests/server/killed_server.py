@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 
+from segmentlog.security.settings import Security
 from segmentlog.server import supervisor, worker_process
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 
 
 def main() -> None:

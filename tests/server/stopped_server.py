@@ -11,9 +11,10 @@ import sys
 import time
 from typing import Any
 
+from segmentlog.security.settings import Security
 from segmentlog.server import supervisor, worker_process
 from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 
 

@@ -16,10 +16,11 @@ from logs import NoSyncFileSystem
 from server.wire_client import WireClient
 from wire import Sent, foreign
 
+from segmentlog.security.settings import Security
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 SOON_S = 0.6

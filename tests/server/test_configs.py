@@ -11,6 +11,7 @@ from leftovers import opened
 from logs import NoSyncFileSystem
 from server.wire_client import Desk
 
+from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
@@ -22,7 +23,6 @@ from segmentlog.server.codec.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from segmentlog.server.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 

@@ -19,13 +19,13 @@ from seeds import seeds
 from server.hostile import TOPICS, Asker, batch, every_api
 from server.wire_client import Desk
 
+from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 

@@ -32,6 +32,8 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.partition import Partition
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.security.settings import Security
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
@@ -43,10 +45,9 @@ from segmentlog.server.codec.messages.list_offsets import (
 )
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.server.served import SERVED
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Limits, Security
+from segmentlog.server.settings import Limits
 from segmentlog.store import LogStore
 
 pytestmark = pytest.mark.long

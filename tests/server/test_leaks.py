@@ -20,6 +20,8 @@ from seeds import seeds
 from server.hostile import Asker, every_api
 from server.wire_client import Desk, request_bytes
 
+from segmentlog.security.acls import Authorizer
+from segmentlog.security.principals import Principal
 from segmentlog.server.broker import Broker
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.cluster import Cluster, Node
@@ -34,8 +36,6 @@ from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.names import wire_id
-from segmentlog.server.security.acls import Authorizer
-from segmentlog.server.security.principals import Principal
 from segmentlog.server.served import PLACES
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore

@@ -14,11 +14,12 @@ import pytest
 from server.scraping import RawClient, scrape, value
 
 import segmentlog
+from segmentlog.security.settings import Security
+from segmentlog.security.users import add_user
 from segmentlog.server.codec.messages import metadata, sasl_authenticate, sasl_handshake
 from segmentlog.server.logs import FIELDS, Seldom, set_up_logs
-from segmentlog.server.security.users import add_user
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Limits, Security, ServerSettings
+from segmentlog.server.settings import Limits, ServerSettings
 
 SASL_HANDSHAKE, METADATA, SASL_AUTHENTICATE = 17, 3, 36
 

@@ -14,11 +14,12 @@ import pytest
 import trustme
 from leftovers import opened
 from logs import NoSyncFileSystem
-from server.security.certificates import write_pair
+from security.certificates import write_pair
 from server.wire_client import WireClient, request_bytes
 from wire import Sent, foreign
 
 from segmentlog.log.partition import Partition
+from segmentlog.security.settings import Security
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
@@ -29,7 +30,7 @@ from segmentlog.server.codec.messages.produce import PartitionProduceData, Produ
 from segmentlog.server.connection import Connection, Turn
 from segmentlog.server.frames import FrameReader
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.server.transport import PlainTransport
 from segmentlog.store import LogStore
 

@@ -18,6 +18,7 @@ from server.test_limits import MakeServer, is_served, make_server, producing
 from server.wire_client import Desk, Refused, WireClient, request_bytes
 from wire import Sent, foreign
 
+from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
@@ -40,7 +41,6 @@ from segmentlog.server.codec.messages.offset_fetch import (
 )
 from segmentlog.server.codec.primitives import ELEMENTS_MAX, uvarint
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.server.served import SERVED
 from segmentlog.server.settings import Limits, ServerSettings
 from segmentlog.store import LogStore

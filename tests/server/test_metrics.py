@@ -22,9 +22,9 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
+from segmentlog.security.errors import UnsafeListening
 from segmentlog.server.codec.messages import list_offsets, metadata, produce
 from segmentlog.server.meter import BUCKETS_S
-from segmentlog.server.security.errors import UnsafeListening
 from segmentlog.server.serving import Server
 from segmentlog.server.telemetry import families
 from segmentlog.storage.fs import FileSystem

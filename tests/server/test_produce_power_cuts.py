@@ -23,6 +23,7 @@ from server.wire_client import Desk, request_bytes
 from wire import Sent, foreign, read_foreign
 
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
+from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
@@ -37,7 +38,6 @@ from segmentlog.server.codec.messages.offset_for_leader_epoch import (
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.durability import Durability, _Waiter
 from segmentlog.server.outbox import Later
-from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import replace_file
 from segmentlog.store import LogStore

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import trustme
-from server.security.certificates import write_pair
-from server.security.scram_client import ScramClient
+from security.certificates import write_pair
+from security.scram_client import ScramClient
 from server.wire_client import Refused, WireClient
 from wire import Sent, foreign
 
 import segmentlog
+from segmentlog.security.users import add_user
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -31,7 +32,6 @@ from segmentlog.server.codec.messages.produce import PartitionProduceData, Produ
 from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
 from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.groups.subscriptions import encode_topics
-from segmentlog.server.security.users import add_user
 from segmentlog.server.supervisor import FINISH_S
 
 _SERVER = Path(__file__).with_name("stopped_server.py")

@@ -18,18 +18,19 @@ import pytest
 import trustme
 from leftovers import opened
 from logs import NoSyncFileSystem
+from security.certificates import write_pair
 from server.memory import Memory
-from server.security.certificates import write_pair
 from server.test_limits import until
 from server.wire_client import Refused, WireClient, request_bytes
 
+from segmentlog.security.settings import Security
+from segmentlog.security.users import add_user
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.messages.metadata import MetadataRequest
 from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
 from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
-from segmentlog.server.security.users import add_user
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Limits, Security, ServerSettings
+from segmentlog.server.settings import Limits, ServerSettings
 from segmentlog.store import LogStore
 
 # Both ends of each are this process's, which may have fewer descriptors than that.

@@ -14,6 +14,7 @@ from server.wire_client import WireClient
 
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
 from segmentlog.records import LostRange
+from segmentlog.security.settings import Security
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -23,7 +24,7 @@ from segmentlog.server.codec.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 

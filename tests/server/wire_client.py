@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from segmentlog.security.principals import Principal
 from segmentlog.server.broker import Broker
 from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.codec.apis import APIS
@@ -25,7 +26,6 @@ from segmentlog.server.codec.framing import decode_response_header, frame_reques
 from segmentlog.server.connection import Connection
 from segmentlog.server.dispatch import Dispatcher
 from segmentlog.server.outbox import Later
-from segmentlog.server.security.principals import Principal
 
 WAIT_S = 20.0
 

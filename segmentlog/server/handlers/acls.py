@@ -7,6 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.acl_file import check_rule, normal_host
+from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
+from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.create_acls import (
     AclCreation,
@@ -27,9 +30,6 @@ from segmentlog.server.codec.messages.describe_acls import (
     DescribeAclsResource,
     DescribeAclsResponse,
 )
-from segmentlog.server.security.acl_file import check_rule, normal_host
-from segmentlog.server.security.acl_rules import Pattern, Permission, Rule, RuleFilter
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
 
 if TYPE_CHECKING:
     from segmentlog.server.call import Call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_cluster import (
@@ -13,7 +14,6 @@ from segmentlog.server.codec.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
 
 _BROKERS = 1
 

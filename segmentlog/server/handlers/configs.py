@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import alter_configs as whole
@@ -23,7 +24,6 @@ from segmentlog.server.codec.messages.describe_configs import (
 from segmentlog.server.faults import code_of
 from segmentlog.server.groups import configuring
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.server.topic_configs import (
     SOURCE_DEFAULT,
     SOURCE_GROUP,

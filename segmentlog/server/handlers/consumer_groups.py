@@ -8,6 +8,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.records import PartitionId
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
@@ -29,7 +30,6 @@ from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.listing import ShownConsumer, describe_consumer
 from segmentlog.server.handlers.groups import refusal
 from segmentlog.server.names import wire_id
-from segmentlog.server.security.principals import Operation, ResourceType
 
 _MAKES_ITS_ID: Final = 1
 _CLASSIC, _CONSUMER = 0, 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.offset_for_leader_epoch import (
@@ -15,7 +16,6 @@ from segmentlog.server.codec.messages.offset_for_leader_epoch import (
 from segmentlog.server.epochs import end_of_epoch
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.server.security.principals import Operation
 
 
 def offset_for_leader_epoch(call: Call, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
+from segmentlog.security.principals import Operation
 from segmentlog.server.arrivals import LOOK_S
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
@@ -27,7 +28,6 @@ from segmentlog.server.faults import code_of
 from segmentlog.server.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, NO_SESSION, FetchSession, Key, Wanted
 from segmentlog.server.names import is_visible, wire_epoch
 from segmentlog.server.reading import Bounds, read, why_not
-from segmentlog.server.security.principals import Operation
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

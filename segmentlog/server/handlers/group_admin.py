@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_groups import (
@@ -24,7 +25,6 @@ from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.listing import describe, overview
 from segmentlog.server.groups.words import State
 from segmentlog.server.handlers.groups import refusal
-from segmentlog.server.security.principals import Operation, ResourceType
 
 _DESCRIBE_NOT_FOUND: Final = 6
 

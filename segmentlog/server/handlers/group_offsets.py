@@ -9,6 +9,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.groups.coordinating import NewPosition
 from segmentlog.groups.positions import METADATA_MAX_BYTES, CommittedOffset
 from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.offset_commit import (
@@ -41,7 +42,6 @@ from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.handlers.groups import refusal
 from segmentlog.server.handlers.list_offsets import EARLIEST, LATEST
 from segmentlog.server.names import is_visible, wire_epoch, wire_id
-from segmentlog.server.security.principals import Operation
 
 if TYPE_CHECKING:
     from segmentlog.topics.topics import Topic

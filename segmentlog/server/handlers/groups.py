@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.find_coordinator import (
@@ -21,7 +22,6 @@ from segmentlog.server.codec.messages.leave_group import LeaveGroupRequest, Leav
 from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.words import JoinAnswer, JoinRequest
-from segmentlog.server.security.principals import Operation, ResourceType
 
 _FIND_MANY: Final = 4
 _GROUP, _TRANSACTION = 0, 1

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.list_offsets import (
@@ -18,7 +19,6 @@ from segmentlog.server.codec.messages.list_offsets import (
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import is_visible, wire_epoch
 from segmentlog.server.reading import Bounds
-from segmentlog.server.security.principals import Operation
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from segmentlog.errors import SegmentlogError, TopicExists
 from segmentlog.format.names import check_topic_name
+from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_topic_partitions import (
@@ -24,7 +25,6 @@ from segmentlog.server.codec.messages.metadata import (
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import wire_epoch, wire_id
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
 
 _NULL_NAMES_FROM = 12
 _PAGE_MAX = 2000

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from segmentlog.errors import InvalidRecord, ProducerBusy, SegmentlogError
 from segmentlog.format.wire import Buffer, parse_wire_batch
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.produce import (
@@ -36,7 +37,6 @@ from segmentlog.server.codec.messages.produce import (
 from segmentlog.server.faults import code_of
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.transactions.remote import Numbers, WrongState
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Final
 
 from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
 from segmentlog.format.producers import NAMED_ID_END
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_producers import (
@@ -21,7 +22,6 @@ from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequ
 from segmentlog.server.faults import code_of
 from segmentlog.server.handlers.transactions import code_for, refusal
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.transactions.remote import Numbers
 
 logger = logging.getLogger("segmentlog.server")

@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_records import (
@@ -24,7 +25,6 @@ from segmentlog.server.codec.messages.describe_log_dirs import (
 )
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation
 
 _TO_THE_END: Final = -1
 

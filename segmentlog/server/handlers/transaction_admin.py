@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_transactions import (
@@ -30,7 +31,6 @@ from segmentlog.server.codec.messages.write_txn_markers import (
 from segmentlog.server.faults import code_of
 from segmentlog.server.handlers.transactions import refusal
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation
 from segmentlog.transactions.journal import TransactionState
 from segmentlog.transactions.transactions import ANONYMOUS
 

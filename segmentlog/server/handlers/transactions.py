@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import NotShipped, ProducerFenced, SegmentlogError, TransactionAborted
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -25,7 +26,6 @@ from segmentlog.server.codec.messages.add_partitions_to_txn import (
 from segmentlog.server.codec.messages.end_txn import EndTxnRequest, EndTxnResponse
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.transactions.remote import Numbers
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.groups.coordinating import NewPosition
 from segmentlog.groups.positions import METADATA_MAX_BYTES
 from segmentlog.log.producers import ProducerStamp
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.txn_offset_commit import (
@@ -21,7 +22,6 @@ from segmentlog.server.faults import code_of
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.handlers.groups import refusal
 from segmentlog.server.names import is_visible
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.transactions.remote import Numbers, WrongState
 
 if TYPE_CHECKING:

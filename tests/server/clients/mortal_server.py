@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from segmentlog.security.settings import Security
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 

@@ -13,6 +13,8 @@ from server.groups.clients import TestClock
 
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import TopicPartition
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
@@ -36,8 +38,6 @@ from segmentlog.server.groups.subscriptions import encode_partitions, encode_top
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.handlers import consumer_groups, group_admin, group_offsets, groups
 from segmentlog.server.names import TopicIds, wire_id
-from segmentlog.server.security.acls import OpenAuthorizer
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.store import LogStore
 
 _SETTINGS = GroupSettings(

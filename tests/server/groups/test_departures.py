@@ -17,6 +17,7 @@ from logs import NoSyncFileSystem
 from server.groups.clients import until
 from server.wire_client import WireClient
 
+from segmentlog.security.settings import Security
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
@@ -25,7 +26,7 @@ from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGr
 from segmentlog.server.groups.subscriptions import encode_topics
 from segmentlog.server.groups.words import GroupSettings, State
 from segmentlog.server.serving import Server
-from segmentlog.server.settings import Security, ServerSettings
+from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 _LONG_MS = 300_000

@@ -14,6 +14,8 @@ from server.wire_client import Desk
 from segmentlog.format.names import CONFIGS_FILE
 from segmentlog.groups import configs
 from segmentlog.inspection.store import inspect_store
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
@@ -21,8 +23,6 @@ from segmentlog.server.codec.messages import alter_configs as whole
 from segmentlog.server.codec.messages import incremental_alter_configs as incremental
 from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.security.acls import OpenAuthorizer
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 

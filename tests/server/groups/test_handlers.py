@@ -13,6 +13,8 @@ import pytest
 from server.groups.clients import SETTINGS, TestClock
 
 from segmentlog.records import TopicPartition
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
@@ -35,8 +37,6 @@ from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
 from segmentlog.server.handlers import group_admin, group_offsets, groups
 from segmentlog.server.names import TopicIds, wire_id
-from segmentlog.server.security.acls import OpenAuthorizer
-from segmentlog.server.security.principals import Operation, ResourceType
 from segmentlog.store import LogStore
 
 

@@ -11,10 +11,10 @@ from logs import NoSyncFileSystem
 from server.wire_client import Desk
 
 from segmentlog.clock import Clock
+from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 

@@ -8,6 +8,8 @@ import pytest
 from server.transactions.clients import Client
 from server.wire_client import Desk
 
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from segmentlog.server.codec.messages.describe_producers import DescribeProducersRequest, TopicRequest
@@ -18,8 +20,6 @@ from segmentlog.server.codec.messages.write_txn_markers import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from segmentlog.server.security.acls import OpenAuthorizer
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
 
 NONE = ErrorCode.NONE
 

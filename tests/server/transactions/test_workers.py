@@ -15,10 +15,10 @@ from server.transactions.clients import Client, both
 from server.transactions.conftest import NODES, SETTINGS, MakeDesk
 from server.wire_client import Desk
 
+from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.security.acls import OpenAuthorizer
 from segmentlog.store import LogStore
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.remote import Numbers, RemoteTransactions

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from segmentlog.server.security.acls import Authorizer
-from segmentlog.server.security.principals import Operation, Principal, ResourceType
+from segmentlog.security.acls import Authorizer
+from segmentlog.security.principals import Operation, Principal, ResourceType
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 ANN, BOB = Principal("User", "ann"), Principal("User", "bob")

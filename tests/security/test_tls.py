@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import trustme
-from server.security.certificates import Pair, write_pair
+from security.certificates import Pair, write_pair
 
-from segmentlog.server.security.errors import SecurityFileError
-from segmentlog.server.security.principals import Principal
-from segmentlog.server.security.tls import ServerTls, principal_of, server_context
+from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.principals import Principal
+from segmentlog.security.tls import ServerTls, principal_of, server_context
 
 WAIT_S = 20.0
 

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+from typing import Final
 
-from segmentlog.server.security.errors import SecurityFileError, UnsafeListening
-from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+from segmentlog.errors import InvalidConfig
+from segmentlog.security.errors import SecurityFileError, UnsafeListening
+from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+
+_BACKLOG: Final = 1024
+
+
+def parse_address(text: str, *, option: str = "listen") -> tuple[str, int]:
+    """Host and port of ``127.0.0.1:9092``, ``[::1]:9092``, ``:9092`` (everywhere), ``9092``. Raises `InvalidConfig`."""
+    host, _, port = text.rpartition(":")
+    if not host and not text.startswith(":"):
+        host = "127.0.0.1"
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidConfig(option, text, "an IPv6 address in brackets: [::1]:9092")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidConfig(option, text, "HOST:PORT")
+    return host or "0.0.0.0", int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, non-blocking. OSError says which address it was."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if family == socket.AF_INET:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise OSError(error.errno, f"cannot listen: {why}", f"{host}:{port}") from None
+    sock.setblocking(False)
+    return sock
 
 
 def is_loopback(host: str) -> bool:

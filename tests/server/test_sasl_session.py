@@ -10,16 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from server.security.scram_client import ScramClient
+from security.scram_client import ScramClient
 
+from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+from segmentlog.security.principals import Principal
+from segmentlog.security.users import Users, add_user, remove_user
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
 from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.handlers.sasl import sasl_authenticate, sasl_handshake
-from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
-from segmentlog.server.security.principals import Principal
-from segmentlog.server.security.sasl import SaslSession
-from segmentlog.server.security.users import Users, add_user, remove_user
+from segmentlog.server.sasl_session import SaslSession
 
 NAME, PASSWORD = "Zoë, =)", "pässwörd, = ß"
 ANN = Principal("User", NAME)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from segmentlog.server.security.distinguished_names import subject_of
-from segmentlog.server.security.errors import SecurityFileError
-from segmentlog.server.security.principals import Principal
-from segmentlog.server.security.watched import LOOK_EVERY_S
+from segmentlog.security.distinguished_names import subject_of
+from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.principals import Principal
+from segmentlog.security.watched import LOOK_EVERY_S
 from segmentlog.storage.locks import if_free
 
 logger = logging.getLogger("segmentlog.server")

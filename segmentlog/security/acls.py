@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from segmentlog.server.security.acl_file import Acls, normal_host, parse_acls, with_rules, without_rules
-from segmentlog.server.security.acl_rules import SUPPORTED, Rule, RuleFilter, RuleIndex
-from segmentlog.server.security.errors import SecurityFileError
-from segmentlog.server.security.principals import Operation, Principal, ResourceType
-from segmentlog.server.security.replacing import change_file
-from segmentlog.server.security.watched import LOOK_EVERY_S, WatchedFile
+from segmentlog.security.acl_file import Acls, normal_host, parse_acls, with_rules, without_rules
+from segmentlog.security.acl_rules import SUPPORTED, Rule, RuleFilter, RuleIndex
+from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.principals import Operation, Principal, ResourceType
+from segmentlog.security.replacing import change_file
+from segmentlog.security.watched import LOOK_EVERY_S, WatchedFile
 from segmentlog.storage.fs import FileSystem
 
 _KNOWN_MAX: Final = 20_000

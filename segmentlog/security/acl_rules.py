@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from segmentlog.server.security.principals import Operation, Principal, ResourceType
+from segmentlog.security.principals import Operation, Principal, ResourceType
 
 ANYTHING: Final = "*"
 """As the name of a resource: all of them. As a host: all of them."""

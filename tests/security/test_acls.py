@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write_rules
+from security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write_rules
 
-from segmentlog.server.security.acl_file import Acls
-from segmentlog.server.security.acl_rules import Pattern, Permission, Rule, RuleFilter
-from segmentlog.server.security.acls import Authorizer, OpenAuthorizer, _Decisions
-from segmentlog.server.security.errors import SecurityFileError
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
+from segmentlog.security.acl_file import Acls
+from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
+from segmentlog.security.acls import Authorizer, OpenAuthorizer, _Decisions
+from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 
 Make = Callable[..., Authorizer]
 
@@ -206,7 +206,7 @@ def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
 
 def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for ever other names costs no memory."""
-    monkeypatch.setattr("segmentlog.server.security.acls._KNOWN_MAX", 100)
+    monkeypatch.setattr("segmentlog.security.acls._KNOWN_MAX", 100)
     authorizer = make("allow User:ann read topic:t")
     for number in range(1000):
         assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, f"x{number}") is False

@@ -6,9 +6,9 @@ import pytest
 from cryptography.x509 import Name
 from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID
-from server.security.certificates import certificate_for, subject
+from security.certificates import certificate_for, subject
 
-from segmentlog.server.security.distinguished_names import name_of, subject_of
+from segmentlog.security.distinguished_names import name_of, subject_of
 
 # Recorded of Java 25: what X500Principal encodes, and what its getName() says of that.
 GOLDEN = [

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from segmentlog.server.security.errors import AuthenticationFailed
-from segmentlog.server.security.saslprep import saslprep
-from segmentlog.server.security.users import HASHES
+from segmentlog.security.errors import AuthenticationFailed
+from segmentlog.security.saslprep import saslprep
+from segmentlog.security.users import HASHES
 
 if TYPE_CHECKING:
     from scramp.core import ScramServer
 
-    from segmentlog.server.security.users import Users
+    from segmentlog.security.users import Users
 
 PLAIN: Final = "PLAIN"
 SCRAM_MECHANISMS: Final = tuple(HASHES)

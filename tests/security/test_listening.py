@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from segmentlog.server.security.errors import SecurityFileError, UnsafeListening
-from segmentlog.server.security.listening import check_safe, check_tls_files, is_loopback, mechanisms_for
-from segmentlog.server.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+from segmentlog.security.errors import SecurityFileError, UnsafeListening
+from segmentlog.security.listening import check_safe, check_tls_files, is_loopback, mechanisms_for
+from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from segmentlog.server.security import users as users_module
-from segmentlog.server.security.errors import InvalidUser, SecurityFileError
-from segmentlog.server.security.saslprep import is_prepared, saslprep
-from segmentlog.server.security.users import Users, add_user, derive, list_users, remove_user
+from segmentlog.security import users as users_module
+from segmentlog.security.errors import InvalidUser, SecurityFileError
+from segmentlog.security.saslprep import is_prepared, saslprep
+from segmentlog.security.users import Users, add_user, derive, list_users, remove_user
 from segmentlog.storage.fs import FileSystem
 
 

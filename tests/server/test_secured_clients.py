@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import trustme
-from server.security.certificates import write_pair
+from security.certificates import write_pair
 
 import segmentlog
-from segmentlog.server.security.mechanisms import MECHANISMS
-from segmentlog.server.security.users import add_user
+from segmentlog.security.mechanisms import MECHANISMS
+from segmentlog.security.users import add_user
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import ServerSettings
 from segmentlog.server.worker import Security

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segmentlog.server.security.acl_file import format_rules, parse_acls, with_rules, without_rules
-from segmentlog.server.security.acl_rules import SUPPORTED, Pattern, Permission, Rule
-from segmentlog.server.security.errors import SecurityFileError
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.acl_file import format_rules, parse_acls, with_rules, without_rules
+from segmentlog.security.acl_rules import SUPPORTED, Pattern, Permission, Rule
+from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 
 ALLOW, DENY = Permission.ALLOW, Permission.DENY
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = (

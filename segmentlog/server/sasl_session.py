@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from segmentlog.security.errors import AuthenticationFailed
+from segmentlog.security.mechanisms import MECHANISMS, Exchange, begin
+from segmentlog.security.principals import Principal
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.security.errors import AuthenticationFailed
-from segmentlog.server.security.mechanisms import MECHANISMS, Exchange, begin
-from segmentlog.server.security.principals import Principal
 from segmentlog.storage.fs import Buffer
 
 if TYPE_CHECKING:
-    from segmentlog.server.security.users import Users
+    from segmentlog.security.users import Users
 
 logger = logging.getLogger("segmentlog.server")
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from segmentlog.server.security.acl_rules import ANYTHING, SUPPORTED, Pattern, Permission, Rule
-from segmentlog.server.security.errors import SecurityFileError
-from segmentlog.server.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.acl_rules import ANYTHING, SUPPORTED, Pattern, Permission, Rule
+from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 
 _WORD: Final = re.compile(
     r'\s*(?:(?P<comment>#.*)|(?P<quoted>"(?:[^"\\]|\\.)*")(?=\s|$)|(?P<plain>[^\s"#][^\s"]*)(?=\s|$)|$)'

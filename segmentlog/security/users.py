@@ -26,10 +26,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from segmentlog.server.security.errors import InvalidUser, SecurityFileError
-from segmentlog.server.security.replacing import PRIVATE, change_file
-from segmentlog.server.security.saslprep import is_prepared
-from segmentlog.server.security.watched import WatchedFile
+from segmentlog.security.errors import InvalidUser, SecurityFileError
+from segmentlog.security.replacing import PRIVATE, change_file
+from segmentlog.security.saslprep import is_prepared
+from segmentlog.security.watched import WatchedFile
 from segmentlog.storage.fs import FileSystem, read_file
 
 logger = logging.getLogger("segmentlog.server")
