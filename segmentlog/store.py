@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producing.producer import Producer
     from segmentlog.producing.producers import Producers
+    from segmentlog.schemas.registry import SchemaRegistry
     from segmentlog.tables.table import Table
     from segmentlog.transactions.transactions import Transactions
 
@@ -117,6 +118,7 @@ class LogStore:
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._producers: Producers | None = None
+        self._schemas: SchemaRegistry | None = None
         self._shipping: Shipping | None = None
         self._members: weakref.WeakSet[Consumer] = weakref.WeakSet()
         """Consumers that are members of groups: they leave when the store is closed."""
@@ -384,6 +386,17 @@ class LogStore:
             with self._mutex:
                 self._groups = self._groups or Groups(self._topics, self.group_offsets)
         return self._groups
+
+    @property
+    def schemas(self) -> SchemaRegistry:
+        """The schema registry: subjects, versions, ids, settings; see docs/schemas.md."""
+        self._topics.check_open()
+        if self._schemas is None:
+            from segmentlog.schemas.registry import SchemaRegistry
+
+            with self._mutex:
+                self._schemas = self._schemas or SchemaRegistry(self._topics)
+        return self._schemas
 
     def _forget_positions(self) -> None:
         """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""
