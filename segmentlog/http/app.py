@@ -14,6 +14,7 @@ from starlette.routing import Route
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.guard import PAGES, Guard
 from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.registry.routes import routes as registry_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -52,7 +53,7 @@ def _routes(site: Site) -> list[BaseRoute]:
             return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
-    return [Route("/", home), Route("/healthz", health)]
+    return [Route("/", home), Route("/healthz", health), *registry_routes(site)]
 
 
 # ------------------------------------------------------------ problems

@@ -256,7 +256,7 @@ class SchemaRegistry(RegistryReads):
                 raise NoSubjectMode(subject)
             return state.modes[subject]
 
-    def set_mode(self, subject: str | None, mode: str, *, force: bool = False) -> str:
+    def set_mode(self, subject: str | None, mode: object, *, force: bool = False) -> str:
         """Set the mode of a subject, or of all. IMPORT needs a subject without schemas, or ``force``.
 
         Raises `InvalidRegistryMode`, `NotPermitted`.
