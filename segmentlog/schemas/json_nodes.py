@@ -35,7 +35,7 @@ class Root:
 
     def __init__(self, document: Any, others: dict[str, Root]) -> None:
         self.document = document
-        self._others = others
+        self.others = others
 
     def check_references(self) -> None:
         """Raise `InvalidSchema` for a ``$ref`` that leads nowhere."""
@@ -60,10 +60,10 @@ class Root:
         own = self.document.get("$id", "") if isinstance(self.document, dict) else ""
         if not name or name == own.rstrip("#"):
             return self
-        if name in self._others:
-            return self._others[name]
+        if name in self.others:
+            return self.others[name]
         relative = f"{own.rpartition('/')[0]}/{name}"
-        return self._others.get(relative)
+        return self.others.get(relative)
 
     def _at(self, fragment: str) -> Any:
         if not fragment.startswith("/"):

@@ -31,6 +31,10 @@ class JsonSchema:
         self.root.check_references()
         self.canonical = encode_json(self.document)
 
+    def named_documents(self) -> list[tuple[str, Any]]:
+        """What it refers to, by the names that are used for it."""
+        return [(name, other.document) for name, other in self.root.others.items()]
+
     def normalized(self) -> str:
         return sorted_json(self.document)
 

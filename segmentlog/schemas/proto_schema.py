@@ -125,6 +125,11 @@ def _read(text: str, name: str) -> pb.FileDescriptorProto:
     return file
 
 
+def is_built_in(name: str) -> bool:
+    """Whether a file is one of Google's, which every reader has."""
+    return name.startswith(tuple(_BUILT_IN))
+
+
 def _built_in(name: str) -> pb.FileDescriptorProto:
     for prefix, package in _BUILT_IN.items():
         stem = name.removeprefix(prefix).removesuffix(".proto")

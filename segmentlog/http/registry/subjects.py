@@ -42,8 +42,10 @@ def referenced_by(call: Call) -> list[int]:
 
 
 def register(call: Call) -> dict[str, Any]:
+    """Without its text: clients keep the one that they have sent, in the form that they read."""
     record = call.registry.register(call.named_subject, call.draft(), normalize=call.flag("normalize"))
-    return version_document(record, call.formatted(record))
+    found = {"id": record.id, "version": record.version}
+    return found | ({"schema": call.formatted(record)} if "format" in call.query else {})
 
 
 def lookup(call: Call) -> dict[str, Any]:
