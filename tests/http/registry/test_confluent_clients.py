@@ -67,9 +67,7 @@ def test_a_client_registers_finds_and_deletes_schemas(registry: SchemaRegistryCl
 def test_a_client_is_told_what_does_not_fit(registry: SchemaRegistryClient) -> None:
     """Levels of compatibility are set, asked about, and kept; errors have Confluent's codes."""
     registry.register_schema("clicks-value", Schema(json.dumps(CLICK), "AVRO"))
-    needs_more = Schema(
-        json.dumps({**CLICK, "fields": [*CLICK["fields"], {"name": "user", "type": "string"}]}), "AVRO"
-    )
+    needs_more = Schema(json.dumps({**CLICK, "fields": [*CLICK["fields"], {"name": "user", "type": "string"}]}), "AVRO")
     assert not registry.test_compatibility("clicks-value", needs_more)
     with pytest.raises(SchemaRegistryError) as refused:
         registry.register_schema("clicks-value", needs_more)
