@@ -14,6 +14,7 @@ from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
 from segmentlog.schemas.kinds import ParsedSchema, decode_json
 from segmentlog.schemas.library import Draft
 from segmentlog.schemas.naming import SchemaSource, Strategy, WriterOptions, Writers
+from segmentlog.schemas.plain import FromJson
 from segmentlog.schemas.reading import Decode, Readers
 from segmentlog.schemas.records import Reference, SchemaRecord
 from segmentlog.schemas.wire import HEAD_BYTES, encode_head
@@ -71,6 +72,21 @@ def _written(head: bytes, schema: Any, value: Any) -> bytes:
     return out.getvalue()
 
 
+class PlainWriter:
+    """Values of one schema, from JSON as people write it; see `plain`."""
+
+    def __init__(self, parsed: ParsedSchema, schema_id: int) -> None:
+        assert isinstance(parsed, AvroSchema)
+        names: dict[str, Any] = {}
+        self._schema = _for_fastavro(parsed, names)
+        self._plain = FromJson(self._schema, names)
+        self._head = encode_head(schema_id)
+
+    def write(self, value: Any) -> bytes:
+        """Raises `InvalidPayload`, and what fastavro raises: ValueError, TypeError."""
+        return _written(self._head, self._schema, self._plain.convert(value))
+
+
 class AvroDeserializer:
     """Objects of Avro, by the schema that each record names. Thread-safe.
 
@@ -108,15 +124,21 @@ def avro_decoder(parsed: ParsedSchema, reader: Any = None) -> Decode[Any]:
     return decode
 
 
-def _for_fastavro(parsed: ParsedSchema) -> Any:
+def _for_fastavro(parsed: ParsedSchema, names: dict[str, Any] | None = None) -> Any:
     assert isinstance(parsed, AvroSchema)
-    names: dict[str, Any] = {}
+    names = {} if names is None else names
     try:
         for document in parsed.dependencies:
             fastavro.parse_schema(document, names)
         return fastavro.parse_schema(parsed.document, names)
     except (fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError) as error:
         raise InvalidSchema(f"Invalid Avro schema: {error}") from error
+
+
+def parsed_by_fastavro(text: str) -> tuple[Any, dict[str, Any]]:
+    """A schema that refers to nothing else, as fastavro has it, with what it defines by names."""
+    names: dict[str, Any] = {}
+    return _for_fastavro(AvroSchema(text), names), names
 
 
 def _record_name(text: str) -> str:
