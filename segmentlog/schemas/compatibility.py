@@ -44,10 +44,13 @@ def incompatibilities(level: str, new: ParsedSchema, new_type: str, earlier: Seq
                 f" {one.schema_type} before, {new_type} now'}}"
             ]
         else:
-            other = one.parsed()
-            problems = new.why_unreadable(other) if not level.startswith("FORWARD") else []
-            if not level.startswith("BACKWARD"):
-                problems += other.why_unreadable(new)
+            try:
+                other = one.parsed()
+                problems = new.why_unreadable(other) if not level.startswith("FORWARD") else []
+                if not level.startswith("BACKWARD"):
+                    problems += other.why_unreadable(new)
+            except RecursionError:
+                problems = ["{errorType:'NOT_COMPARED', description:'the schemas are nested too deeply'}"]
         if problems:
             return [
                 *problems,

@@ -79,7 +79,7 @@ COMPATIBLE: Final = frozenset(
     ]
 )
 _NESTING: Final = frozenset({"object", "array", "not", COMBINED})
-STEPS_MAX: Final = 20_000
+STEPS_MAX: Final = 5_000
 """Pairs of schemas that are compared at most: combined ones are compared each with each."""
 
 Difference = tuple[str, str]

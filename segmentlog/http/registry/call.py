@@ -96,7 +96,7 @@ class Call(NamedTuple):
         """The body, in a shape. Raises `HttpProblem`."""
         try:
             return msgspec.json.decode(self.body, type=shape)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the body is not what it is to be: {error}") from None
 
     def formatted(self, record: SchemaRecord) -> str:

@@ -113,7 +113,8 @@ def test_json_goes_between_their_serializers_and_ours(registry: SchemaRegistryCl
     theirs = JSONSerializer(wanted, registry)({"page": "/"}, context())
     ours = schemas.JsonSerializer(store.schemas, click, references=[schemas.Reference("page.json", "page.json", 1)])
     made = ours.serialize("clicks", [{"page": "/"}])
-    assert theirs is not None and made[0] is not None
+    assert theirs is not None
+    assert made[0] is not None
     assert theirs[:5] == made[0][:5]
     assert schemas.JsonDeserializer(store.schemas).deserialize("clicks", [theirs]) == [{"page": "/"}]
     assert JSONDeserializer(wanted, schema_registry_client=registry)(made[0], context()) == {"page": "/"}
