@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+import re2
 
 from segmentlog.schemas.json_nodes import EMPTY, FALSE, Node
 from segmentlog.schemas.json_walk import JsonDiff, is_anything, is_compatible
@@ -34,9 +35,10 @@ def _covering(node: Node, name: str) -> Any:
     """The schema of a property that is not named, where there is one."""
     for pattern, schema in node.raw.get("patternProperties", {}).items():
         try:
-            if re.search(pattern, name):
+            # Not by `re`: whoever registers chooses pattern and name, and some take it longer than anybody waits.
+            if re2.search(pattern, name):
                 return schema
-        except re.error:  # of another dialect
+        except re2.error:  # of another dialect
             continue
     rest = node.raw.get("additionalProperties", node.raw.get("unevaluatedProperties"))
     return rest if isinstance(rest, dict) and rest else None

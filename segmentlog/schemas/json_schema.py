@@ -21,6 +21,8 @@ class JsonSchema:
         self.document: Any = decode_json(text, "JSON schema")
         if not isinstance(self.document, dict | bool):
             raise InvalidSchema("Invalid JSON schema: it is neither an object nor true nor false")
+        if isinstance(self.document, dict) and not isinstance(self.document.get("$schema", ""), str):
+            raise InvalidSchema("Invalid JSON schema: $schema is no text")
         self.validator = validator_for(self.document, default=jsonschema.Draft7Validator)
         try:
             self.validator.check_schema(self.document)

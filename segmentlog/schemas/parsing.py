@@ -42,7 +42,8 @@ def _parse_avro(text: str, dependencies: Sequence[Dependency]) -> ParsedSchema:
 
 
 def _parse_json(text: str, dependencies: Sequence[Dependency]) -> ParsedSchema:
-    with_package("jsonschema", "JSON Schema")
+    for package in ("jsonschema", "re2"):
+        with_package(package, "JSON Schema")
     from segmentlog.schemas.json_schema import JsonSchema
 
     return JsonSchema(text, dependencies)
@@ -62,4 +63,7 @@ def with_package(name: str, purpose: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError:
-        raise MissingPackage(name.replace("google.protobuf", "protobuf"), purpose) from None
+        raise MissingPackage(_INSTALLED_AS.get(name, name), purpose) from None
+
+
+_INSTALLED_AS: Final = {"google.protobuf": "protobuf", "re2": "google-re2"}
