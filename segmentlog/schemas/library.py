@@ -18,7 +18,8 @@ from segmentlog.schemas.state import RegistryState
 
 logger = logging.getLogger("segmentlog")
 
-_KEPT: Final = 1000
+_KEPT_CHARACTERS: Final = 4 << 20
+"""Of the texts of schemas that are kept parsed."""
 _DEPTH_MAX: Final = 100
 LATEST: Final = -1
 
@@ -36,13 +37,15 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 Identity = tuple[str, ...]
+_Key = tuple[str, str, tuple[Dependency, ...]]
 
 
 class Library:
     """Parsed schemas of one registry, kept. Under the lock of the journal."""
 
     def __init__(self) -> None:
-        self._parsed: OrderedDict[tuple[str, str, tuple[Dependency, ...]], ParsedSchema] = OrderedDict()
+        self._parsed: OrderedDict[_Key, ParsedSchema] = OrderedDict()
+        self._characters = 0
         self._ids: dict[str, dict[Identity, int]] = {}
         self._identities: dict[tuple[str, int], tuple[SchemaRecord, Identity]] = {}
 
@@ -53,8 +56,9 @@ class Library:
         found = self._parsed.get(key)
         if found is None:
             found = self._parsed[key] = parse(draft.schema_type, draft.schema, dependencies)
-            if len(self._parsed) > _KEPT:
-                self._parsed.popitem(last=False)
+            self._characters += _characters(key)
+            while self._characters > _KEPT_CHARACTERS and len(self._parsed) > 1:
+                self._characters -= _characters(self._parsed.popitem(last=False)[0])
         return found
 
     def _dependencies(
@@ -134,6 +138,11 @@ class Library:
             if self.identity_of_stored(state, record) == identity:
                 return record
         return None
+
+
+def _characters(key: _Key) -> int:
+    """Of a schema, and of what it refers to."""
+    return len(key[1]) + sum(len(one.text) for one in key[2])
 
 
 def identity_of(canonical: str, draft: Draft | SchemaRecord) -> Identity:
