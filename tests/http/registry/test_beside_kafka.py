@@ -18,7 +18,7 @@ CLICK = {"type": "record", "name": "Click", "fields": [{"name": "page", "type": 
 
 @pytest.mark.timeout(120)
 def test_programs_that_know_kafka_and_its_registry_find_both(tmp_path: Path) -> None:
-    """Values go from Confluent's serializer over Kafka's protocol to the store, and back; so does the registry's topic."""
+    """Values of Confluent's serializer go over Kafka's protocol to the store and back, as the registry's topic does."""
     context = SerializationContext("clicks", MessageField.VALUE)
     with (
         segmentlog.serve(tmp_path / "store", port=0, http="127.0.0.1:0") as server,
