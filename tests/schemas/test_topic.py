@@ -239,3 +239,24 @@ def test_a_forked_child_registers_as_its_parent_does(tmp_path: Path) -> None:
         os.close(read_end)
         assert os.waitpid(child, 0)[1] == 0
         assert registry.version("child").id == 2
+
+
+def test_a_restored_store_gives_no_id_twice(tmp_path: Path) -> None:
+    """What was given is shipped with the store, also of schemas that were deleted for good."""
+    url = f"file://{tmp_path}/bucket"
+    with LogStore(tmp_path / "store", background=False) as store:
+        store.schemas.register("s", Draft('"int"'))
+        gone = store.schemas.register("t", Draft('"long"')).id
+        store.schemas.delete_subject("t")
+        store.schemas.delete_subject("t", permanent=True)
+        store.ship(url)
+    with LogStore(url, background=False) as attached:
+        assert attached.schemas.by_id(1).schema == '"int"'
+    subprocess.run(
+        [sys.executable, "-m", "segmentlog", "restore", url, str(tmp_path / "restored")],
+        check=True,
+        capture_output=True,
+    )
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        assert restored.schemas.subjects() == ["s"]
+        assert restored.schemas.register("u", Draft('"double"')).id == gone + 1
