@@ -2,9 +2,9 @@
 
 ``python -m bench.http_load`` reads commands as lines of JSON and answers each with a line.
 
-    {"do": "produce", "port", "requests": files with whole requests, "connections", "seconds"}  -> {"requests", "seconds"}
-    {"do": "upload", "port", "request": a file with the head, "body": a file}                   -> {"seconds"}
-    {"do": "download", "port", "request": text}                                                 -> {"bytes", "seconds"}
+    {"do": "produce", "port", "requests": files of whole requests, "connections", "seconds"} -> {"requests", "seconds"}
+    {"do": "upload", "port", "request": a file with the head, "body": a file}                -> {"seconds"}
+    {"do": "download", "port", "request": text}                                              -> {"bytes", "seconds"}
     {"do": "listen", "port", "request": text, "clients", "marks": n, "mark": text}              -> {"listening"}, then
         {"bytes", "seconds"} once each of the clients has got so many marks
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -19,6 +19,8 @@ from segmentlog.records import Headers
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
     from segmentlog.topics.topics import Topic
+
+_QUICK_PARTITIONS: Final = 16
 
 AckName = Literal["written", "durable", "shipped"]
 
@@ -68,6 +70,35 @@ class Appending:
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._turns: dict[str, int] = {}
+        self._opened: dict[str, int] = {}
+        """By the id of a topic: of its partitions, those below this number were appended to by a thread."""
+
+    def is_quick(self, topic_name: str, ack: AckName | None) -> bool:
+        """Whether an append to this topic waits for nothing, so that the event loop itself may do it.
+
+        A thread costs as much as the append, for the two that hold the interpreter's lock in turn. Without one, the
+        partitions have to be open, no fsync is asked for by anybody, and no other process is in the middle of an
+        append: one that was stopped there would hold up all clients of the loop.
+        """
+        if ack not in (None, "written"):
+            return False
+        topic = self._store.topic(topic_name)
+        opened = self._opened.get(topic.id, 0)
+        if not opened or topic.partition_count != opened or opened > _QUICK_PARTITIONS:
+            return False
+        for number in range(opened):
+            handle = topic.partition(number).handle
+            if handle.config.fsync.kind not in ("ms", "never") or handle.page.writing:
+                return False
+        return True
+
+    def note_opened(self, topic_name: str) -> None:
+        """Open the partitions of a topic with few of them, in a thread: the next time it may be quick."""
+        topic = self._store.topic(topic_name)
+        count = topic.partition_count
+        if count <= _QUICK_PARTITIONS and self._opened.get(topic.id) != count:
+            topic.partitions()
+            self._opened[topic.id] = count
 
     def append(
         self, topic_name: str, records: Records, ack: AckName | None = None, partition: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ _PAGE_RECORDS: Final = 500
 _PAGE_RECORDS_MAX: Final = 10_000
 _PAGE_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 4 << 20
+_SEND_BYTES: Final = 1 << 20
 
 
 def _log(call: Call) -> Partition:
@@ -79,8 +81,14 @@ def _page(call: Call) -> bytes:
 
 async def _lines(call: Call) -> AsyncIterator[bytes]:
     pieces = await call.work(_pieces, call)
-    while (piece := await call.work(next, pieces, None)) is not None:
-        yield piece
+    coming = asyncio.ensure_future(call.work(next, pieces, None))
+    try:
+        while (piece := await coming) is not None:
+            coming = asyncio.ensure_future(call.work(next, pieces, None))  # while this one is sent
+            yield piece
+    finally:
+        if not coming.done():
+            await asyncio.wait([coming])
 
 
 def _pieces(call: Call) -> Iterator[bytes]:
@@ -89,7 +97,21 @@ def _pieces(call: Call) -> Iterator[bytes]:
     log = _log(call)
     start = _start(log, query)
     log.check_position(start)
-    return _render(log, start, query)
+    return _gathered(_render(log, start, query))
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Fewer and larger ones: each costs a change of threads, and a write."""
+    found: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size >= _SEND_BYTES:
+            yield b"".join(found)
+            found, size = [], 0
+    if found:
+        yield b"".join(found)
 
 
 def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:

@@ -6,13 +6,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Raw
 
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import faults, media
 from segmentlog.http.rest.appending import AckName, Placed, Records
-from segmentlog.http.rest.formats import NULL, SchemaWish, SchemaWriter, no_schemas
+from segmentlog.http.rest.formats import NULL, SchemaWish, SchemaWriter, bytes_of_json, no_schemas
 from segmentlog.http.rest.replies import Reply, encode_json
-from segmentlog.http.rest.v2.words import BinaryRecords, JsonRecord, JsonRecords, SchemaRecords
+from segmentlog.http.rest.v2.words import ABSENT, BinaryRecords, JsonRecord, JsonRecords, SchemaRecords
 from segmentlog.security.principals import Operation
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ BODIES: Final = {
     media.V2_EMBEDDED["jsonschema"]: SchemaRecords,
     media.V2_EMBEDDED["protobuf"]: SchemaRecords,
 }
+_WITHOUT_SCHEMA: Final = frozenset((media.V2_EMBEDDED["binary"], media.V2_EMBEDDED["json"]))
+_QUICK_BYTES: Final = 128 << 10
+"""Of a body that is seen to without a thread: about a millisecond."""
 _as_document = msgspec.json.Decoder().decode
 
 
@@ -36,12 +40,23 @@ async def produce(call: Call) -> Reply:
     topic: str = call.path["topic"]
     call.check_topic(Operation.WRITE, topic)
     body = await call.body.whole()
-    answer = await call.work(_produce, call, topic, call.path.get("partition"), call.query.ack, body)
+    ack: AckName | None = call.query.ack
+    partition: int | None = call.path.get("partition")
+    is_small = len(body) <= _QUICK_BYTES and call.content_type in _WITHOUT_SCHEMA
+    if is_small and call.rest.appending.is_quick(topic, ack):
+        answer = _produce(call, topic, partition, ack, body)
+    else:
+        answer = await call.work(_produce_and_note, call, topic, partition, ack, body)
     return Reply(answer, content_type=call.media)
 
 
+def _produce_and_note(call: Call, topic: str, partition: int | None, ack: AckName | None, body: bytes) -> bytes:
+    answer = _produce(call, topic, partition, ack, body)
+    call.rest.appending.note_opened(topic)
+    return answer
+
+
 def _produce(call: Call, topic: str, partition: int | None, ack: AckName | None, body: bytes) -> bytes:
-    # All of it in a thread: decoding a large body takes its time, too.
     request = call.decode(body)
     key_schema_id = value_schema_id = None
     if isinstance(request, JsonRecords):
@@ -59,12 +74,17 @@ def _produce(call: Call, topic: str, partition: int | None, ack: AckName | None,
 
 
 def _json_records(found: Sequence[JsonRecord]) -> Records:
-    values = [bytes(one.value) for one in found]
-    keys = [bytes(one.key) for one in found]
-    return Records(_without_nulls(values), None if keys.count(NULL) == len(keys) else _without_nulls(keys))
+    keys = _column([one.key for one in found])
+    return Records(_column([one.value for one in found]) or [None] * len(found), keys)
 
 
-def _without_nulls(texts: list[bytes]) -> list[bytes | None]:
+def _column(raws: list[Raw]) -> list[bytes | None] | None:
+    """What is appended; None where nothing was given, as for most keys."""
+    if raws.count(ABSENT) == len(raws):
+        return None
+    if ABSENT in raws:
+        return [None if raw is ABSENT else bytes_of_json(raw) for raw in raws]
+    texts = list(map(bytes, raws))
     return [None if text == NULL else text for text in texts] if NULL in texts else list(texts)
 
 
@@ -85,7 +105,8 @@ def _schema_records(call: Call, topic: str, request: SchemaRecords) -> tuple[Rec
             )
         return schemas.writer(topic, SchemaWish(format=name, schema_id=schema_id, schema=schema), is_key=is_key)
 
-    keys, values = [bytes(one.key) for one in request.records], [bytes(one.value) for one in request.records]
+    keys = [NULL if one.key is ABSENT else bytes(one.key) for one in request.records]
+    values = [NULL if one.value is ABSENT else bytes(one.value) for one in request.records]
     try:
         key_writer = column(keys, request.key_schema_id, request.key_schema, True)
         value_writer = column(values, request.value_schema_id, request.value_schema, False)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Raw, Struct, field
 
 from segmentlog.http.rest.endpoints import PartitionNumber
 
-_NULL = Raw(b"null")
-
-
-def _null() -> Raw:
-    """By a function: the schema would tell a default."""
-    return _NULL
-
+ABSENT: Raw = cast(Raw, None)
+"""Instead of a key or a value that was left out. (A default that is a `Raw` cannot be told by a schema.)"""
 
 # ---------------------------------------------------------------- topics
 
@@ -56,8 +51,8 @@ class BinaryRecord(Struct, gc=False):
 
 
 class JsonRecord(Struct, gc=False):
-    key: Raw = field(default_factory=_null)
-    value: Raw = field(default_factory=_null)
+    key: Raw = ABSENT
+    value: Raw = ABSENT
     partition: PartitionNumber | None = None
 
 
