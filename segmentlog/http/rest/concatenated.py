@@ -74,29 +74,26 @@ class Objects(Generic[_T]):
             at += 1
         self._start = self._at = at
 
-    def _try(self, end: int) -> _T | msgspec.ValidationError | None:
-        """The rest of the line, if it is one object."""
+    def _try(self, end: int) -> _T | None:
+        """The rest of the line, if it is one object, and as it should be."""
         try:
-            return self._done(self._decode(bytes(self._buffer[self._start : end])), end)
-        except msgspec.ValidationError as error:
-            # The shape is told of before what comes behind: it may not be one object at all.
-            self._find_end()
-            is_whole = not self._depth and self._buffer[self._at : end].strip() == b""
-            return self._done(error, end) if is_whole else None
+            found = self._decode(bytes(self._buffer[self._start : end]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
+        self._done(end)
+        return found
 
-    def _done(self, found: _T | msgspec.ValidationError, end: int) -> _T | msgspec.ValidationError:
+    def _done(self, end: int) -> None:
         self._start = self._at = end
         self._depth, self._in_string = 0, False
-        return found
 
     def _take(self, end: int) -> _T | msgspec.ValidationError:
         data = bytes(self._buffer[self._start : end])
+        self._done(end)
         try:
-            return self._done(self._decode(data), end)
+            return self._decode(data)
         except msgspec.ValidationError as error:
-            return self._done(error, end)
+            return error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Malformed(str(error)) from None
 

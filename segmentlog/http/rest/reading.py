@@ -171,14 +171,14 @@ class GroupReader:
         )  # fmt: skip
 
     def _leave(self) -> None:
-        consumer, self._consumer = self._consumer, None
+        consumer = self._consumer
         if consumer is None:
             return
         try:
-            if self._options.auto_commit and self._chosen:
+            if self._options.auto_commit:
                 self._commit_quietly(self._delivered)
         finally:
-            self._delivered = {}
+            self._consumer, self._delivered = None, {}
             consumer.close()
 
     def _follow_pattern(self, may_read: MayRead) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,6 +22,8 @@ _T = TypeVar("_T")
 _THREADS: Final = 32
 """Most of them wait: for an fsync that they share, or for an object store."""
 
+_with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
 
 class Rest:
     """One for each door."""
@@ -32,9 +35,12 @@ class Rest:
         self.appending = Appending(site.store)
         self.tails = Tails(site)
         self.instances = Instances(site)
-        # Its threads end when it is dropped, with the door.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="segmentlog-rest")
 
     async def work(self, do: Callable[..., _T], *args: Any) -> _T:
-        """Call it in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, do, *args)
+        """Call it in a thread of the event loop's."""
+        loop = asyncio.get_running_loop()
+        if loop not in _with_threads:
+            # The loop's own, so that they end with it; but not as few as it would have by itself.
+            _with_threads.add(loop)
+            loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="segmentlog-http"))
+        return await loop.run_in_executor(None, do, *args)

@@ -75,7 +75,6 @@ class Lines:
         self._query = query
         self._skips_empty = call.content_type == media.NDJSON
         self._rest = bytearray()
-        self._ready = b""
         self._line_number = 1
 
     def add(self, piece: bytes) -> bool:
@@ -84,20 +83,28 @@ class Lines:
         return len(self._rest) >= _CHUNK_BYTES
 
     def flush(self) -> None:
-        """Append the lines that are whole. Raises what that raises; nothing of this chunk was appended then."""
-        end = self._rest.rfind(b"\n")
-        if end < 0:
-            if len(self._rest) > _LINE_MAX:
-                raise HttpProblem(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"line {self._line_number} has more than {_LINE_MAX} bytes"
-                )
-            return
-        block = bytes(memoryview(self._rest)[:end])
-        del self._rest[: end + 1]
-        self._append(block.split(b"\n"))
+        """Append the lines that are whole, a chunk at a time. Raises what that raises; nothing of it was appended."""
+        rest, at = self._rest, 0
+        try:
+            while len(rest) - at >= _CHUNK_BYTES:
+                end = rest.rfind(b"\n", at, at + _CHUNK_BYTES)
+                if end < 0:
+                    end = rest.find(b"\n", at + _CHUNK_BYTES)
+                if end < 0:
+                    if len(rest) - at > _LINE_MAX:
+                        raise HttpProblem(
+                            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                            f"line {self._line_number} has more than {_LINE_MAX} bytes",
+                        )
+                    return
+                block, at = bytes(memoryview(rest)[at:end]), end + 1
+                self._append(block.split(b"\n"))
+        finally:
+            del rest[:at]
 
     def finish(self) -> None:
         """Append what is left: the last line need not end."""
+        self.flush()
         block = bytes(self._rest)
         self._rest.clear()
         if block:
