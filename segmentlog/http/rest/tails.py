@@ -65,6 +65,8 @@ class Tail:
         self.loop = loop
         self.listeners: set[Listener] = set()
         self.logs: list[Partition] = topic.partitions()
+        self.troubles = 0
+        """How often the thread could not read on: each listener then reads by itself, and meets the reason."""
         self.is_full = False
         """The thread waits for room in the ring: who makes some tells it."""
         self._mutex = forks.lock(self, "_mutex")
@@ -166,9 +168,9 @@ class Tail:
                         break
                 self.wake()
         except (SegmentlogError, OSError):
-            # Each meets it by itself, and is told as it wants to be.
             with self._mutex:
                 self._version += 1
+                self.troubles += 1
                 for one in self.listeners:
                     one.index = -1
             is_any = True

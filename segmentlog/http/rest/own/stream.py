@@ -63,6 +63,8 @@ class _Stream:
         self._tail = tail
         self._listener = Listener(positions)
         self._is_gone = False
+        self._troubles = 0
+        """Those of the tail that it has looked into."""
         self._skips = call.query.gaps == "skip"
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -80,8 +82,9 @@ class _Stream:
                 data = b""
                 if listener.is_live:
                     data = self._taken()
-                elif not tail.try_join(listener):
-                    data, problem = await self._read_alone()
+                elif (troubled := self._troubles != tail.troubles) or not tail.try_join(listener):
+                    self._troubles = tail.troubles
+                    data, problem = await self._read_alone(None if troubled else tail.target(listener.positions))
                     if problem is not None:
                         yield data + _problem_event(problem)
                         return
@@ -135,20 +138,21 @@ class _Stream:
 
     # ------------------------------------------------------------ by itself
 
-    async def _read_alone(self) -> tuple[bytes, HttpProblem | None]:
-        """Some of what lies between it and the ring; or the problem that ends the stream."""
+    async def _read_alone(self, ends: tuple[int, ...] | None) -> tuple[bytes, HttpProblem | None]:
+        """Some of what lies before it, up to where the ring is; or the problem that ends the stream."""
         tail, listener = self._tail, self._listener
         logs = tail.logs
         if len(listener.positions) < len(logs):
             listener.positions = (
                 *listener.positions, *(log.log_start_offset for log in logs[len(listener.positions) :])
             )  # fmt: skip
-        ends = tail.target(listener.positions)
+            ends = None
 
         def some() -> tuple[list[Piece], Exception | None]:
             found: list[Piece] = []
             size = 0
             try:
+                _ = tail.topic.partition_count  # raises when the topic is gone
                 for piece in read(logs, tail.mark, listener.positions, tail.view, ends):
                     found.append(piece)
                     size += len(piece.data)
