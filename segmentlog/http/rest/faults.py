@@ -59,6 +59,8 @@ def v3_problem(error: BaseException) -> HttpProblem:
 
 def own_problem(error: BaseException) -> HttpProblem:
     """What an error comes to where the API is ours: its status says all."""
+    if isinstance(error, errors.InvalidTopicName):
+        return HttpProblem(HTTPStatus.NOT_FOUND, str(error))
     return problem_of(error)
 
 
