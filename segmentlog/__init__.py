@@ -20,9 +20,16 @@ from segmentlog.defaults import (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from segmentlog.codecs import Codec as Codec
+    from segmentlog.codecs import Deserializer as Deserializer
+    from segmentlog.codecs import Serializer as Serializer
+    from segmentlog.codecs import json_codec as json_codec
+    from segmentlog.codecs import msgpack_codec as msgpack_codec
+    from segmentlog.codecs import text_codec as text_codec
     from segmentlog.config import FsyncPolicy as FsyncPolicy
     from segmentlog.config import TopicConfig as TopicConfig
     from segmentlog.consuming.consumer import Consumer as Consumer
+    from segmentlog.consuming.decoding import Undecodable as Undecodable
     from segmentlog.errors import (
         ConsumerBusy as ConsumerBusy,
     )
@@ -31,6 +38,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         CorruptBatch as CorruptBatch,
+    )
+    from segmentlog.errors import (
+        DeserializationError as DeserializationError,
     )
     from segmentlog.errors import (
         DiskFull as DiskFull,
@@ -97,6 +107,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         SegmentlogError as SegmentlogError,
+    )
+    from segmentlog.errors import (
+        SerializationError as SerializationError,
     )
     from segmentlog.errors import (
         ShippingRefused as ShippingRefused,
@@ -167,16 +180,18 @@ if TYPE_CHECKING:
     from segmentlog.tables.table import Table as Table
 
 _HOMES = {
+    "segmentlog.codecs": ("Codec", "Deserializer", "Serializer", "json_codec", "msgpack_codec", "text_codec"),
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
     "segmentlog.consuming.consumer": ("Consumer",),
+    "segmentlog.consuming.decoding": ("Undecodable",),
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DiskFull", "GrantExhausted", "GroupHeld",
-        "GroupNotEmpty", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch", "LocalError",
-        "LogTruncated", "NotShipped", "ObjectStoreError", "OffsetOutOfRange", "OutOfOrderSequence", "PartitionBusy",
-        "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore", "RecordTooLarge",
-        "SegmentlogError", "ShippingRefused", "StoreClosed", "StoreFenced", "StoreVersionError", "TopicExists",
-        "TransactionAborted", "UnknownTopic",
+        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DeserializationError", "DiskFull", "GrantExhausted",
+        "GroupHeld", "GroupNotEmpty", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch",
+        "LocalError", "LogTruncated", "NotShipped", "ObjectStoreError", "OffsetOutOfRange", "OutOfOrderSequence",
+        "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
+        "RecordTooLarge", "SegmentlogError", "SerializationError", "ShippingRefused", "StoreClosed", "StoreFenced",
+        "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
     "segmentlog.groups.admin": ("GroupDescription",),

@@ -56,6 +56,38 @@ class InvalidRecord(SegmentlogError, TypeError):
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
 
 
+class SerializationError(SegmentlogError, ValueError):
+    """A key or a value that the producer's serializer cannot make bytes of; nothing of the call was sent.
+
+    ``column`` is "keys" or "values"; ``index`` the record's in the call; ``__cause__`` what the serializer raised.
+    """
+
+    def __init__(self, topic: str, column: str, index: int, why: str) -> None:
+        super().__init__(topic, column, index, why)
+        self.topic, self.column, self.index, self.why = topic, column, index, why
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}: {self.column}[{self.index}] cannot be serialized: {self.why}; nothing was sent"
+
+
+class DeserializationError(SegmentlogError, ValueError):
+    """A key or a value that the consumer's deserializer can make nothing of. The consumer's position is this record's.
+
+    ``column`` is "key" or "value", ``data`` its bytes; ``__cause__`` is what the deserializer raised.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, column: str, why: str, data: bytes | None) -> None:
+        super().__init__(topic, partition, offset, column, why, data)
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.column, self.why, self.data = column, why, data
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}/{self.partition}: the {self.column} at offset {self.offset} cannot be deserialized:"
+            f" {self.why}; seek to {self.offset + 1} to go on behind it, or see `on_bad`"
+        )
+
+
 class OtherInput(SegmentlogError):
     """What a named producer is to send is not the input that it has sent from."""
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    K = TypeVar("K", default=bytes | None)
+    V = TypeVar("V", default=bytes | None)
+else:  # defaults come with Python 3.13, and only a checker of types asks for them
+    from typing import TypeVar
+
+    K, V = TypeVar("K"), TypeVar("V")
 
 Headers = tuple[tuple[str, bytes | None], ...]
 """Headers of one record, in order; a name may occur more than once, a value may be null."""
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """One record as a reader gets it.
 
     ``timestamp`` is in milliseconds since 1970 UTC; ``epoch`` is the partition epoch it was
-    appended in. A null ``value`` is a tombstone in a compacted topic. (A msgspec struct:
+    appended in. A null ``value`` is a tombstone in a compacted topic. Key and value are bytes
+    or None, or what a consumer's deserializers made of them. (A msgspec struct:
     built in C, 64 ns each through ``map``, against 270 ns for a named tuple.)
     """
 
@@ -22,8 +33,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     timestamp: int
-    key: bytes | None
-    value: bytes | None
+    key: K
+    value: V
     headers: Headers
     epoch: int
 

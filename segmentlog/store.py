@@ -16,6 +16,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.arguments import as_bool, as_mapping
+from segmentlog.clients import Clients
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.defaults import (
@@ -35,24 +36,20 @@ from segmentlog.topics.topics import Topic as Topic
 from segmentlog.topics.topics import Topics
 
 if TYPE_CHECKING:
-    from segmentlog.consuming.consumer import Consumer, OffsetReset, Rebalanced, Start
     from segmentlog.groups.admin import Groups
     from segmentlog.groups.positions import CommittedPositions
-    from segmentlog.log.partition import Ack, Isolation
+    from segmentlog.log.partition import Isolation
     from segmentlog.objects.attached import Attached
     from segmentlog.objects.shipper import ShippedNow
     from segmentlog.objects.shipping import Shipping
-    from segmentlog.policy.assignment import Strategy
-    from segmentlog.policy.partitioner import Partitioner
-    from segmentlog.producing.producer import Producer
-    from segmentlog.producing.producers import Producers
+    from segmentlog.schemas.registry import SchemaRegistry
     from segmentlog.tables.table import Table
     from segmentlog.transactions.transactions import Transactions
 
 logger = logging.getLogger("segmentlog")
 
 
-class LogStore:
+class LogStore(Clients):
     """A store: open one with `segmentlog.open`, close it or use it in a ``with``. Thread-safe.
 
     Any number of processes may have it open. After a fork the child may go on using it: it
@@ -116,10 +113,9 @@ class LogStore:
         self._group_offsets: CommittedPositions | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
-        self._producers: Producers | None = None
+        self._schemas: SchemaRegistry | None = None
         self._shipping: Shipping | None = None
-        self._members: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        """Consumers that are members of groups: they leave when the store is closed."""
+        self._members = weakref.WeakSet()
         self._topics = Topics(
             fs or FileSystem(),
             clock,
@@ -272,75 +268,11 @@ class LogStore:
         """What opening found, for each partition that was opened so far."""
         return self._topics.recovery_reports()
 
-    # ------------------------------------------------------------ producing and consuming
-
-    def producer(
-        self,
-        *,
-        linger_ms: float = 5,
-        batch_size: int = 256 * 1024,
-        partitioner: Partitioner | None = None,
-        ack: Ack | None = None,
-        name: str | None = None,
-        enable_idempotence: bool = True,
-        transaction_timeout_ms: int = 60_000,
-    ) -> Producer:
-        """A producer that gathers records into batches; see `Producer`."""
-        self._topics.check_writable("produce")
-        from segmentlog.producing.producers import ProducerOptions, Producers
-
-        options = ProducerOptions(
-            linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
-            enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
-        )  # fmt: skip
-        if self._producers is None:
-            with self._mutex:
-                self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
-        return self._producers.make(options)
+    # ------------------------------------------------------------ what producers and consumers share
 
     def _make_positions(self) -> Partition:
         """The log of committed positions, for transactions that commit some."""
         return self.group_offsets.make_log()
-
-    def consumer(
-        self,
-        *topics: str | tuple[str, int],
-        start: Start = "earliest",
-        follow: bool = False,
-        isolation: Isolation = "read_uncommitted",
-        durable_only: bool = False,
-        shipped_only: bool = False,
-        fetch_bytes: int = 1 << 20,
-        skip_damaged: bool = False,
-        auto_offset_reset: OffsetReset | None = None,
-        group: str | None = None,
-        auto_commit: bool = False,
-        auto_commit_interval_ms: int = 5000,
-        assignment_strategy: Strategy = "sticky",
-        max_poll_interval_ms: int = 300_000,
-        max_poll_records: int = 500,
-        client_id: str = "",
-        on_assigned: Rebalanced | None = None,
-        on_revoked: Rebalanced | None = None,
-        on_lost: Rebalanced | None = None,
-    ) -> Consumer:
-        """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
-        from segmentlog.consuming.consumer import Consumer, ConsumerOptions
-
-        self._topics.check_open()
-        options = ConsumerOptions(
-            start=start, follow=follow, isolation=isolation, durable_only=durable_only,
-            shipped_only=shipped_only, fetch_bytes=fetch_bytes,
-            skip_damaged=skip_damaged, auto_offset_reset=auto_offset_reset, group=group, auto_commit=auto_commit,
-            auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
-            max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
-            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
-        )  # fmt: skip
-        groups = None if group is None else self.groups
-        consumer = Consumer(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
-        if group is not None:
-            self._members.add(consumer)
-        return consumer
 
     @property
     def transactions(self) -> Transactions:
@@ -384,6 +316,17 @@ class LogStore:
             with self._mutex:
                 self._groups = self._groups or Groups(self._topics, self.group_offsets)
         return self._groups
+
+    @property
+    def schemas(self) -> SchemaRegistry:
+        """The schema registry: subjects, versions, ids, settings; see docs/schemas.md."""
+        self._topics.check_open()
+        if self._schemas is None:
+            from segmentlog.schemas.registry import SchemaRegistry
+
+            with self._mutex:
+                self._schemas = self._schemas or SchemaRegistry(self._topics)
+        return self._schemas
 
     def _forget_positions(self) -> None:
         """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""

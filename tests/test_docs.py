@@ -59,7 +59,7 @@ def _parse(words: list[str]) -> None:
         command, context = found, found.make_context(name, words, parent=context)
 
 
-@pytest.mark.parametrize("name", ["delivery.md", "retention.md", "table.md"])
+@pytest.mark.parametrize("name", ["delivery.md", "retention.md", "schemas.md", "table.md"])
 def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, as somebody types them who reads the page."""
     monkeypatch.chdir(tmp_path)

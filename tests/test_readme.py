@@ -56,7 +56,7 @@ def test_python_snippets_run_in_order(page, at_least, tmp_path, monkeypatch, cap
     snippets = blocks("python", (ROOT / page).read_text())
     assert len(snippets) >= at_least
     for line, text in snippets:
-        code = compile("\n" * (line - 1) + text, str(ROOT / page), "exec")
+        code = compile("\n" * (line - 1) + text, str(ROOT / page), "exec", dont_inherit=True)
         exec(code, names)
     printed = capsys.readouterr().out
     assert ("b'user-1' b'/home'" if page == "README.md" else "base_offset=900, end_offset=1001, epoch=1") in printed

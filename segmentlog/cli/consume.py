@@ -60,6 +60,9 @@ if TYPE_CHECKING:
               help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
               r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
 @click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
+@click.option("--avro", is_flag=True,
+              help="Values as JSON, by the schemas whose ids they begin with: Avro, JSON or Protobuf.")  # fmt: skip
+@click.option("--avro-keys", is_flag=True, help="Keys likewise.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
 @json_option
 @click.pass_context
@@ -78,6 +81,8 @@ def consume(
     skip_damaged: bool,
     template: str | None,
     bare: bool,
+    avro: bool,
+    avro_keys: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -100,6 +105,10 @@ def consume(
     pieces = pieces_as(template, bare, as_json)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
+        if avro or avro_keys:
+            from segmentlog.cli.by_schema import decoding
+
+            pieces = decoding(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
         ends: dict[TopicPartition, int] = {}
         membership: Membership | None = None
         if group is not None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Append to this one.")
 @click.option("--format", "shape", type=click.Choice(["lines", "json", "nul", "length-prefixed"]), default="lines",
               show_default=True, help="How records are told apart.")  # fmt: skip
+@click.option("--avro", is_flag=True, help="Values are JSON, and become Avro by the newest schema of TOPIC-value.")
+@click.option("--avro-schema", "schema_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+              help="The same by this schema, which is registered if it is not there.")  # fmt: skip
 @click.option("--ack", type=click.Choice(["written", "durable"]), help="Wait for the fsync, whatever the policy.")
 @click.option("--producer", "name", metavar="NAME",
               help="Send what earlier runs under this name did not: each record once, whatever crashed.")  # fmt: skip
@@ -50,6 +53,8 @@ def produce(
     key_separator: str | None,
     partition: int | None,
     shape: str,
+    avro: bool,
+    schema_file: str | None,
     ack: Any,
     name: str | None,
     headers: tuple[str, ...],
@@ -83,10 +88,15 @@ def produce(
             limit = limit_now() if several else None
             tell = _teller(as_json) if print_offsets or as_json else None
             sender = _sender(store, producer, topic, partition, pairs, tell, limit, skip)
+            parse = _parser(shape, key_separator)
+            if avro or schema_file is not None:
+                from segmentlog.cli.by_schema import encoding, read_schema
+
+                parse = encoding(parse, store, topic, None if schema_file is None else read_schema(schema_file))
             try:
                 for raw, count_bytes in source.lists(skip):
                     sender.first = sender.number
-                    for lists in _parser(shape, key_separator)(raw):
+                    for lists in parse(raw):
                         sender.send(lists)
                     sender.bytes += count_bytes
                     progress.advance(count_bytes)

@@ -8,30 +8,39 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Generic
 
 from segmentlog.arguments import as_bool, as_text, as_topic_partition
 from segmentlog.consuming.cursor import Cursor
 from segmentlog.consuming.cursors import Cursors
+from segmentlog.consuming.decoding import Decoding as Decoding
+from segmentlog.consuming.decoding import OnBad as OnBad
 from segmentlog.consuming.following import Follower
 from segmentlog.consuming.options import ConsumerOptions as ConsumerOptions
 from segmentlog.consuming.options import OffsetReset as OffsetReset
 from segmentlog.consuming.options import Start as Start
 from segmentlog.consuming.options import Wanted, check_start, flat
-from segmentlog.errors import ConsumerBusy, InvalidConfig, OffsetOutOfRange, StoreClosed, UnknownTopic
+from segmentlog.errors import (
+    ConsumerBusy,
+    DeserializationError,
+    InvalidConfig,
+    OffsetOutOfRange,
+    StoreClosed,
+    UnknownTopic,
+)
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.groups.admin import Groups
 from segmentlog.groups.positions import CommittedOffset, Encoded
 from segmentlog.groups.session import GroupSession
 from segmentlog.groups.session import Rebalanced as Rebalanced
-from segmentlog.records import Record, TopicPartition
+from segmentlog.records import K, Record, TopicPartition, V
 from segmentlog.topics.topics import Topics
 
 _HANDOVER_S = 2.0
 """How long an iteration that does not follow waits for partitions that others have yet to let go of."""
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records of topics, of single partitions (``("clicks", 0)``), or of a pattern (``"events-*"``).
 
     start         "earliest", "latest", an offset; -5: the last five of each partition; a datetime (a naive one is
@@ -44,6 +53,10 @@ class Consumer:
     skip_damaged  step over damaged bytes; `skipped` tells which offsets
     auto_offset_reset  where to go on when retention has deleted what comes next: "earliest" (what is
                   left), "latest", or "error", which raises `OffsetOutOfRange`; `resets` tells
+
+    deserializer, key_deserializer  make objects of values and keys (`segmentlog.codecs`)
+    on_bad        what becomes of a record that they cannot read: "raise" raises `DeserializationError`, the position is
+                  the record's; "skip" goes on, and `bad` tells; "hand_over" puts an `Undecodable` in its place
 
     Within a partition records come in order. Partitions and topics of a pattern that appear
     while it follows are read from their beginning. Use it from one thread; only `close` and
@@ -88,9 +101,11 @@ class Consumer:
         self._closing = self._ended = False
         self._user: int | None = None
         """The thread whose iteration is under way."""
-        self._single: Iterator[Record] | None = None
+        self._single: Iterator[Record[K, V]] | None = None
         self.skipped = cursors.skipped
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
+        self.bad: Sequence[DeserializationError] = () if options.decoding is None else options.decoding.bad
+        """With ``on_bad="skip"``: why records were skipped, the last thousand of them."""
         self.resets = cursors.resets
         """Jumps that ``auto_offset_reset`` made: the partition, from which offset, to which."""
         self._session: GroupSession | None = None
@@ -100,7 +115,7 @@ class Consumer:
             all_topics.check_writable("join a group")
             self._session = _join(all_topics, options, groups, options.group, cursors, finish_transactions)
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Consumer[K, V]:
         self._check_open()
         return self
 
@@ -185,7 +200,7 @@ class Consumer:
 
     # ------------------------------------------------------------ reading
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K, V]]:
         """Records; the position moves with each one."""
         session = self._session
         for cursor, batch in self._fetches():
@@ -198,7 +213,7 @@ class Consumer:
                 session.poll()
                 yield from islice(handed_out, self._max_poll_records)
 
-    def batches(self) -> Iterator[RecordBatch]:
+    def batches(self) -> Iterator[RecordBatch[K, V]]:
         """Batches of columns: the fast path. The position moves with each one."""
         for cursor, batch in self._fetches():
             cursor.position = batch.next_offset
@@ -206,7 +221,7 @@ class Consumer:
             yield batch
             cursor.in_hand = None
 
-    def __next__(self) -> Record:
+    def __next__(self) -> Record[K, V]:
         """The next record, of an iteration that goes on from call to call; StopIteration at its end."""
         if self._single is None:
             self._single = iter(self)
@@ -216,7 +231,7 @@ class Consumer:
             self._single = None  # a generator that raised is at its end: the next call begins anew
             raise
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
         """Records, without blocking the event loop: fetching and waiting happen in a thread.
 
         Left by a break, an exception or a cancellation, it waits until that thread has let go, so
@@ -247,12 +262,12 @@ class Consumer:
                 self._follower.is_woken = False  # it was for that thread, and not for the next iteration
             fetches.close()
 
-    def _fetches(self) -> Generator[tuple[Cursor, RecordBatch], None, None]:
+    def _fetches(self) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:
         """Batches with the cursor they move, partition by partition in turn; ends, or waits for more."""
         self._check_open()
         return self._fetching(threading.get_ident())
 
-    def _fetching(self, user: int) -> Generator[tuple[Cursor, RecordBatch], None, None]:
+    def _fetching(self, user: int) -> Generator[tuple[Cursor, RecordBatch[Any, Any]], None, None]:
         """`_fetches` for the thread ``user``, which may leave the work to others."""
         with self._used_by(user):
             yield from self._turns()
@@ -269,7 +284,7 @@ class Consumer:
             if self._user == user:
                 self._user = None
 
-    def _turns(self) -> Iterator[tuple[Cursor, RecordBatch]]:
+    def _turns(self) -> Iterator[tuple[Cursor, RecordBatch[Any, Any]]]:
         self._check_open()
         session, cursors = self._session, self._cursors
         ends_s = time.monotonic() + _HANDOVER_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import length_hint
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from segmentlog.errors import LogTruncated
 from segmentlog.format.record_batch import RecordBatch
@@ -29,10 +29,10 @@ class Cursor:
         self.in_hand: int | None = None
         """First offset of a batch that was handed out as a whole, and that the application may be working on."""
         self._position = position
-        self._records: list[Record] = []
-        self._handed_out: Iterator[Record] = iter(self._records)
+        self._records: list[Record[Any, Any]] = []
+        self._handed_out: Iterator[Record[Any, Any]] = iter(self._records)
 
-    def hand_out(self, batch: RecordBatch) -> Iterator[Record]:
+    def hand_out(self, batch: RecordBatch[Any, Any]) -> Iterator[Record[Any, Any]]:
         """The records of a batch, one by one; the position follows without any work for each of them."""
         self._records = list(batch.records())
         self._handed_out = iter(self._records)

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
+from typing import Any
 
 from segmentlog.arguments import as_topic_partition
 from segmentlog.consuming.cursor import Cursor, offset_of_last
 from segmentlog.consuming.options import ConsumerOptions, OffsetReset, Start, Wanted
-from segmentlog.errors import CorruptBatch, InvalidConfig, OffsetOutOfRange, UnknownTopic
+from segmentlog.errors import CorruptBatch, DeserializationError, InvalidConfig, OffsetOutOfRange, UnknownTopic
 from segmentlog.format.names import check_topic_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.groups.folder import is_pattern
@@ -200,7 +201,7 @@ class Cursors:
             self._turn.rotate(-1)
             yield self.by_partition[tp]
 
-    def fetch(self, cursor: Cursor) -> Iterator[RecordBatch]:
+    def fetch(self, cursor: Cursor) -> Iterator[RecordBatch[Any, Any]]:
         """About ``fetch_bytes`` from the cursor's position on, which whoever takes the batches moves."""
         if cursor.paused:
             return
@@ -228,13 +229,30 @@ class Cursors:
             if batch.base_offset >= cursor.end_offset:
                 break
             left_bytes -= batch.size_bytes
-            yield batch
+            if options.decoding is not None:
+                yield from self._decoded(cursor, batch)
+            else:
+                yield batch
             if cursor.position != batch.next_offset or cursor.paused:
                 return  # a seek, or a pause, while the batch was out
         if left_bytes > 0 and cursor.position < cursor.end_offset:
             # Nothing more up to there: a gap that a crash or compaction left, or what is not handed
             # out, the ends of transactions and what was aborted.
             cursor.position = cursor.end_offset
+
+    def _decoded(self, cursor: Cursor, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
+        """A batch with objects in place of bytes; the cursor is moved over what is skipped, up to what raises."""
+        assert self._options.decoding is not None
+        try:
+            for part in self._options.decoding.decoded(batch):
+                yield part
+                if cursor.position != part.next_offset or cursor.paused:
+                    return
+        except DeserializationError as error:
+            cursor.position = error.offset
+            raise
+        if cursor.position != batch.next_offset:  # what comes last was skipped
+            cursor.position = batch.next_offset
 
     def move_into_range(self, cursor: Cursor, error: OffsetOutOfRange) -> None:
         """Go on where `auto_offset_reset` says, or raise."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from segmentlog.arguments import as_bool, as_int, as_partition, as_text
+from segmentlog.consuming.decoding import Decoding
 from segmentlog.errors import InvalidConfig
 from segmentlog.groups.session import Rebalanced
 from segmentlog.log.partition import Isolation
@@ -23,6 +24,29 @@ Wanted = str | tuple[str, int]
 """A topic, a pattern of topics, or a partition."""
 
 _TOPICS = "names of topics, (topic, partition) or patterns, at least one"
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """What `LogStore.consumer` takes besides deserializers, for type checkers; see `Consumer`."""
+
+    start: Start
+    follow: bool
+    isolation: Isolation
+    durable_only: bool
+    shipped_only: bool
+    fetch_bytes: int
+    skip_damaged: bool
+    auto_offset_reset: OffsetReset | None
+    group: str | None
+    auto_commit: bool
+    auto_commit_interval_ms: int
+    assignment_strategy: Strategy
+    max_poll_interval_ms: int
+    max_poll_records: int
+    client_id: str
+    on_assigned: Rebalanced | None
+    on_revoked: Rebalanced | None
+    on_lost: Rebalanced | None
 
 
 class ConsumerOptions(msgspec.Struct, kw_only=True):
@@ -46,6 +70,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     on_assigned: Rebalanced | None
     on_revoked: Rebalanced | None
     on_lost: Rebalanced | None
+    decoding: Decoding | None = None
 
     def __post_init__(self) -> None:
         check_start(self.start)

@@ -75,7 +75,9 @@ GROUPS_FOLDER: Final = "@groups"
 """Of the store: a folder for each consumer group that has members, or had."""
 CONFIGS_FILE: Final = "@configs"
 """In it: what a server's groups are configured with."""
-SHIPPED_FILES: Final = (f"{GROUPS_FOLDER}/{CONFIGS_FILE}",)
+SCHEMAS_FILE: Final = "@schemas"
+"""Of the store: the highest id that a schema was ever given, whatever became of the schema."""
+SHIPPED_FILES: Final = (f"{GROUPS_FOLDER}/{CONFIGS_FILE}", SCHEMAS_FILE)
 """Of the store itself, beside its topics, what is shipped with them."""
 STAGING_FOLDER: Final = "@staging"
 """Of the store: batches that jobs with many workers have written, and not published yet."""
@@ -97,6 +99,8 @@ FILE_LOCK_SUFFIX: Final = ".lock"
 """Behind the name of a file that people change as well: of the one that is locked by whoever does. Holds nothing."""
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
+SCHEMAS_TOPIC: Final = "_schemas"
+"""Where other registries keep theirs as well: a topic like any other, so that it can be copied in and out."""
 
 _QUOTABLE_MAX: Final = 255
 _QUOTED_MAX: Final = 150

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import repeat
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from segmentlog.format.columns import (
     decode_timestamps,
 )
 from segmentlog.format.keys import KeyIdentities, key_identities
-from segmentlog.records import Headers, Record
+from segmentlog.records import Headers, K, Record, V
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,7 +31,7 @@ T = TypeVar("T")
 _NIL = 0xC0
 
 
-class RecordBatch:
+class RecordBatch(Generic[K, V]):
     """Records of one batch (or a slice of them) as columns, in offset order.
 
     ``values``, ``keys`` and ``headers`` are lists of ``len(batch)`` items, ``offsets`` and
@@ -63,8 +64,8 @@ class RecordBatch:
         self._position = position
         self._start, self._stop = 0, header.record_count
         self._columns: memoryview | None = None
-        self._values: list[bytes | None] | None = None
-        self._keys: list[bytes | None] | None = None
+        self._values: list[V] | None = None
+        self._keys: list[K] | None = None
         self._headers: list[Headers] | None = None
         self._offsets: Int64Array | None = None
         self._timestamps: Int64Array | None = None
@@ -134,20 +135,18 @@ class RecordBatch:
         return self._stop < self.header.record_count
 
     @property
-    def values(self) -> list[bytes | None]:
+    def values(self) -> list[V]:
         """The values; None is a null value (a tombstone where the topic is compacted)."""
         if self._values is None:
-            self._values = self._cut(self._blobs(self.values_column))
+            self._values = cast("list[V]", self._cut(self._blobs(self.values_column)))
         return self._values
 
     @property
-    def keys(self) -> list[bytes | None]:
+    def keys(self) -> list[K]:
         """The keys; None is a null key."""
         if self._keys is None:
-            if self.header.keys_size:
-                self._keys = self._cut(self._blobs(self.keys_column))
-            else:
-                self._keys = [None] * len(self)
+            keys = self._cut(self._blobs(self.keys_column)) if self.header.keys_size else [None] * len(self)
+            self._keys = cast("list[K]", keys)
         return self._keys
 
     @property
@@ -243,7 +242,17 @@ class RecordBatch:
         """Whether a value may be null: a quick look at bytes, which says yes to some that are not UTF-8."""
         return bool((np.frombuffer(self.values_column, np.uint8) == _NIL).any())
 
-    def slice(self, start: int, stop: int | None = None) -> RecordBatch:
+    def with_objects(self, keys: list[Any] | None, values: list[Any] | None) -> RecordBatch[Any, Any]:
+        """The same records with other keys or values, as many; None keeps those that are there.
+
+        What is asked of columns as they are encoded, `to_arrow` for one, stays bytes.
+        """
+        other: RecordBatch[Any, Any] = copy(self)
+        other._keys = self._keys if keys is None else keys
+        other._values = self._values if values is None else values
+        return other
+
+    def slice(self, start: int, stop: int | None = None) -> RecordBatch[K, V]:
         """The records ``[start, stop)`` of this batch as another one that shares what was decompressed."""
         length = len(self)
         start = min(max(start, 0), length)
@@ -260,6 +269,8 @@ class RecordBatch:
         )
         part._columns = self._columns
         part._start, part._stop = self._start + start, self._start + stop
+        part._keys = None if self._keys is None else self._keys[start:stop]
+        part._values = None if self._values is None else self._values[start:stop]
         return part
 
     def skip_to(self, offset: int) -> bool:
@@ -272,7 +283,7 @@ class RecordBatch:
                 self._start = min(offset - base, self._stop)
         return self._start < self._stop
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Record[K, V]]:
         """The records one by one; built in C, about 0.1 us each on top of decoding the columns."""
         self._column(0, 0)  # all of it at once
         headers: Iterator[Headers] = iter(self.headers) if self.header.headers_size else repeat(())

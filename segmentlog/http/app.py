@@ -14,6 +14,7 @@ from starlette.routing import Route
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.guard import PAGES, Guard
 from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.registry.routes import routes as registry_routes
 from segmentlog.http.rest import routes as rest
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _routes(site: Site) -> list[BaseRoute]:
             return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
-    return [Route("/", home), Route("/healthz", health)]
+    return [Route("/", home), Route("/healthz", health), *registry_routes(site)]
 
 
 # ------------------------------------------------------------ problems

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
 from segmentlog.arguments import as_bool, as_int
+from segmentlog.codecs import Serializer
 from segmentlog.errors import InvalidConfig
 from segmentlog.policy.partitioner import Partitioner
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """What `LogStore.producer` takes besides serializers, for type checkers; see `Producer`."""
+
+    linger_ms: float
+    batch_size: int
+    partitioner: Partitioner | None
+    ack: Ack | None
+    name: str | None
+    enable_idempotence: bool
+    transaction_timeout_ms: int
 
 
 class ProducerOptions(msgspec.Struct, kw_only=True):
@@ -24,6 +37,8 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
     name: str | None
     enable_idempotence: bool
     transaction_timeout_ms: int
+    serializer: Serializer[Any] | None = None
+    key_serializer: Serializer[Any] | None = None
 
     def __post_init__(self) -> None:
         linger_ms = self.linger_ms
@@ -36,5 +51,9 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
         self.enable_idempotence = as_bool("enable_idempotence", self.enable_idempotence)
         if self.partitioner is not None and not callable(getattr(self.partitioner, "partitions", None)):
             raise InvalidConfig("partitioner", self.partitioner, "an object with a method `partitions`, or None")
+        for name in ("serializer", "key_serializer"):
+            one = getattr(self, name)
+            if one is not None and not callable(getattr(one, "serialize", None)):
+                raise InvalidConfig(name, one, "an object with a method `serialize`, or None")
         if self.name is not None and not self.enable_idempotence:
             raise InvalidConfig("enable_idempotence", self.enable_idempotence, "True for a producer with a name")

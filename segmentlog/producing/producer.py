@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 import numpy.typing as npt
 
@@ -30,6 +30,7 @@ from segmentlog.producing.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.producing.options import ProducerOptions
 from segmentlog.producing.pump import Pump
 from segmentlog.producing.spreading import no_partition
+from segmentlog.records import K, V
 from segmentlog.storage import forks
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.identity import Identity
@@ -53,7 +54,7 @@ class CommitsPositions(Protocol):
         """Keys and values to append within the context, while nobody else can take the partitions."""
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records to topics. Thread-safe: `send` takes no lock unless it fills a chunk; one lock a topic for sending.
 
     linger_ms    how long a record may wait for others to share its batch
@@ -64,6 +65,7 @@ class Producer:
     ack          "durable": a record counts as delivered once it is on disk; "shipped": once the object store has it
     name         a *named* producer counts on where its last instance stopped (`last_sequence`), and
                  fences that one, should it still run: `ProducerFenced` is what it gets
+    serializer, key_serializer  make bytes of values and keys (`segmentlog.codecs`)
     enable_idempotence      give every batch a number, so that none is ever appended twice
     transaction_timeout_ms  a transaction that is open for longer is aborted by others
 
@@ -80,7 +82,7 @@ class Producer:
         make_positions: Callable[[], Partition],
         options: ProducerOptions,
         *,
-        on_dropped: Callable[[Producer], None],
+        on_dropped: Callable[[Producer[Any, Any]], None],
         background: bool,
     ) -> None:
         self._topics = topics
@@ -95,7 +97,7 @@ class Producer:
         self._ended = False
         self._made_in = forks.generation()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Producer[K, V]:
         if self._pump.is_closed:
             raise StoreClosed("producer")
         return self
@@ -108,8 +110,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: V,
+        key: K | None = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] | None = None,
         timestamp: int | datetime | None = None,
@@ -123,12 +125,12 @@ class Producer:
         later is in the `Delivery`.
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
-            value, key = _as_bytes("values", value), _as_bytes("keys", key)
+            value, key = cast("V", _as_bytes("values", value)), cast("K", _as_bytes("keys", key))
         try:
             chunk = self._chunks[topic]
         except (KeyError, TypeError):  # none yet, or what is no name
             chunk = self._pump.begin(check_topic_name(topic), self)
-        size_bytes = _RECORD_OVERHEAD if value is None else _RECORD_OVERHEAD + len(value)
+        size_bytes = _RECORD_OVERHEAD if value is None else _RECORD_OVERHEAD + len(value)  # type: ignore[arg-type]
         options = None
         if headers is not None or timestamp is not None or partition is not None:
             options = _checked_options(headers, timestamp, partition)
@@ -139,7 +141,7 @@ class Producer:
             raise require_a_key(0)
         if (
             size_bytes > chunk.surely_fits
-            or (key is not None and len(key) > chunk.surely_fits)
+            or (key is not None and len(key) > chunk.surely_fits)  # type: ignore[arg-type]
             or (headers is not None and _header_bytes(options) > chunk.surely_fits)
         ):
             self._check_size(topic, value, key, options)
@@ -152,7 +154,7 @@ class Producer:
             chunk, number = self._pump.send_sealed(chunk, number, value, key)
         return Delivery(chunk, number)
 
-    def _check_size(self, topic: str, value: bytes | None, key: bytes | None, options: Options | None) -> None:
+    def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
         """Raise `RecordTooLarge` for a record that no batch of the topic holds."""
         headers = options[0] if options is not None else None
         columns = Columns([value], None if key is None else [key], None, None if headers is None else [headers])
@@ -162,8 +164,8 @@ class Producer:
     def send_many(
         self,
         topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None = None,
+        values: Sequence[V],
+        keys: Sequence[K | None] | None = None,
         *,
         headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
         timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
@@ -236,7 +238,7 @@ class Producer:
         return None if self._identity is None else self._identity.last_note
 
     @contextlib.contextmanager
-    def transaction(self, note: str | None = None) -> Iterator[Producer]:
+    def transaction(self, note: str | None = None) -> Iterator[Producer[K, V]]:
         """What is sent within, to any topics, is there for ``read_committed`` readers all at once, or never.
 
         ``note`` is a text that is kept with the decision: it is `last_note` if and only if this was

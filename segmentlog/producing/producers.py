@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.producing.options import ProducerOptions as ProducerOptions
 from segmentlog.producing.producer import Producer
+from segmentlog.producing.serializing import SerializingProducer
 from segmentlog.storage import forks
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.transactions import Transactions
@@ -22,8 +24,8 @@ class Producers:
         self._topics = topics
         self._transactions = transactions
         self._make_positions = make_positions
-        self._there: weakref.WeakSet[Producer] = weakref.WeakSet()
-        self._dropped: deque[Producer] = deque()
+        self._there: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
+        self._dropped: deque[Producer[Any, Any]] = deque()
         """Those that were dropped with records yet to append: no finalizer can wait for a lock."""
         forks.on_fork(self, "_forget_dropped")
 
@@ -31,12 +33,15 @@ class Producers:
         """In a forked child: their records are the parent's to append."""
         self._dropped.clear()
 
-    def make(self, options: ProducerOptions) -> Producer:
+    def make(self, options: ProducerOptions) -> Producer[Any, Any]:
         """A producer of these topics."""
-        producer = Producer(
+        is_plain = options.serializer is None and options.key_serializer is None
+        producer = (Producer if is_plain else SerializingProducer)(
             self._topics, self._transactions, self._make_positions, options, on_dropped=self._dropped.append,
             background=self._topics.background.has_threads,
         )  # fmt: skip
+        if isinstance(producer, SerializingProducer):
+            producer.serializer, producer.key_serializer = options.serializer, options.key_serializer
         self._there.add(producer)
         return producer
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.names import check_topic_name
@@ -109,7 +109,7 @@ class Pump:
 
     # ------------------------------------------------------------ sealing
 
-    def send_sealed(self, chunk: Chunk, number: int, value: bytes | None, key: bytes | None) -> tuple[Chunk, int]:
+    def send_sealed(self, chunk: Chunk, number: int, value: Any, key: Any) -> tuple[Chunk, int]:
         """Send a chunk that is full; the record that was added last goes to the next one if it was taken without it.
 
         The chunk that has the record, and its number there.

@@ -1,1 +1,58 @@
-"""What the values of records look like: schemas, their versions, and what may follow what."""
+"""What the values of records look like: schemas, their versions, and what may follow what.
+
+Names are imported when they are first used: what reads schemas is optional, and takes time to load.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from segmentlog.schemas.any_values import AnyDeserializer as AnyDeserializer
+    from segmentlog.schemas.avro_values import AvroDeserializer as AvroDeserializer
+    from segmentlog.schemas.avro_values import AvroSerializer as AvroSerializer
+    from segmentlog.schemas.json_values import JsonDeserializer as JsonDeserializer
+    from segmentlog.schemas.json_values import JsonSerializer as JsonSerializer
+    from segmentlog.schemas.library import Draft as Draft
+    from segmentlog.schemas.proto_values import ProtobufDeserializer as ProtobufDeserializer
+    from segmentlog.schemas.proto_values import ProtobufSerializer as ProtobufSerializer
+    from segmentlog.schemas.records import Reference as Reference
+    from segmentlog.schemas.records import SchemaRecord as SchemaRecord
+    from segmentlog.schemas.registry import SchemaRegistry as SchemaRegistry
+    from segmentlog.schemas.remote import RemoteRegistry as RemoteRegistry
+
+_PLACES: Final = {
+    "AnyDeserializer": "any_values",
+    "AvroDeserializer": "avro_values",
+    "AvroSerializer": "avro_values",
+    "Draft": "library",
+    "JsonDeserializer": "json_values",
+    "JsonSerializer": "json_values",
+    "ProtobufDeserializer": "proto_values",
+    "ProtobufSerializer": "proto_values",
+    "Reference": "records",
+    "RemoteRegistry": "remote",
+    "SchemaRecord": "records",
+    "SchemaRegistry": "registry",
+}
+_PACKAGES: Final = {
+    "avro_values": ("fastavro", "Avro"),
+    "json_values": ("jsonschema", "JSON Schema"),
+    "proto_values": ("google.protobuf", "Protobuf"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if place in _PACKAGES:
+        from segmentlog.schemas.parsing import with_package
+
+        with_package(*_PACKAGES[place])
+    return getattr(importlib.import_module(f"{__name__}.{place}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PLACES])

@@ -6,6 +6,7 @@
 `source` is the data source, `reading`, `streaming` and `writing` are its parts, `pipelines` what is made of it.
 """
 
+from segmentlog.spark.avro import from_avro as from_avro
 from segmentlog.spark.batches import append_batches as append_batches
 from segmentlog.spark.java import JavaNotFound as JavaNotFound
 from segmentlog.spark.java import find_java as find_java

@@ -7,6 +7,7 @@ from typing import Final
 
 from segmentlog import errors
 from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
+from segmentlog.schemas.errors import SchemaError
 
 BAD_REQUEST: Final = 40002
 FORBIDDEN: Final = 40301
@@ -36,6 +37,7 @@ _CODES: Final[tuple[tuple[type[BaseException], HTTPStatus, int], ...]] = (
     (errors.GroupNotEmpty, HTTPStatus.CONFLICT, ILLEGAL_STATE),
     (errors.InvalidConfig, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_CONSUMER_CONFIG),
     (errors.InvalidRecord, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_PAYLOAD),
+    (SchemaError, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_SCHEMA),
 )
 _ADMIN_CODES: Final[tuple[tuple[type[BaseException], HTTPStatus, int], ...]] = (
     (errors.UnknownTopic, HTTPStatus.NOT_FOUND, UNKNOWN_TOPIC_OR_PARTITION),
@@ -44,6 +46,7 @@ _ADMIN_CODES: Final[tuple[tuple[type[BaseException], HTTPStatus, int], ...]] = (
     (errors.InvalidConfig, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (errors.ReadOnlyStore, HTTPStatus.FORBIDDEN, FORBIDDEN),
     (errors.InvalidRecord, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_PAYLOAD),
+    (SchemaError, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_SCHEMA),
 )
 
 

@@ -7,17 +7,12 @@ anew. That it is JSON is checked on the way in, and once more on the way out: ot
 from __future__ import annotations
 
 from base64 import b64encode
-from http import HTTPStatus
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from segmentlog.http.problems import HttpProblem
-from segmentlog.http.rest import faults
-
 FormatName = Literal["binary", "json", "avro", "jsonschema", "protobuf"]
-WITH_SCHEMA: Final = ("avro", "jsonschema", "protobuf")
 NULL: Final = b"null"
 
 _as_raw = msgspec.json.Decoder(Raw).decode
@@ -30,7 +25,7 @@ class SchemaWriter(Protocol):
     schema_id: int
     version: int
     format: str
-    """A name of `WITH_SCHEMA`."""
+    """avro, jsonschema or protobuf."""
 
     def encode(self, data: Any) -> bytes:
         """The schema's id and the data. Raises ValueError for data that is not as the schema says."""
@@ -55,13 +50,6 @@ class Schemas(Protocol):
 
     def read(self, data: bytes) -> Any:
         """A document for JSON, by the schema whose id the bytes begin with. Raises `SegmentlogError`, ValueError."""
-
-
-def no_schemas() -> HttpProblem:
-    """What is said where there is no registry."""
-    return HttpProblem(
-        HTTPStatus.UNPROCESSABLE_ENTITY, "there is no schema registry here", error_code=faults.INVALID_SCHEMA
-    )
 
 
 def bytes_of_json(raw: Raw) -> bytes | None:

@@ -12,6 +12,7 @@ from segmentlog.http.rest.appending import Appending
 from segmentlog.http.rest.bodies import LargeBodies
 from segmentlog.http.rest.formats import Schemas
 from segmentlog.http.rest.instances import Instances
+from segmentlog.http.rest.schemas import StoreSchemas
 from segmentlog.http.rest.tails import Tails
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Rest:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.schemas: Schemas | None = None
+        self.schemas: Schemas = StoreSchemas(site.store)
         self.large_bodies = LargeBodies()
         self.appending = Appending(site.store)
         self.tails = Tails(site)

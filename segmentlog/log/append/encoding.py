@@ -73,10 +73,10 @@ def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Colu
     What the items of values and keys are is checked when they are encoded, or by `check_items`.
     """
     if values.__class__ is not list:
-        values = _as_list("values", values)
+        values = as_list("values", values)
     if keys is not None:
         if keys.__class__ is not list:
-            keys = _as_list("keys", keys)
+            keys = as_list("keys", keys)
         if len(keys) != len(values):
             raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one a value")
     if timestamps is not None:
@@ -119,7 +119,8 @@ def _require_keys(columns: Columns) -> None:
         raise require_a_key(list(columns.keys).index(None))
 
 
-def _as_list(column: str, items: Any) -> list[Any]:
+def as_list(column: str, items: Any) -> list[Any]:
+    """A caller's column as a list. Raises `InvalidRecord` for what is one item."""
     if isinstance(items, str | bytes | bytearray | memoryview | dict) or not hasattr(items, "__iter__"):
         raise InvalidRecord(column, 0, f"part of one {type(items).__name__}", f"a list of {column}: [b'...', ...]")
     return list(items)

@@ -259,7 +259,6 @@ def test_formats_do_not_mix(store: LogStore, client: Client) -> None:
         ({"auto.offset.reset": "sometime"}, 422, 422),
         ({"fetch.min.bytes": "many"}, 422, 422),
         ({"name": "a/b"}, 422, 422),
-        ({"format": "avro"}, 422, 42205),
     ],
 )
 def test_bad_instances(client: Client, document: Any, status: int, code: int) -> None:

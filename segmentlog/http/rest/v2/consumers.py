@@ -9,9 +9,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
+from segmentlog.errors import SegmentlogError
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import faults, media
-from segmentlog.http.rest.formats import WITH_SCHEMA, json_of_bytes, no_schemas, text_of_bytes
+from segmentlog.http.rest.formats import json_of_bytes, text_of_bytes
 from segmentlog.http.rest.instances import Instance as Held
 from segmentlog.http.rest.instances import InstanceSettings
 from segmentlog.http.rest.reading import GroupReader, ReaderOptions, Reset, illegal
@@ -79,8 +80,6 @@ async def create(call: Call) -> Reply:
         min_bytes=max(asked.fetch_min_bytes or 1, 1),
         timeout_ms=_TIMEOUT_MS if asked.request_timeout_ms is None else asked.request_timeout_ms,
     )
-    if settings.format in WITH_SCHEMA and call.rest.schemas is None:
-        raise no_schemas()
     options = ReaderOptions(
         reset=cast(Reset, _RESETS[asked.auto_offset_reset]),
         auto_commit=asked.auto_commit_enable not in (False, "false"),
@@ -269,7 +268,7 @@ def _render(call: Call, reader: GroupReader, found: list[Record], name: str) -> 
     for number, record in enumerate(found):
         try:
             key, value = _embedded(call, record.key, name), _embedded(call, record.value, name)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, LookupError, RecursionError, SegmentlogError) as error:
             reader.give_back(found[number:])
             if number:
                 break
@@ -292,5 +291,4 @@ def _embedded(call: Call, data: bytes | None, name: str) -> Any:
         return json_of_bytes(data)
     if data is None:
         return None
-    assert call.rest.schemas is not None
     return call.rest.schemas.read(data)

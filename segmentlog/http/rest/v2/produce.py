@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
+from segmentlog.format.names import SCHEMAS_TOPIC
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import faults, media
 from segmentlog.http.rest.appending import AckName, Placed, Records
-from segmentlog.http.rest.formats import NULL, SchemaWish, SchemaWriter, bytes_of_json, no_schemas
+from segmentlog.http.rest.formats import NULL, SchemaWish, SchemaWriter, bytes_of_json
 from segmentlog.http.rest.replies import Reply, encode_json
 from segmentlog.http.rest.v2.words import ABSENT, BinaryRecords, JsonRecord, JsonRecords, SchemaRecords
 from segmentlog.security.principals import Operation
@@ -91,8 +92,6 @@ def _column(raws: list[Raw]) -> list[bytes | None] | None:
 def _schema_records(call: Call, topic: str, request: SchemaRecords) -> tuple[Records, int | None, int | None]:
     """Encoded by their schemas, and the ids of these."""
     schemas = call.rest.schemas
-    if schemas is None:
-        raise no_schemas()
     name = FORMATS[call.content_type]
 
     def column(data: list[bytes], schema_id: int | None, schema: str | None, is_key: bool) -> SchemaWriter | None:
@@ -107,10 +106,12 @@ def _schema_records(call: Call, topic: str, request: SchemaRecords) -> tuple[Rec
 
     keys = [NULL if one.key is ABSENT else bytes(one.key) for one in request.records]
     values = [NULL if one.value is ABSENT else bytes(one.value) for one in request.records]
+    if request.key_schema is not None or request.value_schema is not None:
+        call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
     try:
         key_writer = column(keys, request.key_schema_id, request.key_schema, True)
         value_writer = column(values, request.value_schema_id, request.value_schema, False)
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), error_code=faults.INVALID_SCHEMA) from None
     return (
         Records(_encoded(value_writer, values), None if key_writer is None else _encoded(key_writer, keys)),

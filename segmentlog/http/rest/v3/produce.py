@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.format.names import SCHEMAS_TOPIC
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import faults
 from segmentlog.http.rest.appending import Records
 from segmentlog.http.rest.concatenated import Malformed, Objects
-from segmentlog.http.rest.formats import NULL, SchemaWish, no_schemas
+from segmentlog.http.rest.formats import NULL, SchemaWish
 from segmentlog.http.rest.media import JSON
 from segmentlog.http.rest.replies import Flow, Reply, encode_json, json_reply
 from segmentlog.http.rest.v3 import words
@@ -110,17 +111,16 @@ def _text(kind: str, data: bytes) -> bytes | None:
 def _by_schema(
     call: Call, topic: str, asked: words.Data, data: bytes, *, is_key: bool
 ) -> tuple[bytes | None, words.Size | None]:
-    schemas = call.rest.schemas
-    if schemas is None:
-        raise no_schemas()
+    if asked.schema is not None:
+        call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
     wish = SchemaWish(
         format=None if asked.type is None else asked.type.lower(),
         schema_id=asked.schema_id, schema=asked.schema, subject=asked.subject,
         strategy=asked.subject_name_strategy, version=asked.schema_version,
     )  # fmt: skip
     try:
-        writer = schemas.writer(topic, wish, is_key=is_key)
-    except ValueError as error:
+        writer = call.rest.schemas.writer(topic, wish, is_key=is_key)
+    except (ValueError, LookupError) as error:
         raise _bad(str(error)) from None
     try:
         encoded = None if data == NULL else writer.encode(_document(data))

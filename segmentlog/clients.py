@@ -1,0 +1,179 @@
+"""How producers and consumers are made: a store's part of it, with the types of what goes in and comes out."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+if TYPE_CHECKING:
+    from segmentlog.codecs import Deserializer, Serializer
+    from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, Rebalanced, Start
+    from segmentlog.consuming.options import ConsumerKeywords, ConsumerOptions
+    from segmentlog.groups.admin import Groups
+    from segmentlog.log.partition import Ack, Isolation, Partition
+    from segmentlog.policy.assignment import Strategy
+    from segmentlog.policy.partitioner import Partitioner
+    from segmentlog.producing.options import ProducerKeywords
+    from segmentlog.producing.producer import Producer
+    from segmentlog.producing.producers import Producers
+    from segmentlog.topics.topics import Topics
+    from segmentlog.transactions.transactions import Transactions
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Clients:
+    """What `segmentlog.LogStore` has for those that produce and consume."""
+
+    _topics: Topics
+    _mutex: threading.RLock
+    _producers: Producers | None = None
+    _members: weakref.WeakSet[Consumer[Any, Any]]
+    """Consumers that are members of groups: they leave when the store is closed."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def transactions(self) -> Transactions: ...
+        @property
+        def groups(self) -> Groups: ...
+        def finish_transactions(self) -> float: ...
+        def _make_positions(self) -> Partition: ...
+
+    @overload
+    def producer(
+        self, *, serializer: None = None, key_serializer: None = None, **options: Unpack[ProducerKeywords]
+    ) -> Producer: ...
+    @overload
+    def producer(
+        self, *, serializer: Serializer[Value], key_serializer: None = None, **options: Unpack[ProducerKeywords]
+    ) -> Producer[bytes | None, Value | None]: ...
+    @overload
+    def producer(
+        self, *, serializer: None = None, key_serializer: Serializer[Key], **options: Unpack[ProducerKeywords]
+    ) -> Producer[Key | None, bytes | None]: ...
+    @overload
+    def producer(
+        self, *, serializer: Serializer[Value], key_serializer: Serializer[Key], **options: Unpack[ProducerKeywords]
+    ) -> Producer[Key | None, Value | None]: ...
+    def producer(
+        self,
+        *,
+        linger_ms: float = 5,
+        batch_size: int = 256 * 1024,
+        partitioner: Partitioner | None = None,
+        ack: Ack | None = None,
+        name: str | None = None,
+        enable_idempotence: bool = True,
+        transaction_timeout_ms: int = 60_000,
+        serializer: Serializer[Any] | None = None,
+        key_serializer: Serializer[Any] | None = None,
+    ) -> Producer[Any, Any]:
+        """A producer that gathers records into batches; see `Producer`."""
+        self._topics.check_writable("produce")
+        from segmentlog.producing.options import ProducerOptions
+
+        options = ProducerOptions(
+            linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
+            enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
+            serializer=serializer, key_serializer=key_serializer,
+        )  # fmt: skip
+        return self._all_producers().make(options)
+
+    def _all_producers(self) -> Producers:
+        if self._producers is None:
+            from segmentlog.producing.producers import Producers
+
+            with self._mutex:
+                self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
+        return self._producers
+
+    @overload
+    def consumer(
+        self,
+        *topics: str | tuple[str, int],
+        deserializer: None = None,
+        key_deserializer: None = None,
+        on_bad: OnBad = "raise",
+        **options: Unpack[ConsumerKeywords],
+    ) -> Consumer: ...
+    @overload
+    def consumer(
+        self,
+        *topics: str | tuple[str, int],
+        deserializer: Deserializer[Value],
+        key_deserializer: None = None,
+        on_bad: OnBad = "raise",
+        **options: Unpack[ConsumerKeywords],
+    ) -> Consumer[bytes | None, Value]: ...
+    @overload
+    def consumer(
+        self,
+        *topics: str | tuple[str, int],
+        deserializer: None = None,
+        key_deserializer: Deserializer[Key],
+        on_bad: OnBad = "raise",
+        **options: Unpack[ConsumerKeywords],
+    ) -> Consumer[Key, bytes | None]: ...
+    @overload
+    def consumer(
+        self,
+        *topics: str | tuple[str, int],
+        deserializer: Deserializer[Value],
+        key_deserializer: Deserializer[Key],
+        on_bad: OnBad = "raise",
+        **options: Unpack[ConsumerKeywords],
+    ) -> Consumer[Key, Value]: ...
+    def consumer(
+        self,
+        *topics: str | tuple[str, int],
+        start: Start = "earliest",
+        follow: bool = False,
+        isolation: Isolation = "read_uncommitted",
+        durable_only: bool = False,
+        shipped_only: bool = False,
+        fetch_bytes: int = 1 << 20,
+        skip_damaged: bool = False,
+        auto_offset_reset: OffsetReset | None = None,
+        group: str | None = None,
+        auto_commit: bool = False,
+        auto_commit_interval_ms: int = 5000,
+        assignment_strategy: Strategy = "sticky",
+        max_poll_interval_ms: int = 300_000,
+        max_poll_records: int = 500,
+        client_id: str = "",
+        on_assigned: Rebalanced | None = None,
+        on_revoked: Rebalanced | None = None,
+        on_lost: Rebalanced | None = None,
+        deserializer: Deserializer[Any] | None = None,
+        key_deserializer: Deserializer[Any] | None = None,
+        on_bad: OnBad = "raise",
+    ) -> Consumer[Any, Any]:
+        """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
+        from segmentlog.consuming.consumer import ConsumerOptions
+        from segmentlog.consuming.decoding import decoding_of
+
+        self._topics.check_open()
+        options = ConsumerOptions(
+            start=start, follow=follow, isolation=isolation, durable_only=durable_only,
+            shipped_only=shipped_only, fetch_bytes=fetch_bytes,
+            skip_damaged=skip_damaged, auto_offset_reset=auto_offset_reset, group=group, auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
+            max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
+            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
+            decoding=decoding_of(key_deserializer, deserializer, on_bad),
+        )  # fmt: skip
+        return self._consumer(topics, options)
+
+    def _consumer(self, topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> Consumer[Any, Any]:
+        from segmentlog.consuming.consumer import Consumer
+
+        groups = None if options.group is None else self.groups
+        consumer: Consumer[Any, Any] = Consumer(
+            self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions
+        )
+        if groups is not None:
+            self._members.add(consumer)
+        return consumer

@@ -1,0 +1,112 @@
+"""Objects in place of bytes: a consumer's deserializers, and what becomes of what they cannot read."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from segmentlog.codecs import Deserializer, is_about_data
+from segmentlog.errors import DeserializationError, InvalidConfig
+from segmentlog.format.record_batch import RecordBatch
+
+logger = logging.getLogger("segmentlog")
+
+OnBad = Literal["raise", "skip", "hand_over"]
+"""What becomes of a record that cannot be deserialized."""
+
+_BAD_KEPT = 1000
+
+
+class Undecodable(msgspec.Struct, frozen=True, gc=False):
+    """In place of a key or a value that cannot be deserialized, with ``on_bad="hand_over"``."""
+
+    data: bytes | None
+    error: DeserializationError
+
+
+class Decoding:
+    """What a consumer makes of batches before they are handed out."""
+
+    def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> None:
+        for name, one in (("key_deserializer", key), ("deserializer", value)):
+            if one is not None and not callable(getattr(one, "deserialize", None)):
+                raise InvalidConfig(name, one, "an object with a method `deserialize`, or None")
+        if not isinstance(on_bad, str) or on_bad not in ("raise", "skip", "hand_over"):
+            raise InvalidConfig("on_bad", on_bad, "'raise', 'skip' or 'hand_over'")
+        self._key, self._value = key, value
+        self._on_bad = on_bad
+        self.bad: deque[DeserializationError] = deque(maxlen=_BAD_KEPT)
+        """Records that were skipped: the last thousand."""
+
+    def decoded(self, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
+        """The batch with objects, in pieces around what is skipped, and up to what raises.
+
+        Raises `DeserializationError`.
+        """
+        try:
+            whole = batch.with_objects(
+                _deserialized(self._key, batch.topic, batch.keys) if self._key else None,
+                _deserialized(self._value, batch.topic, batch.values) if self._value else None,
+            )
+        except Exception as error:
+            if not is_about_data(error):
+                raise
+        else:
+            yield whole
+            return
+        errors: dict[int, DeserializationError] = {}
+        whole = batch.with_objects(
+            self._one_by_one(self._key, batch, "key", errors), self._one_by_one(self._value, batch, "value", errors)
+        )
+        if self._on_bad == "hand_over":
+            yield whole
+            return
+        begin = 0
+        for index, bad in sorted(errors.items()):
+            if index > begin:
+                yield whole.slice(begin, index)
+            if self._on_bad == "raise":
+                raise bad from bad.__cause__
+            self.bad.append(bad)
+            logger.warning("skipped: %s", bad)
+            begin = index + 1
+        if begin < len(whole):
+            yield whole.slice(begin)
+
+    def _one_by_one(
+        self, one: Deserializer[Any] | None, batch: RecordBatch, column: str, errors: dict[int, DeserializationError]
+    ) -> list[Any] | None:
+        """The objects of a column, with an `Undecodable` for each that cannot be read, and its error by its index."""
+        if one is None:
+            return None
+        objects: list[Any] = []
+        for index, blob in enumerate(batch.keys if column == "key" else batch.values):
+            try:
+                objects += _deserialized(one, batch.topic, [blob])
+            except Exception as cause:
+                if not is_about_data(cause):
+                    raise
+                why = str(cause) or type(cause).__name__
+                offset = int(batch.offsets[index])
+                error = DeserializationError(batch.topic, batch.partition, offset, column, why, blob)
+                error.__cause__ = cause
+                errors.setdefault(index, error)
+                objects.append(Undecodable(blob, error))
+        return objects
+
+
+def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> Decoding | None:
+    """What is done with these; None when they say nothing. Raises `InvalidConfig`."""
+    made = Decoding(key, value, on_bad)
+    return None if key is None and value is None else made
+
+
+def _deserialized(one: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
+    made = list(one.deserialize(topic, blobs))
+    if len(made) != len(blobs):
+        raise ValueError(f"{type(one).__name__} made {len(made)} objects of {len(blobs)}")
+    return made

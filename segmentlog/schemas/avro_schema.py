@@ -1,0 +1,104 @@
+"""Avro: read and compared by Avro's own library."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import avro.compatibility
+import avro.errors
+import avro.name
+import avro.schema
+
+from segmentlog.schemas.avro_canonical import PRIMITIVES, canonical_document
+from segmentlog.schemas.errors import InvalidSchema
+from segmentlog.schemas.kinds import Dependency, ParsedSchema, decode_json, encode_json
+
+_WRONG = (avro.errors.AvroException, TypeError, ValueError, KeyError, AttributeError)
+"""What the library raises for documents that are no schemas."""
+
+
+class AvroSchema:
+    """An Avro schema. One that it refers to is known by the names that are defined there."""
+
+    def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
+        self.document: Any = decode_json(text, "Avro schema")
+        self.dependencies: list[Any] = [decode_json(one.text, "Avro schema") for one in dependencies]
+        names = avro.name.Names()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of logical types that the library does not know
+            try:
+                for document in self.dependencies:
+                    _make(document, names)
+                self.schema = _make(self.document, names)
+                self.canonical = encode_json(canonical_document(self.document))
+            except InvalidSchema:
+                raise
+            except _WRONG as error:
+                raise InvalidSchema(f"Invalid Avro schema: {error}") from None
+
+    def normalized(self) -> str:
+        return encode_json(canonical_document(self.document, in_order=True))
+
+    def formatted(self, shape: str) -> str:
+        if shape == "resolved" and self.dependencies:
+            return encode_json(_Resolving(self.dependencies).resolve(self.document, ""))
+        return self.canonical
+
+    def why_unreadable(self, written: ParsedSchema) -> list[str]:
+        assert isinstance(written, AvroSchema)
+        checker = avro.compatibility.ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+        result = checker.get_compatibility(self.schema, written.schema)
+        if result.compatibility is not avro.compatibility.SchemaCompatibilityType.incompatible:
+            return []
+        # The library keeps them apart: which message belongs to which place is not to be known when there are several.
+        kinds = "+".join(dict.fromkeys(kind.name.upper() for kind in result.incompatibilities))
+        said, places = "; ".join(sorted(result.messages)), ", ".join(sorted(result.locations))
+        return [f"{{errorType:'{kinds}', description:'{said}', additionalInfo:'at {places}'}}"]
+
+
+def _make(document: Any, names: avro.name.Names) -> avro.schema.Schema:
+    names.default_namespace = None
+    if isinstance(document, str) and document not in PRIMITIVES:
+        known = names.get_name(document, None)
+        if known is None:
+            raise InvalidSchema(f"Invalid Avro schema: there is no type {document!r}")
+        return known
+    return avro.schema.make_avsc_object(document, names)
+
+
+class _Resolving:
+    """Puts the definitions of what a schema refers to where their names stand first."""
+
+    def __init__(self, dependencies: Sequence[Any]) -> None:
+        self._known: dict[str, Any] = {}
+        for document in dependencies:
+            for one in document if isinstance(document, list) else [document]:
+                if isinstance(one, dict) and "name" in one:
+                    space = one.get("namespace", "") or ""
+                    full_name = one["name"] if "." in one["name"] or not space else f"{space}.{one['name']}"
+                    self._known[full_name] = canonical_document(one)
+
+    def resolve(self, schema: Any, namespace: str) -> Any:
+        if isinstance(schema, str):
+            full_name = schema if "." in schema or not namespace else f"{namespace}.{schema}"
+            found = self._known.pop(full_name, None)
+            if found is None:
+                return schema
+            if "namespace" not in found and "." not in found["name"] and namespace:
+                found = {**found, "namespace": ""}
+            return self.resolve(found, namespace)
+        if isinstance(schema, list):
+            return [self.resolve(branch, namespace) for branch in schema]
+        space = schema.get("namespace", namespace)
+        if "." in schema.get("name", ""):
+            space = schema["name"].rpartition(".")[0]
+        resolved = dict(schema)
+        if "fields" in schema:
+            fields = [{**field, "type": self.resolve(field["type"], space)} for field in schema["fields"]]
+            resolved["fields"] = fields
+        for inner in ("items", "values"):
+            if inner in schema:
+                resolved[inner] = self.resolve(schema[inner], space)
+        return resolved

@@ -1,0 +1,103 @@
+"""What is appended to delete versions and subjects: softly, and then for good."""
+
+from __future__ import annotations
+
+import msgspec
+
+from segmentlog.schemas.errors import (
+    NotPermitted,
+    ReferenceExists,
+    SubjectNotSoftDeleted,
+    SubjectSoftDeleted,
+    UnknownSubject,
+    UnknownVersion,
+    VersionNotSoftDeleted,
+    VersionSoftDeleted,
+)
+from segmentlog.schemas.library import LATEST
+from segmentlog.schemas.names import is_whole_context
+from segmentlog.schemas.records import Pairs, encode_key, encode_object, encode_schema, encode_schema_key
+from segmentlog.schemas.state import RegistryState
+
+
+def of_subject(state: RegistryState, subject: str, *, permanent: bool) -> tuple[list[int], Pairs]:
+    """The versions that go, and the records that say so."""
+    everything = state.versions(subject, deleted=True)
+    if not everything:
+        raise UnknownSubject(subject)
+    going = everything if permanent else state.versions(subject)
+    if not going:
+        raise SubjectSoftDeleted(subject)
+    for record in going:
+        referrers = state.referred_by((subject, record.version), deleted=permanent)
+        if any(one.subject != subject for one in referrers):
+            raise ReferenceExists(subject, record.version)
+        if permanent and not record.deleted:
+            raise SubjectNotSoftDeleted(subject)
+    versions = [record.version for record in going]
+    if not permanent:
+        value = encode_object(subject, {"version": versions[-1]})
+        return versions, [(encode_key("DELETE_SUBJECT", subject), value)]
+    # From the last on: who reads half of it finds no reference that leads nowhere.
+    return versions, [(encode_schema_key(subject, version), None) for version in reversed(versions)] + _settings(
+        state, subject
+    )
+
+
+def of_version(state: RegistryState, subject: str, number: int, *, permanent: bool) -> tuple[int, Pairs]:
+    """The version that goes, and the records that say so."""
+    everything = state.versions(subject, deleted=True)
+    if not everything:
+        raise UnknownSubject(subject)
+    if number == LATEST:
+        alive = state.versions(subject)
+        if not alive:
+            raise UnknownSubject(subject)
+        record = alive[-1]
+    else:
+        found = [one for one in everything if one.version == number]
+        if not found:
+            raise UnknownVersion(number)
+        record = found[0]
+    if record.deleted and not permanent:
+        raise VersionSoftDeleted(subject, record.version)
+    if not record.deleted and permanent:
+        raise VersionNotSoftDeleted(subject, record.version)
+    if state.referred_by((subject, record.version), deleted=permanent):
+        raise ReferenceExists(subject, record.version)
+    key = encode_schema_key(subject, record.version)
+    if not permanent:
+        return record.version, [(key, encode_schema(msgspec.structs.replace(record, deleted=True)))]
+    more = _settings(state, subject) if len(everything) == 1 else []
+    return record.version, [(key, None), *more]
+
+
+def _settings(state: RegistryState, subject: str) -> list[tuple[bytes, bytes | None]]:
+    """A subject of which nothing is left has no settings either."""
+    return [
+        (encode_key(keytype, subject), None)
+        for keytype, settings in (("MODE", state.modes), ("CONFIG", state.configs))
+        if subject in settings
+    ]
+
+
+def to_import(state: RegistryState, scope: str | None) -> list[tuple[bytes, bytes | None]]:
+    """What makes room for an import: nothing may be there, and what was deleted softly goes for good."""
+    if scope is None:
+        subjects = list(state.subjects)
+    elif is_whole_context(scope):
+        subjects = [subject for subject in state.subjects if subject.startswith(scope)]
+    else:
+        subjects = [scope] if scope in state.subjects else []
+    pairs: list[tuple[bytes, bytes | None]] = []
+    for subject in subjects:
+        for record in reversed(state.versions(subject, deleted=True)):
+            if not record.deleted:
+                raise NotPermitted("Cannot import since found existing subjects")
+            referrers = state.referred_by((subject, record.version), deleted=True)
+            if any(one.subject not in subjects for one in referrers):
+                raise ReferenceExists(subject, record.version)
+            pairs.append((encode_schema_key(subject, record.version), None))
+    if pairs:
+        pairs.append((encode_key("CLEAR_SUBJECT", scope), encode_object(scope, {})))
+    return pairs

@@ -1,0 +1,207 @@
+"""What may change in an object, and in an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import re2
+
+from segmentlog.schemas.json_nodes import EMPTY, FALSE, Node
+from segmentlog.schemas.json_walk import JsonDiff, is_anything, is_compatible
+
+# ---------------------------------------------------------------- objects
+
+
+def compare_objects(diff: JsonDiff, original: Node, update: Node) -> None:
+    _properties(diff, original, update)
+    _required(diff, original, update)
+    _dependencies(diff, original, update)
+    diff.rest(original, update, "additionalProperties", "ADDITIONAL_PROPERTIES")
+    diff.rest(original, update, "unevaluatedProperties", "UNEVALUATED_PROPERTIES", absent=None)
+    diff.limit(original.raw, update.raw, "maxProperties", "MAX_PROPERTIES")
+    diff.limit(original.raw, update.raw, "minProperties", "MIN_PROPERTIES")
+
+
+def _is_open(node: Node) -> bool:
+    """Whether an object may have any other property."""
+    return (
+        is_anything(node.raw.get("additionalProperties"))
+        and not node.raw.get("patternProperties")
+        and is_anything(node.raw.get("unevaluatedProperties"))
+    )
+
+
+def _covering(node: Node, name: str) -> Any:
+    """The schema of a property that is not named, where there is one."""
+    for pattern, schema in node.raw.get("patternProperties", {}).items():
+        try:
+            # Not by `re`: whoever registers chooses pattern and name, and some take it longer than anybody waits.
+            if re2.search(pattern, name):
+                return schema
+        except re2.error:  # of another dialect
+            continue
+    rest = node.raw.get("additionalProperties", node.raw.get("unevaluatedProperties"))
+    return rest if isinstance(rest, dict) and rest else None
+
+
+def _properties(diff: JsonDiff, original: Node, update: Node) -> None:
+    before, after = original.raw.get("properties", {}), update.raw.get("properties", {})
+    for name in [*before, *(name for name in after if name not in before)]:
+        with diff.at("properties", name):
+            if name not in after:
+                _property_removed(diff, original.child(before[name]), update, name)
+            elif name not in before:
+                _property_added(diff, original, update, name)
+            else:
+                diff.compare(original.child(before[name]), update.child(after[name]))
+
+
+def _property_removed(diff: JsonDiff, old: Node, update: Node, name: str) -> None:
+    if _is_open(update):
+        diff.note("PROPERTY_REMOVED_FROM_OPEN_CONTENT_MODEL")
+        return
+    covering = _covering(update, name)
+    if covering is None:
+        diff.note(f"PROPERTY_{'WITH_FALSE_' if old.kind == FALSE else ''}REMOVED_FROM_CLOSED_CONTENT_MODEL")
+        return
+    found = diff.apart(lambda: diff.compare(old, update.child(covering)))
+    diff.found += found
+    covered = "IS" if is_compatible(found) else "NOT"
+    diff.note(f"PROPERTY_REMOVED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
+
+
+def _property_added(diff: JsonDiff, original: Node, update: Node, name: str) -> None:
+    raw = update.raw["properties"][name]
+    new, is_required = update.child(raw), name in update.raw.get("required", ())
+    with_default = (isinstance(raw, dict) and "default" in raw) or "default" in new.raw
+    if _is_open(original):
+        if new.kind == EMPTY:
+            diff.note("PROPERTY_WITH_EMPTY_SCHEMA_ADDED_TO_OPEN_CONTENT_MODEL")
+        elif is_required:
+            diff.note(f"REQUIRED_PROPERTY_{'WITH_DEFAULT_' if with_default else ''}ADDED_TO_OPEN_CONTENT_MODEL")
+        else:
+            diff.note("OPTIONAL_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL")
+        return
+    covering = _covering(original, name)
+    if covering is not None:
+        found = diff.apart(lambda: diff.compare(original.child(covering), new))
+        diff.found += found
+        covered = "IS" if is_compatible(found) else "NOT"
+        diff.note(f"PROPERTY_ADDED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")
+    if is_required:
+        diff.note(f"REQUIRED_PROPERTY_{'WITH_DEFAULT_' if with_default else ''}ADDED_TO_UNOPEN_CONTENT_MODEL")
+    else:
+        diff.note("OPTIONAL_PROPERTY_ADDED_TO_UNOPEN_CONTENT_MODEL")
+
+
+def _required(diff: JsonDiff, original: Node, update: Node) -> None:
+    before, after = original.raw.get("required", ()), update.raw.get("required", ())
+    properties = update.raw.get("properties", {})
+    for name in original.raw.get("properties", {}):
+        if name in properties and (name in before) != (name in after):
+            with diff.at("required", name):
+                if name in before:
+                    diff.note("REQUIRED_ATTRIBUTE_REMOVED")
+                else:
+                    raw = properties[name]
+                    with_default = (isinstance(raw, dict) and "default" in raw) or "default" in update.child(raw).raw
+                    diff.note(f"REQUIRED_ATTRIBUTE_{'WITH_DEFAULT_' if with_default else ''}ADDED")
+
+
+def _dependencies(diff: JsonDiff, original: Node, update: Node) -> None:
+    lists = [_all_of(node, "dependentRequired", list) for node in (original, update)]
+    for name in dict.fromkeys([*lists[0], *lists[1]]):
+        before, after = (set(some[name]) if name in some else None for some in lists)
+        if before == after:
+            continue
+        with diff.at("dependencies", name):
+            if before is None or after is None:
+                diff.note("DEPENDENCY_ARRAY_ADDED" if before is None else "DEPENDENCY_ARRAY_REMOVED")
+            else:
+                change = "EXTENDED" if after > before else "NARROWED" if after < before else "CHANGED"
+                diff.note(f"DEPENDENCY_ARRAY_{change}")
+    schemas = [_all_of(node, "dependentSchemas", dict) for node in (original, update)]
+    for name in dict.fromkeys([*schemas[0], *schemas[1]]):
+        with diff.at("dependencies", name):
+            if name not in schemas[0] or name not in schemas[1]:
+                diff.note("DEPENDENCY_SCHEMA_ADDED" if name not in schemas[0] else "DEPENDENCY_SCHEMA_REMOVED")
+            else:
+                diff.compare(original.child(schemas[0][name]), update.child(schemas[1][name]))
+
+
+def _all_of(node: Node, keyword: str, kind: type) -> dict[str, Any]:
+    """As newer drafts have them apart, and older ones both under one keyword."""
+    old = {name: value for name, value in node.raw.get("dependencies", {}).items() if isinstance(value, kind)}
+    return {**old, **node.raw.get(keyword, {})}
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def compare_arrays(diff: JsonDiff, original: Node, update: Node) -> None:
+    one, other = _item_schema(original), _item_schema(update)
+    with diff.at("items"):
+        diff.compare(None if one is None else original.child(one), None if other is None else update.child(other))
+    _tuples(diff, original, update)
+    diff.rest(_as_additional(original), _as_additional(update), "additionalItems", "ADDITIONAL_ITEMS")
+    diff.rest(original, update, "unevaluatedItems", "UNEVALUATED_ITEMS", absent=None)
+    for keyword, kind in (
+        ("maxItems", "MAX_ITEMS"),
+        ("minItems", "MIN_ITEMS"),
+        ("maxContains", "MAX_CONTAINS"),
+        ("minContains", "MIN_CONTAINS"),
+    ):
+        diff.limit(original.raw, update.raw, keyword, kind)
+    if bool(original.raw.get("uniqueItems")) != bool(update.raw.get("uniqueItems")):
+        with diff.at("uniqueItems"):
+            diff.note(f"UNIQUE_ITEMS_{'REMOVED' if original.raw.get('uniqueItems') else 'ADDED'}")
+
+
+def _tuple(node: Node) -> list[Any]:
+    """The schemas of the first items, each its own."""
+    items = node.raw.get("prefixItems", node.raw.get("items"))
+    return items if isinstance(items, list) else []
+
+
+def _item_schema(node: Node) -> Any:
+    """The schema of all items, where they have one."""
+    items = node.raw.get("items")
+    return None if isinstance(items, list) or "prefixItems" in node.raw else items
+
+
+def _as_additional(node: Node) -> Node:
+    """With what 2020-12 calls ``items`` beside ``prefixItems`` under the name that it had before."""
+    if "prefixItems" in node.raw and "items" in node.raw:
+        return node._replace(raw=node.raw | {"additionalItems": node.raw["items"]})
+    return node
+
+
+def _tuples(diff: JsonDiff, original: Node, update: Node) -> None:
+    before, after = _tuple(original), _tuple(update)
+    for index in range(max(len(before), len(after))):
+        with diff.at("items", str(index)):
+            if index < min(len(before), len(after)):
+                diff.compare(original.child(before[index]), update.child(after[index]))
+                continue
+            removed = index < len(before)
+            item = original.child(before[index]) if removed else update.child(after[index])
+            rest = _as_additional(update if removed else original)
+            more = rest.raw.get("additionalItems", rest.raw.get("unevaluatedItems"))
+            if is_anything(more):
+                if removed:
+                    diff.note("ITEM_REMOVED_FROM_OPEN_CONTENT_MODEL")
+                else:
+                    empty = "WITH_EMPTY_SCHEMA_" if item.kind == EMPTY else ""
+                    diff.note(f"ITEM_{empty}ADDED_TO_OPEN_CONTENT_MODEL")
+            elif more is False:
+                if removed:
+                    diff.note(f"ITEM_{'WITH_FALSE_' if item.kind == FALSE else ''}REMOVED_FROM_CLOSED_CONTENT_MODEL")
+                else:
+                    diff.note("ITEM_ADDED_TO_CLOSED_CONTENT_MODEL")
+            else:
+                pair = (item, rest.child(more)) if removed else (rest.child(more), item)
+                found = diff.apart(lambda pair=pair: diff.compare(*pair))  # type: ignore[misc]
+                diff.found += found
+                covered = "IS" if is_compatible(found) else "NOT"
+                verb = "REMOVED" if removed else "ADDED"
+                diff.note(f"ITEM_{verb}_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL")

@@ -1,0 +1,133 @@
+"""JSON values that a JSON Schema describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jsonschema
+import msgspec
+import referencing
+import referencing.exceptions
+import referencing.jsonschema
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.schemas.errors import InvalidPayload
+from segmentlog.schemas.json_schema import JsonSchema
+from segmentlog.schemas.kinds import ParsedSchema
+from segmentlog.schemas.library import Draft
+from segmentlog.schemas.naming import SchemaSource, Strategy, WriterOptions, Writers
+from segmentlog.schemas.reading import Decode, Readers
+from segmentlog.schemas.records import Reference, SchemaRecord
+from segmentlog.schemas.wire import HEAD_BYTES, encode_head
+
+Check = Callable[[Any], None]
+
+
+class JsonSerializer:
+    """Objects as JSON, each after the id of its schema, checked against that. Thread-safe.
+
+    Objects are what msgspec writes: dicts, Structs, dataclasses. The other options are those of `AvroSerializer`; the
+    name of the record is the schema's title.
+    """
+
+    def __init__(
+        self,
+        registry: SchemaSource,
+        schema: str | Mapping[str, Any] | None = None,
+        *,
+        references: Sequence[Reference] = (),
+        is_key: bool = False,
+        subject_name_strategy: Strategy = "topic",
+        auto_register: bool = True,
+        use_latest_version: bool = False,
+        normalize: bool = False,
+        validate: bool = True,
+    ) -> None:
+        options = WriterOptions(is_key, subject_name_strategy, auto_register, use_latest_version, normalize)
+        options.check(schema is not None)
+        text = schema if isinstance(schema, str | None) else json.dumps(schema)
+        self._draft = None if text is None else Draft(text, "JSON", tuple(references))
+        document = {} if text is None else json.loads(text)
+        self._title = str(document.get("title", "")) if isinstance(document, dict) else ""
+        if not self._title and subject_name_strategy != "topic":
+            raise InvalidConfig("subject_name_strategy", subject_name_strategy, "'topic' for a schema without a title")
+        self._source = registry
+        self._writers = Writers(registry, options)
+        self._validate = validate
+        self._checks: dict[int, Check] = {}
+
+    def serialize(self, topic: str, values: Sequence[Any]) -> list[bytes | None]:
+        """See `Serializer`."""
+        record = self._writers.find(topic, self._title, lambda subject: self._draft)
+        check = self._checks.get(record.id)
+        if check is None:
+            check = self._checks[record.id] = (
+                checker(self._source.parsed(record)) if self._validate else (lambda value: None)
+            )
+        head, encode = encode_head(record.id), msgspec.json.Encoder().encode
+        made: list[bytes | None] = []
+        for value in values:
+            if value is None:
+                made.append(None)
+                continue
+            check(msgspec.to_builtins(value))
+            made.append(head + encode(value))
+        return made
+
+
+class JsonDeserializer:
+    """Objects of JSON, checked against the schema that each record names. Thread-safe.
+
+    ``kind`` is what is made of them, as `json_codec` takes it; ``validate=False`` leaves the schema out.
+    """
+
+    def __init__(self, registry: SchemaSource, kind: Any = Any, *, validate: bool = True) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._validate = validate
+        self._readers = Readers(registry, self._make, "JSON")
+
+    def deserialize(self, topic: str, data: Sequence[bytes | None]) -> list[Any]:
+        """See `Deserializer`."""
+        return self._readers.decode_all(data)
+
+    def _make(self, record: SchemaRecord, parsed: ParsedSchema) -> Decode[Any]:
+        return json_decoder(parsed, self._decoder, validate=self._validate)
+
+
+def json_decoder(parsed: ParsedSchema, decoder: msgspec.json.Decoder[Any], *, validate: bool = True) -> Decode[Any]:
+    """What reads values of a JSON schema."""
+    check = checker(parsed) if validate else None
+
+    def decode(blob: bytes) -> Any:
+        payload = memoryview(blob)[HEAD_BYTES:]
+        if check is not None:
+            check(msgspec.json.decode(payload))
+        return decoder.decode(payload)
+
+    return decode
+
+
+def checker(parsed: ParsedSchema) -> Check:
+    """Raises `InvalidPayload` for what a schema does not describe. Nothing is fetched from anywhere."""
+    assert isinstance(parsed, JsonSchema)
+    draft = referencing.jsonschema.specification_with(
+        parsed.validator.META_SCHEMA.get("$schema", ""), default=referencing.jsonschema.DRAFT7
+    )
+    resources = [
+        (name, referencing.Resource.from_contents(document, default_specification=draft))
+        for name, document in parsed.named_documents()
+    ]
+    validator = parsed.validator(parsed.document, registry=referencing.Registry().with_resources(resources))
+
+    def check(value: Any) -> None:
+        try:
+            error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        except referencing.exceptions.Unresolvable as unresolvable:
+            raise InvalidPayload(f"its schema refers to what is not there: {unresolvable}") from None
+        if error is not None:
+            place = "/".join(["#", *map(str, error.absolute_path)])
+            raise InvalidPayload(f"it does not fit its schema: {error.message[:500]}, at {place}")
+
+    return check

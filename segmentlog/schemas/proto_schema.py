@@ -1,0 +1,144 @@
+"""Protobuf: read by `proto_parser`, checked by Protobuf's own pool of descriptors, compared by `proto_diff`.
+
+A schema is the text of a ``.proto`` file, or a serialized ``FileDescriptorProto`` in base64, which some clients send.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2 as pb
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pool import Default, DescriptorPool
+from google.protobuf.message import DecodeError
+
+from segmentlog.schemas.errors import InvalidSchema
+from segmentlog.schemas.kinds import Dependency, ParsedSchema
+from segmentlog.schemas.proto_parser import parse_file
+from segmentlog.schemas.proto_printer import print_file
+
+FILE_NAME: Final = "default"
+"""Under which the schema itself is known, as a file that has no other name."""
+_BUILT_IN: Final = {
+    "google/protobuf/": "google.protobuf",
+    "google/type/": "google.type",  # of the package googleapis-common-protos, where it is
+    "google/api/": "google.api",
+    "google/rpc/": "google.rpc",
+}
+
+
+class ProtoSchema:
+    """The schema of a ``.proto`` file. What it imports has to be among its references, or to be Google's own."""
+
+    def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
+        self.pool = DescriptorPool()
+        self._added: set[str] = set()
+        files = {one.name: one.text for one in dependencies}
+        self.file = self._add(_read(text, FILE_NAME), files)
+        resolved = pb.FileDescriptorProto()
+        self.file.CopyToProto(resolved)
+        self.proto: pb.FileDescriptorProto = resolved
+        """With whole names of types."""
+        self.canonical = print_file(resolved)
+
+    def _add(
+        self, file: pb.FileDescriptorProto, others: dict[str, str], within: tuple[str, ...] = ()
+    ) -> FileDescriptor:
+        """Put a file into the pool, what it imports first."""
+        for name in file.dependency:
+            if name in self._added:
+                continue
+            if name in within:
+                raise InvalidSchema(f"Invalid Protobuf schema: {name} imports itself")
+            if name in others:
+                self._add(_read(others[name], name), others, (*within, name))
+            else:
+                self._add(_built_in(name), others, (*within, name))
+        try:
+            self.pool.AddSerializedFile(file.SerializeToString())
+            found = self.pool.FindFileByName(file.name)
+        except (TypeError, KeyError, ValueError) as error:
+            why = str(error).removeprefix("Couldn't build proto file into descriptor pool: ")
+            raise InvalidSchema(f"Invalid Protobuf schema: {why[:500]}") from None
+        self._added.add(file.name)
+        return found
+
+    def normalized(self) -> str:
+        return print_file(self.proto, in_order=True)
+
+    def formatted(self, shape: str) -> str:
+        if shape == "serialized":
+            return base64.b64encode(self.proto.SerializeToString()).decode()
+        return self.canonical
+
+    def why_unreadable(self, written: ParsedSchema) -> list[str]:
+        assert isinstance(written, ProtoSchema)
+        from segmentlog.schemas.proto_diff import incompatible_changes
+
+        return [
+            f"{{errorType:'{kind}', description:'Found incompatible change: {kind} at path {place}'}}"
+            for kind, place in incompatible_changes(written.file, self.file)
+        ]
+
+    # ------------------------------------------------------------ messages in it
+
+    def message(self, indexes: Sequence[int]) -> Descriptor:
+        """By where it stands: the third message of the first one is ``[0, 2]``. Raises LookupError."""
+        messages: Sequence[Descriptor] = list(self.file.message_types_by_name.values())
+        found: Descriptor | None = None
+        for index in indexes:
+            if not 0 <= index < len(messages):
+                raise LookupError(f"the schema has no message {list(indexes)}")
+            found = messages[index]
+            messages = found.nested_types
+        if found is None:
+            raise LookupError("no message is named")
+        return found
+
+    def find_message(self, full_name: str) -> Descriptor:
+        """By its name. Raises LookupError."""
+        return self.pool.FindMessageTypeByName(full_name)
+
+
+def indexes_of(message: Descriptor) -> list[int]:
+    """Where a message stands in its file."""
+    outer = message.containing_type
+    siblings: Sequence[Any] = list(message.file.message_types_by_name.values()) if outer is None else outer.nested_types
+    index = [one.full_name for one in siblings].index(message.full_name)
+    return [index] if outer is None else [*indexes_of(outer), index]
+
+
+def _read(text: str, name: str) -> pb.FileDescriptorProto:
+    try:
+        data = base64.b64decode(text, validate=True)
+        file = pb.FileDescriptorProto.FromString(data)
+    except (binascii.Error, ValueError, DecodeError):
+        file = None
+    if file is None or not (file.message_type or file.enum_type or file.service or file.extension or file.dependency):
+        return parse_file(text, name)
+    file.name = name
+    file.ClearField("source_code_info")
+    return file
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a file is one of Google's, which every reader has."""
+    return name.startswith(tuple(_BUILT_IN))
+
+
+def _built_in(name: str) -> pb.FileDescriptorProto:
+    for prefix, package in _BUILT_IN.items():
+        stem = name.removeprefix(prefix).removesuffix(".proto")
+        if name.startswith(prefix) and stem.isidentifier():
+            try:
+                importlib.import_module(f"{package}.{stem}_pb2")
+                file = pb.FileDescriptorProto()
+                Default().FindFileByName(name).CopyToProto(file)
+            except (ImportError, KeyError):
+                break
+            return file
+    raise InvalidSchema(f"Invalid Protobuf schema: import {name!r}: no reference has that name")

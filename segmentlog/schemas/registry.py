@@ -1,0 +1,290 @@
+"""The schema registry of a store: what Confluent's registry does, as methods.
+
+Registering is here, and settings; reading is in `lookups`, what deleting appends in `deletion`, what applies to a
+subject in `scopes`. The topic that holds it all is read and written by `journal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from segmentlog.schemas import deletion, scopes
+from segmentlog.schemas.compatibility import check_level, incompatibilities
+from segmentlog.schemas.errors import (
+    IdDoesNotMatch,
+    IncompatibleSchema,
+    InvalidSchema,
+    NoSubjectConfig,
+    NoSubjectMode,
+    UnknownSubject,
+    UnknownVersion,
+)
+from segmentlog.schemas.journal import SchemaJournal
+from segmentlog.schemas.library import LATEST, Draft, Identity
+from segmentlog.schemas.lookups import VERSION_MAX, RegistryReads, check_version
+from segmentlog.schemas.names import check_scope, check_subject, context_of
+from segmentlog.schemas.records import (
+    Pairs,
+    SchemaRecord,
+    encode_context,
+    encode_key,
+    encode_object,
+    encode_schema,
+    encode_schema_key,
+)
+from segmentlog.schemas.state import RegistryState
+from segmentlog.topics.topics import Topics
+
+_ID_MAX: Final = (1 << 31) - 1
+_SETTINGS: Final = frozenset(
+    [
+        "alias",
+        "aliasForDeks",
+        "normalize",
+        "validateFields",
+        "validateNewSchemas",
+        "validateRules",
+        "compatibilityLevel",
+        "compatibilityPolicy",
+        "compatibilityGroup",
+        "defaultMetadata",
+        "overrideMetadata",
+        "defaultRuleSet",
+        "overrideRuleSet",
+    ]
+)
+"""That a configuration may have. What is not in docs/schemas.md is kept, and means nothing here."""
+
+
+class SchemaRegistry(RegistryReads):
+    """Subjects, their versions and settings. Thread-safe; any number of processes have one for the same store.
+
+    What it changes is on disk when a method returns. Methods raise `SchemaError`, each with the code that Confluent's
+    registry gives it; besides `ReadOnlyStore`, `DiskFull` and what else appending does, `CorruptBatch` when the topic
+    is damaged.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(SchemaJournal(topics))
+
+    # ------------------------------------------------------------ registering
+
+    def register(self, subject: str, draft: Draft, *, normalize: bool = False, force: bool = False) -> SchemaRecord:
+        """Register a schema under a subject, as its next version; one that is there already is left as it is.
+
+        The same schema has the same id under every subject of a context. ``force`` asks for no compatibility. Raises
+        `InvalidSchema`, `IncompatibleSchema`, `NotPermitted`, `SchemaTooLarge`.
+        """
+        subject = check_subject(subject)
+        if not -1 <= draft.id <= _ID_MAX or not 0 <= draft.version <= VERSION_MAX:
+            raise InvalidSchema(f"Invalid schema: id {draft.id} or version {draft.version} is out of range")
+        if draft.id < 0 and draft.version == 0:
+            # Most are there already: whoever asks for one of those need not wait for who registers others.
+            with self._journal.reading() as state:
+                identity, _ = self._canonical(state, subject, draft, normalize=normalize)
+                found = self._library.find_version(state, subject, identity)
+                if found is not None:
+                    scopes.check_register_mode(state, subject, draft.id)
+                    self._journal.make_durable()
+                    return found
+        with self._journal.writing() as state:
+            return self._register(state, subject, draft, normalize=normalize, force=force)
+
+    def _register(
+        self, state: RegistryState, subject: str, draft: Draft, *, normalize: bool, force: bool
+    ) -> SchemaRecord:
+        scopes.check_register_mode(state, subject, draft.id)
+        identity, text = self._canonical(state, subject, draft, normalize=normalize)
+        context = context_of(subject)
+        found = self._library.find_version(state, subject, identity)
+        if found is not None and draft.version in (0, found.version) and draft.id in (-1, found.id):
+            self._journal.make_durable()
+            return found
+        is_import = scopes.mode_of(state, subject) == scopes.IMPORT
+        everything = state.versions(subject, deleted=True)
+        version = 1 + max((record.version for record in everything), default=0)
+        if draft.version > 0:
+            if draft.version != version and not is_import:
+                raise InvalidSchema("Invalid schema: Version is not one more than previous version")
+            version = draft.version
+        if not is_import and not force:
+            self._check_compatible(state, subject, draft, state.versions(subject))
+        schema_id = self._id_of(state, context, identity, draft)
+        record = SchemaRecord(
+            subject, version, schema_id, text, draft.schema_type, self._pinned(state, subject, draft),
+            draft.metadata or None, draft.rule_set or None,
+        )  # fmt: skip
+        pairs: list[tuple[bytes, bytes | None]] = []
+        if context not in state.contexts():
+            pairs.append(encode_context(context))
+        for old in everything:  # the same schema once more: what is left of the deleted version would only stand by
+            is_same = old.deleted and old.id == schema_id and old.version < version
+            if is_same and not state.referred_by((subject, old.version), deleted=True):
+                pairs.append((encode_schema_key(subject, old.version), None))
+        pairs.append((encode_schema_key(subject, version), encode_schema(record)))
+        self._journal.append(pairs)
+        return record
+
+    def _id_of(self, state: RegistryState, context: str, identity: Identity, draft: Draft) -> int:
+        known = self._library.find_id(state, context, identity)
+        if draft.id < 0:
+            return self._journal.next_id(context) if known is None else known
+        holders = state.holders(context, draft.id)
+        if holders and self._library.identity_of_stored(state, holders[0]) != identity:
+            raise IdDoesNotMatch(f"Overwrite new schema with id {draft.id} is not permitted.")
+        return draft.id
+
+    # ------------------------------------------------------------ compatibility
+
+    def _check_compatible(
+        self, state: RegistryState, subject: str, draft: Draft, earlier: Sequence[SchemaRecord]
+    ) -> None:
+        if problems := self._problems(state, subject, draft, earlier):
+            raise IncompatibleSchema(subject, tuple(problems))
+
+    def _problems(self, state: RegistryState, subject: str, draft: Draft, earlier: Sequence[SchemaRecord]) -> list[str]:
+        level = scopes.level_of(state, subject)
+        if level == "NONE" or not earlier:
+            return []
+        new = self._library.parse(state, subject, draft)
+        if group := scopes.setting_of(state, subject, "compatibilityGroup"):
+            wanted = _property(draft.metadata, group)
+            earlier = [record for record in earlier if _property(record.metadata, group) == wanted]
+        others = [self._library.earlier(state, record) for record in earlier]
+        return incompatibilities(level, new, draft.schema_type, others)
+
+    def check(self, subject: str, draft: Draft, version: int | str | None = None) -> list[str]:
+        """What is wrong with a schema as the next of a subject, or in the place of one version; empty: nothing.
+
+        Raises `InvalidSchema`, `UnknownVersion`; a subject that there is not yet takes any schema.
+        """
+        subject = check_subject(subject)
+        with self._journal.reading() as state:
+            self._library.parse(state, subject, draft)
+            earlier = state.versions(subject)
+            if version is not None:
+                number = check_version(version)
+                if number != LATEST:
+                    if number not in {record.version for record in earlier}:
+                        raise UnknownVersion(number)
+                    earlier = [record for record in earlier if record.version == number]
+                earlier = earlier[-1:]
+            return self._problems(state, subject, draft, earlier)
+
+    # ------------------------------------------------------------ deleting
+
+    def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
+        """Delete all versions softly; for good, when that was done before. The numbers of the versions.
+
+        Raises `UnknownSubject`, `SubjectSoftDeleted`, `SubjectNotSoftDeleted`, `ReferenceExists`, `NotPermitted`.
+        """
+        subject = check_subject(subject)
+        with self._journal.writing() as state:
+            scopes.check_writable_mode(state, subject)
+            versions, pairs = deletion.of_subject(state, subject, permanent=permanent)
+            self._delete(pairs, permanent=permanent)
+            return versions
+
+    def delete_version(self, subject: str, version: int | str, *, permanent: bool = False) -> int:
+        """The same for one version; its number.
+
+        Raises `UnknownSubject`, `UnknownVersion`, `VersionSoftDeleted`, `VersionNotSoftDeleted`, `ReferenceExists`.
+        """
+        subject, number = check_subject(subject), check_version(version)
+        with self._journal.writing() as state:
+            scopes.check_writable_mode(state, subject)
+            found, pairs = deletion.of_version(state, subject, number, permanent=permanent)
+            self._delete(pairs, permanent=permanent)
+            return found
+
+    def _delete(self, pairs: Pairs, *, permanent: bool) -> None:
+        if permanent:
+            self._journal.note_ids()
+        self._journal.append(pairs)
+
+    # ------------------------------------------------------------ settings
+
+    def config(self, subject: str | None = None, *, default_to_global: bool = False) -> Mapping[str, Any]:
+        """The settings of a subject, or those for all. Raises `NoSubjectConfig`."""
+        subject = None if subject is None else check_scope(subject)
+        with self._journal.reading() as state:
+            if subject is None or default_to_global:
+                return scopes.config_of(state, subject)
+            own = state.configs.get(subject)
+            if own is None:
+                raise NoSubjectConfig(subject)
+            return {name: value for name, value in own.items() if name != "subject" and value is not None}
+
+    def set_config(self, subject: str | None, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change settings of a subject, or those for all; the others stay. What is set now.
+
+        Raises `InvalidCompatibility`, `InvalidSchema` for a setting that there is not, `NotPermitted`.
+        """
+        subject = None if subject is None else check_scope(subject)
+        if unknown := sorted(set(settings) - _SETTINGS):
+            raise InvalidSchema(f"Invalid configuration: there is no setting {unknown[0]!r}")
+        changes = dict(settings)
+        if changes.get("compatibilityLevel") is not None:
+            changes["compatibilityLevel"] = check_level(changes["compatibilityLevel"])
+        with self._journal.writing() as state:
+            scopes.check_writable_mode(state, subject)
+            fields = {**state.configs.get(subject, {}), **changes}
+            fields = {name: value for name, value in fields.items() if value is not None and name != "subject"}
+            self._journal.append([(encode_key("CONFIG", subject), encode_object(subject, fields))])
+            return fields
+
+    def delete_config(self, subject: str | None = None) -> Mapping[str, Any]:
+        """Take back all settings of a subject, or those for all; what they were. Raises `UnknownSubject`."""
+        subject = None if subject is None else check_scope(subject)
+        with self._journal.writing() as state:
+            scopes.check_writable_mode(state, subject)
+            own = state.configs.get(subject)
+            if own is None and subject is not None:
+                raise UnknownSubject(subject)
+            if own is not None:
+                self._journal.append([(encode_key("CONFIG", subject), None)])
+            return {name: value for name, value in (own or {}).items() if name != "subject"}
+
+    def mode(self, subject: str | None = None, *, default_to_global: bool = False) -> str:
+        """The mode of a subject, or that of all. Raises `NoSubjectMode`."""
+        subject = None if subject is None else check_scope(subject)
+        with self._journal.reading() as state:
+            if subject is None or default_to_global:
+                return scopes.mode_of(state, subject)
+            if subject not in state.modes:
+                raise NoSubjectMode(subject)
+            return state.modes[subject]
+
+    def set_mode(self, subject: str | None, mode: object, *, force: bool = False) -> str:
+        """Set the mode of a subject, or of all. IMPORT needs a subject without schemas, or ``force``.
+
+        Raises `InvalidRegistryMode`, `NotPermitted`.
+        """
+        subject, mode = None if subject is None else check_scope(subject), scopes.check_mode(mode)
+        with self._journal.writing() as state:
+            pairs: list[tuple[bytes, bytes | None]] = []
+            if mode == scopes.IMPORT and scopes.mode_of(state, subject) != scopes.IMPORT and not force:
+                pairs += deletion.to_import(state, subject)
+            if pairs:
+                self._journal.note_ids()
+            pairs.append((encode_key("MODE", subject), encode_object(subject, {"mode": mode})))
+            self._journal.append(pairs)
+            return mode
+
+    def delete_mode(self, subject: str | None = None) -> str:
+        """Take back the mode of a subject, or of all; what it was. Raises `UnknownSubject`."""
+        subject = None if subject is None else check_scope(subject)
+        with self._journal.writing() as state:
+            own = state.modes.get(subject)
+            if own is None and subject is not None:
+                raise UnknownSubject(subject)
+            if own is not None:
+                self._journal.append([(encode_key("MODE", subject), None)])
+            return own or scopes.READWRITE
+
+
+def _property(metadata: dict[str, Any] | None, name: str) -> Any:
+    """A property of a schema's metadata."""
+    properties = (metadata or {}).get("properties")
+    return properties.get(name) if isinstance(properties, dict) else None

@@ -1,0 +1,159 @@
+"""What Spark has for the types of Avro, and how values come from the one to the other.
+
+    null, T            T, nullable                 fixed, bytes       binary
+    record             struct                      decimal            decimal(p, s)
+    map                map<string, ...>            date               date
+    enum, string, uuid string                      timestamp-*        timestamp
+    int | long         long                        local-timestamp-*  timestamp_ntz
+    float | double     double                      time-*             the number that Avro keeps
+
+As spark-avro has them, but for other unions, which become JSON in a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from segmentlog.schemas.errors import InvalidSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+Convert = Callable[[Any], Any]
+_PLAIN: Final = {
+    "boolean": "BooleanType", "int": "IntegerType", "long": "LongType", "float": "FloatType", "double": "DoubleType",
+    "bytes": "BinaryType", "fixed": "BinaryType", "string": "StringType", "enum": "StringType",
+}  # fmt: skip
+_LOGICAL: Final = {
+    "date": "DateType", "timestamp-millis": "TimestampType", "timestamp-micros": "TimestampType",
+    "local-timestamp-millis": "TimestampNTZType", "local-timestamp-micros": "TimestampNTZType", "uuid": "StringType",
+}  # fmt: skip
+_DEPTH_MAX: Final = 64
+
+
+class AvroTypes:
+    """One schema as fastavro has parsed it, and the types that it defines by their names."""
+
+    def __init__(self, schema: Any, names: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._names = names
+
+    def spark_type(self) -> DataType:
+        """Raises `InvalidSchema` for a record that holds itself: Spark has no such type."""
+        return self._type(self._schema, 0)[0]
+
+    def converter(self) -> Convert | None:
+        """From what fastavro reads to what Arrow takes as that type; None when it is the same."""
+        return self._convert(self._schema)
+
+    # ------------------------------------------------------------ types
+
+    def _type(self, schema: Any, depth: int) -> tuple[DataType, bool]:
+        """(type, whether it may be null)."""
+        from pyspark.sql import types
+
+        if depth > _DEPTH_MAX:
+            raise InvalidSchema("the schema holds itself, which no type of Spark does")
+        schema, nullable = self._one_of(schema)
+        kind = _kind(schema)
+        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        if kind == "record":
+            fields = []
+            for field in schema["fields"]:
+                inner, may_be_null = self._type(field["type"], depth + 1)
+                fields.append(types.StructField(field["name"], inner, may_be_null))
+            return types.StructType(fields), nullable
+        if kind == "array":
+            inner, may_be_null = self._type(schema["items"], depth + 1)
+            return types.ArrayType(inner, may_be_null), nullable
+        if kind == "map":
+            inner, may_be_null = self._type(schema["values"], depth + 1)
+            return types.MapType(types.StringType(), inner, may_be_null), nullable
+        if logical == "decimal":
+            return types.DecimalType(schema["precision"], schema.get("scale", 0)), nullable
+        if kind == "null":
+            return types.NullType(), True
+        name = _LOGICAL.get(logical or "") or _PLAIN.get(kind, "StringType")
+        return getattr(types, name)(), nullable
+
+    def _one_of(self, schema: Any) -> tuple[Any, bool]:
+        """(the one branch of a union, or what holds all of them; whether null is one, too)."""
+        if not isinstance(schema, list):
+            return self._defined(schema), False
+        branches = [branch for branch in schema if branch != "null"]
+        nullable = len(branches) < len(schema)
+        if len(branches) == 1:
+            return self._defined(branches[0]), nullable
+        if not branches:
+            return "null", True
+        if set(map(str, branches)) == {"int", "long"}:
+            return "long", nullable
+        if set(map(str, branches)) == {"float", "double"}:
+            return "double", nullable
+        return {"type": "union"}, nullable
+
+    def _defined(self, schema: Any) -> Any:
+        return self._names.get(schema, schema) if isinstance(schema, str) else schema
+
+    # ------------------------------------------------------------ values
+
+    def _convert(self, schema: Any, depth: int = 0) -> Convert | None:
+        if depth > _DEPTH_MAX:
+            raise InvalidSchema("the schema holds itself, which no type of Spark does")
+        schema, _ = self._one_of(schema)
+        kind = _kind(schema)
+        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        if kind == "union":
+            return lambda value: None if value is None else msgspec.json.encode(value).decode()
+        if kind == "record":
+            inner = {field["name"]: self._convert(field["type"], depth + 1) for field in schema["fields"]}
+            changed = {name: convert for name, convert in inner.items() if convert is not None}
+            return _of_record(changed) if changed else None
+        if kind == "array":
+            return _of_array(self._convert(schema["items"], depth + 1))
+        if kind == "map":
+            return _of_map(self._convert(schema["values"], depth + 1))
+        if logical == "uuid":
+            return lambda value: None if value is None else str(value)
+        if logical in ("time-millis", "time-micros"):
+            return _of_time(1_000 if logical == "time-millis" else 1_000_000)
+        return None
+
+
+def _kind(schema: Any) -> str:
+    return schema if isinstance(schema, str) else str(schema["type"])
+
+
+def _of_record(changed: Mapping[str, Convert]) -> Convert:
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        return value | {name: one(value[name]) for name, one in changed.items()}
+
+    return convert
+
+
+def _of_array(inner: Convert | None) -> Convert | None:
+    if inner is None:
+        return None
+    return lambda value: None if value is None else [inner(one) for one in value]
+
+
+def _of_map(inner: Convert | None) -> Convert:
+    """Arrow takes pairs."""
+    if inner is None:
+        return lambda value: None if value is None else list(value.items())
+    return lambda value: None if value is None else [(name, inner(one)) for name, one in value.items()]
+
+
+def _of_time(per_second: int) -> Convert:
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        seconds = (value.hour * 60 + value.minute) * 60 + value.second
+        return seconds * per_second + value.microsecond * per_second // 1_000_000
+
+    return convert

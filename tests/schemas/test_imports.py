@@ -1,0 +1,37 @@
+"""What schemas need is loaded by whoever uses schemas, and by nobody else."""
+
+import subprocess
+import sys
+
+import pytest
+
+_OPTIONAL = ("starlette", "uvicorn", "fastavro", "avro", "jsonschema", "google.protobuf", "segmentlog.schemas")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import segmentlog; segmentlog.open; segmentlog.LogStore",
+        "from segmentlog.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass",
+        "from segmentlog.cli import main\ntry: main(['consume', '--help'])\nexcept SystemExit: pass",
+        "from segmentlog.cli import main\ntry: main(['produce', '--help'])\nexcept SystemExit: pass",
+        "import segmentlog, tempfile\nwith segmentlog.open(tempfile.mkdtemp() + '/s') as store:\n"
+        "    store.create_topic('t')\n    store.topic('t').partition(0).append([b'a'])\n    list(store.consumer('t'))",
+    ],
+)
+def test_nothing_optional_is_loaded_without_need(code: str) -> None:
+    """The library, and commands that have nothing to do with schemas, start without what reads them."""
+    check = f"{code}\nimport sys\nprint([name for name in {_OPTIONAL!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    """Without fastavro a serializer says what to install."""
+    code = (
+        "import sys\nsys.modules['fastavro'] = None\nimport segmentlog\n"
+        "try:\n    from segmentlog.schemas import AvroSerializer\n"
+        "except segmentlog.SegmentlogError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "segmentlog[http]" in done.stdout

@@ -1,0 +1,170 @@
+"""JSON Schemas: what may follow what, by Confluent's rules, and values that are checked."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
+from segmentlog.schemas.json_values import checker
+from segmentlog.schemas.kinds import Dependency
+from segmentlog.schemas.parsing import parse
+
+STR, INT, NUM = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+
+
+def obj(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """An object that takes other properties as well."""
+    return {"type": "object", "properties": properties, **more}
+
+
+def closed(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """One that takes no others."""
+    return obj(properties, additionalProperties=False, **more)
+
+
+CHANGES: list[tuple[Any, Any, str]] = [
+    # before, after, the change that breaks readers
+    (STR, STR, ""),
+    (STR, NUM, "TYPE_CHANGED"),
+    (INT, NUM, ""),
+    (NUM, INT, "TYPE_NARROWED"),
+    (STR, {}, ""),
+    (STR, True, ""),
+    (True, STR, "TYPE_CHANGED"),
+    (False, STR, ""),
+    ({**STR, "maxLength": 5}, {**STR, "maxLength": 6}, ""),
+    ({**STR, "maxLength": 5}, {**STR, "maxLength": 4}, "MAX_LENGTH_DECREASED"),
+    (STR, {**STR, "minLength": 1}, "MIN_LENGTH_ADDED"),
+    ({**STR, "pattern": "a"}, {**STR, "pattern": "b"}, "PATTERN_CHANGED"),
+    ({**STR, "pattern": "a"}, STR, ""),
+    ({**NUM, "minimum": 1}, {**NUM, "minimum": 2}, "MINIMUM_INCREASED"),
+    ({**NUM, "exclusiveMaximum": 1}, {**NUM, "exclusiveMaximum": 2}, ""),
+    ({**NUM, "multipleOf": 2}, {**NUM, "multipleOf": 4}, "MULTIPLE_OF_EXPANDED"),
+    ({**NUM, "multipleOf": 4}, {**NUM, "multipleOf": 2}, ""),
+    ({**NUM, "multipleOf": 4}, {**NUM, "multipleOf": 3}, "MULTIPLE_OF_CHANGED"),
+    ({**STR, "enum": ["a"]}, {**STR, "enum": ["a", "b"]}, ""),
+    ({"enum": ["a", "b"]}, {"enum": ["a"]}, "ENUM_ARRAY_NARROWED"),
+    ({"const": 1}, {"const": 2}, "ENUM_ARRAY_CHANGED"),
+    ({**STR, "enum": ["a"]}, STR, ""),
+    (STR, {"type": ["string", "null"]}, ""),
+    ({"type": ["string", "null"]}, STR, "TYPE_CHANGED"),
+    ({"type": ["string", "null"]}, {"type": ["string", "null", "integer"]}, ""),
+    ({"type": ["string", "null", "integer"]}, {"type": ["string", "null"]}, "SUM_TYPE_NARROWED"),
+    ({"oneOf": [STR, NUM]}, {"oneOf": [NUM, STR, {"type": "null"}]}, ""),
+    ({"oneOf": [STR, NUM]}, {"oneOf": [STR, {"type": "boolean"}]}, "COMBINED_TYPE_SUBSCHEMAS_CHANGED"),
+    ({"oneOf": [STR, NUM]}, {"anyOf": [STR, NUM]}, ""),
+    ({"anyOf": [STR, NUM]}, {"oneOf": [STR, NUM]}, "COMBINED_TYPE_CHANGED"),
+    ({"allOf": [obj({"a": STR}), obj({"b": STR})]}, {"allOf": [obj({"a": STR})]}, ""),
+    ({"allOf": [obj({"a": STR})]}, {"allOf": [obj({"a": STR}), obj({"b": STR})]}, "PRODUCT_TYPE_EXTENDED"),
+    ({"not": STR}, {"not": {**STR, "minLength": 3}}, ""),
+    ({"not": {**STR, "minLength": 3}}, {"not": STR}, "NOT_TYPE_EXTENDED"),
+    # Open: anything may be there already, of any type. Closed: nothing is.
+    (obj({"a": STR}), obj({"a": STR, "b": INT}), "OPTIONAL_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL"),
+    (obj({"a": STR}), obj({"a": STR, "b": {}}), ""),
+    (obj({"a": STR}), obj({"a": STR, "b": INT}, required=["b"]), "REQUIRED_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL"),
+    (obj({"a": STR, "b": INT}), obj({"a": STR}), ""),
+    (closed({"a": STR}), closed({"a": STR, "b": INT}), ""),
+    (closed({"a": STR}), closed({"a": STR, "b": INT}, required=["b"]),
+     "REQUIRED_PROPERTY_ADDED_TO_UNOPEN_CONTENT_MODEL"),
+    (closed({"a": STR}), closed({"a": STR, "b": {**INT, "default": 0}}, required=["b"]), ""),
+    (closed({"a": STR, "b": INT}), closed({"a": STR}), "PROPERTY_REMOVED_FROM_CLOSED_CONTENT_MODEL"),
+    (closed({"a": STR, "b": False}), closed({"a": STR}), ""),
+    (obj({"a": STR}, additionalProperties=INT), obj({"a": STR, "b": INT}, additionalProperties=INT), ""),
+    (obj({"a": STR}, additionalProperties=INT), obj({"a": STR, "b": STR}, additionalProperties=INT),
+     "PROPERTY_ADDED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL"),
+    (obj({"x1": INT}, patternProperties={"^x": NUM}), obj({}, patternProperties={"^x": NUM}), ""),
+    (obj({}), closed({}), "ADDITIONAL_PROPERTIES_REMOVED"),
+    (closed({}), obj({}), ""),
+    (obj({}, additionalProperties=INT), obj({}, additionalProperties=NUM), ""),
+    (obj({}), obj({}, additionalProperties=NUM), "ADDITIONAL_PROPERTIES_NARROWED"),
+    (obj({"a": STR}), obj({"a": STR}, required=["a"]), "REQUIRED_ATTRIBUTE_ADDED"),
+    (obj({"a": STR}, required=["a"]), obj({"a": STR}), ""),
+    (obj({"a": STR}), obj({"a": {**STR, "default": ""}}, required=["a"]), ""),
+    (obj({"a": INT}), obj({"a": STR}), "TYPE_CHANGED"),
+    (obj({}, dependencies={"a": ["b"]}), obj({}, dependencies={"a": ["b", "c"]}), "DEPENDENCY_ARRAY_EXTENDED"),
+    (obj({}, dependentRequired={"a": ["b"]}), obj({}), ""),
+    (obj({}, maxProperties=2), obj({}, maxProperties=1), "MAX_PROPERTIES_DECREASED"),
+    ({"type": "array", "items": INT}, {"type": "array", "items": NUM}, ""),
+    ({"type": "array", "items": NUM}, {"type": "array", "items": INT}, "TYPE_NARROWED"),
+    ({"type": "array"}, {"type": "array", "items": INT}, "SCHEMA_ADDED"),
+    ({"type": "array"}, {"type": "array", "uniqueItems": True}, "UNIQUE_ITEMS_ADDED"),
+    ({"type": "array", "maxItems": 3}, {"type": "array", "maxItems": 2}, "MAX_ITEMS_DECREASED"),
+    ({"type": "array", "items": [STR], "additionalItems": False},
+     {"type": "array", "items": [STR, INT], "additionalItems": False}, ""),
+    ({"type": "array", "items": [STR, INT], "additionalItems": False},
+     {"type": "array", "items": [STR], "additionalItems": False}, "ITEM_REMOVED_FROM_CLOSED_CONTENT_MODEL"),
+    ({"type": "array", "items": [STR]}, {"type": "array", "items": [STR, INT]}, "ITEM_ADDED_TO_OPEN_CONTENT_MODEL"),
+    ({"type": "array", "prefixItems": [STR], "items": INT},
+     {"type": "array", "prefixItems": [STR, INT], "items": INT}, ""),
+    (obj({"a": {"$ref": "#/definitions/s"}}, definitions={"s": STR}), obj({"a": STR}), ""),
+    (obj({"a": {"$ref": "#/$defs/s"}}, **{"$defs": {"s": STR}}), obj({"a": INT}), "TYPE_CHANGED"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "wrong"), CHANGES, ids=map(str, range(len(CHANGES))))
+def test_changes_that_break_readers(before: Any, after: Any, wrong: str) -> None:
+    """Each by the name that Confluent's registry gives it; none where what was written is still allowed."""
+    problems = parse("JSON", json.dumps(after)).why_unreadable(parse("JSON", json.dumps(before)))
+    assert bool(problems) == bool(wrong)
+    if wrong:
+        assert any(f"'{wrong}'" in problem for problem in problems), problems
+
+
+def test_a_schema_that_holds_itself_is_compared() -> None:
+    """Once round, and no further."""
+
+    def tree(value: Any) -> str:
+        node = closed({"v": value, "kids": {"type": "array", "items": {"$ref": "#/definitions/node"}}})
+        return json.dumps({"$ref": "#/definitions/node", "definitions": {"node": node}})
+
+    one, other = parse("JSON", tree(INT)), parse("JSON", tree(NUM))
+    assert other.why_unreadable(one) == []
+    assert one.why_unreadable(other) != []
+
+
+def test_what_takes_too_long_is_not_compatible() -> None:
+    """Combinations of combinations: it ends, and says that nothing was compared."""
+
+    def deep(depth: int, leaf: str) -> Any:
+        return {"oneOf": [{**STR, "pattern": leaf}]} if not depth else {
+            "oneOf": [obj({f"p{at}": deep(depth - 1, f"{leaf}{at}")}) for at in range(5)]
+        }  # fmt: skip
+
+    began = time.monotonic()
+    problems = parse("JSON", json.dumps(deep(4, "a"))).why_unreadable(parse("JSON", json.dumps(deep(4, "b"))))
+    assert problems
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "5", "[]", '"string"', '{"type":"text"}', '{"properties":5}', '{"$ref":"#/nowhere"}',
+        '{"$ref":"other.json"}', '{"minLength":"x"}', '{"properties":{"a":{"$ref":"http://example.com/a.json"}}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_schema_is_told(text: str) -> None:
+    """By the meta-schema, and by where its references lead; nothing is fetched."""
+    with pytest.raises(InvalidSchema):
+        parse("JSON", text)
+
+
+def test_a_reference_that_leads_to_itself_is_told() -> None:
+    """It stands for nothing, and is compared with nothing."""
+    loop = parse("JSON", '{"$ref":"#/definitions/a","definitions":{"a":{"$ref":"#/definitions/a"}}}')
+    assert "leads to itself" in loop.why_unreadable(parse("JSON", '{"type":"string"}'))[0]
+
+
+def test_values_are_checked_through_references() -> None:
+    """A schema by a name, and by its own id; what does not fit is told with its place."""
+    page = Dependency("page.json", json.dumps({"$id": "http://x/page.json", "type": "string", "pattern": "^/"}))
+    for reference in ("page.json", "http://x/page.json"):
+        parsed = parse("JSON", json.dumps(closed({"p": {"$ref": reference}})), [page])
+        check = checker(parsed)
+        check({"p": "/a"})
+        with pytest.raises(InvalidPayload, match="at #/p"):
+            check({"p": "a"})
+        with pytest.raises(InvalidPayload):
+            check({"q": 1})

@@ -1,0 +1,78 @@
+"""`from_avro`: values of Kafka's serializers as columns, each by the schema that it names."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+import segmentlog
+from segmentlog import schemas
+from segmentlog.errors import InvalidConfig
+from segmentlog.spark import from_avro
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLACE = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
+ALL: list[tuple[str, Any, Any, Any]] = [
+    # name, Avro's type, a value, what Spark shows
+    ("i", "int", 7, 7),
+    ("d", "double", 0.5, 0.5),
+    ("b", "bytes", b"\0\1", bytearray(b"\0\1")),
+    ("e", {"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
+    ("f", {"type": "fixed", "name": "F", "size": 2}, b"ab", bytearray(b"ab")),
+    ("n", ["null", "string"], None, None),
+    ("w", ["int", "long"], 1 << 40, 1 << 40),
+    ("u", ["string", "int"], 3, "3"),
+    ("p", PLACE, {"city": "Ulm"}, ("Ulm",)),
+    ("l", {"type": "array", "items": "Place"}, [{"city": "Bonn"}], [("Bonn",)]),
+    ("m", {"type": "map", "values": "long"}, {"a": 1}, {"a": 1}),
+    ("z", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, decimal.Decimal("1.25"),
+     decimal.Decimal("1.25")),
+    ("day", {"type": "int", "logicalType": "date"}, datetime.date(2026, 7, 31), datetime.date(2026, 7, 31)),
+    ("clock", {"type": "int", "logicalType": "time-millis"}, datetime.time(0, 0, 1, 5000), 1005),
+    ("id", {"type": "string", "logicalType": "uuid"}, uuid.UUID(int=5), str(uuid.UUID(int=5))),
+]  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A store with values of two versions of a schema in a topic, and one that is no such value."""
+    first = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind, _, _ in ALL]}
+    place = str(tmp_path / "store")
+    with segmentlog.open(place, background=False) as store:
+        store.create_topic("things")
+        with store.producer(serializer=schemas.AvroSerializer(store.schemas, first)) as producer:
+            producer.send("things", {name: value for name, _, value, _ in ALL})
+        second = {**first, "fields": [*first["fields"], {"name": "since", "type": "string", "default": "new"}]}
+        with store.producer(serializer=schemas.AvroSerializer(store.schemas, second)) as producer:
+            producer.send("things", {name: value for name, _, value, _ in ALL} | {"since": "2"})
+        store.create_topic("bad")
+        store.topic("bad").partition(0).append([b"no value", None])
+    return place
+
+
+def test_values_are_read_by_the_schemas_that_they_name(spark: SparkSession, path: str) -> None:
+    """Every type of Avro has its column; an older value gets the defaults of the newest schema."""
+    rows = spark.read.format("segmentlog").option("path", path).option("subscribe", "things").load()
+    found = rows.select(from_avro("value", path, subject="things-value").alias("v")).select("v.*").collect()
+    for row, since in zip(found, ("new", "2"), strict=True):
+        assert row["since"] == since
+        assert {name: row[name] for name, _, _, _ in ALL} == {name: shown for name, _, _, shown in ALL}
+
+
+def test_what_is_no_value_fails_or_is_null(spark: SparkSession, path: str) -> None:
+    """As the mode says; a null value is null in both."""
+    rows = spark.read.format("segmentlog").option("path", path).option("subscribe", "bad").load()
+    kept = rows.select(from_avro("value", path, subject="things-value", mode="permissive").alias("v")).collect()
+    assert [row.v for row in kept] == [None, None]
+    with pytest.raises(PySparkException, match="no schema id stands before the value"):
+        rows.select(from_avro("value", path, subject="things-value").alias("v")).collect()
+    with pytest.raises(InvalidConfig):
+        from_avro("value", path)
