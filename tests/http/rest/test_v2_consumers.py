@@ -2,13 +2,17 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import httpx
 import pytest
 from doors import Client
 
 from segmentlog.http.rest import instances
+from segmentlog.http.serving import HttpServer
+from segmentlog.http.settings import HttpSettings
 from segmentlog.store import LogStore
 
 JSON, BINARY = "application/vnd.kafka.json.v2+json", "application/vnd.kafka.binary.v2+json"
@@ -301,3 +305,17 @@ def test_so_many_and_no_more(client: Client) -> None:
         answer = client.post("/consumers/g", json={}, headers=BODY)
         assert (answer.status_code, answer.json()["error_code"]) == (503, 50003)
         one.delete()
+
+
+def test_they_end_with_the_door(store: LogStore, serve: Callable[..., HttpServer]) -> None:
+    """When a door closes its instances leave their groups, and commit if that is automatic; the store goes on."""
+    store.create_topic("t").partition(0).append([b"1"])
+    server = serve(HttpSettings())
+    with httpx.Client(base_url=server.url) as web:
+        web.post("/consumers/g", json={"name": "n", "format": "json", "auto.offset.reset": "earliest"}, headers=BODY)
+        web.post("/consumers/g/instances/n/subscription", json={"topics": ["t"]}, headers=BODY)
+        assert len(web.get("/consumers/g/instances/n/records", headers={"accept": JSON}).json()) == 1
+    assert len(store.groups.describe("g").members) == 1
+    server.close()
+    assert not store.groups.describe("g").members
+    assert [one.offset for one in store.group_offsets.committed("g").values()] == [1]
