@@ -78,12 +78,10 @@ class Body:
             if piece := message.get("body", b""):
                 yield piece
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        """What else comes until the client is gone: of a request whose answer goes on, nothing that counts."""
-        while (message := await self._receive())["type"] == "http.request":
-            yield message.get("body", b"")
-            if not message.get("more_body", False) and not message.get("body"):
-                continue
+    async def gone(self) -> None:
+        """Return once the client is gone, for an answer that goes on: what is sent to nobody raises nothing."""
+        while (await self._receive())["type"] == "http.request":
+            pass
 
     def release(self) -> None:
         """The request is done."""

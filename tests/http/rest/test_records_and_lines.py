@@ -2,12 +2,17 @@
 
 import base64
 import json
+import socket
+import time
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 from doors import Client
 
+from segmentlog.http.rest.own import records
+from segmentlog.http.serving import HttpServer
 from segmentlog.records import Record
 from segmentlog.store import LogStore
 
@@ -197,3 +202,21 @@ def test_what_is_read_is_json(store: LogStore, client: Client, form: str) -> Non
             msgspec.json.decode(line)
         page = client.get(f"/topics/t/partitions/0/records?values={values}&form={form}")
         assert len(msgspec.json.decode(page.content)["records"]) == 256
+
+
+def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer) -> None:
+    """A client that hangs up in the middle of lines ends the reading of them, however many there would be."""
+    log = store.create_topic("t", compression_type="none").partition(0)
+    for _ in range(60):
+        log.append([b"x" * 1000] * 900)
+    host, _, port = http_server.address.rpartition(":")
+    with mock.patch("segmentlog.http.rest.own.records.lines", wraps=records.lines) as rendering:
+        with socket.create_connection((host, int(port))) as sock:
+            fields = f"host: {http_server.address}\r\naccept: application/x-ndjson\r\n"
+            sock.sendall(f"GET /topics/t/partitions/0/records HTTP/1.1\r\n{fields}\r\n".encode())
+            sock.recv(1000)
+        ends_s, before = time.monotonic() + 20, -1
+        while rendering.call_count != before and time.monotonic() < ends_s:
+            before = rendering.call_count
+            time.sleep(0.3)
+        assert rendering.call_count < 120  # of 240 parts

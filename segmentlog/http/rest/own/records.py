@@ -82,11 +82,13 @@ def _page(call: Call) -> bytes:
 async def _lines(call: Call) -> AsyncIterator[bytes]:
     pieces = await call.work(_pieces, call)
     coming = asyncio.ensure_future(call.work(next, pieces, None))
+    gone = asyncio.ensure_future(call.body.gone())
     try:
-        while (piece := await coming) is not None:
+        while (piece := await coming) is not None and not (gone.done() or call.site.is_closing):
             coming = asyncio.ensure_future(call.work(next, pieces, None))  # while this one is sent
             yield piece
     finally:
+        gone.cancel()
         if not coming.done():
             await asyncio.wait([coming])
 

@@ -108,8 +108,7 @@ class _Stream:
 
     async def _watch(self) -> None:
         """Notice that the client is gone, also when there is nothing to send."""
-        async for _ in self._call.body.rest():
-            pass
+        await self._call.body.gone()
         self._is_gone = True
         self._listener.woken.set()
 

@@ -18,7 +18,7 @@ from segmentlog.http.rest.concatenated import Malformed, Objects
 from segmentlog.http.rest.formats import NULL, SchemaWish
 from segmentlog.http.rest.media import JSON
 from segmentlog.http.rest.replies import Flow, Reply, encode_json, json_reply
-from segmentlog.http.rest.v3 import words
+from segmentlog.http.rest.v3 import record_words
 from segmentlog.http.rest.v3.links import Links
 from segmentlog.http.rest.v3.topics import visible_topic
 from segmentlog.security.principals import Operation
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _BETWEEN: Final = b"\r\n"
 _OBJECT_MAX: Final = 32 << 20
-_decoder = msgspec.json.Decoder(words.NewRecord)
+_decoder = msgspec.json.Decoder(record_words.NewRecord)
 _document = msgspec.json.Decoder().decode
 
 
-def _decode(data: bytes) -> words.NewRecord:
+def _decode(data: bytes) -> record_words.NewRecord:
     if not data.isascii():
         data.decode()
     return _decoder.decode(data)
@@ -43,7 +43,7 @@ class Encoded:
 
     __slots__ = ("headers", "key", "key_size", "partition", "timestamp", "value", "value_size")
 
-    def __init__(self, call: Call, topic: str, asked: words.NewRecord) -> None:
+    def __init__(self, call: Call, topic: str, asked: record_words.NewRecord) -> None:
         """Raises `HttpProblem` and `SegmentlogError` for what cannot be appended."""
         if asked.partition_id is not None and asked.partition_id < 0:
             raise _no_partition()
@@ -81,8 +81,8 @@ def _milliseconds(text: str | None) -> int | None:
 
 
 def _encode(
-    call: Call, topic: str, asked: words.Data | None, *, is_key: bool
-) -> tuple[bytes | None, words.Size | None]:
+    call: Call, topic: str, asked: record_words.Data | None, *, is_key: bool
+) -> tuple[bytes | None, record_words.Size | None]:
     if asked is None:
         return None, None
     data = bytes(asked.data)
@@ -92,7 +92,7 @@ def _encode(
         encoded = _text(asked.type, data)
     else:
         return _by_schema(call, topic, asked, data, is_key=is_key)
-    return encoded, words.Size(len(encoded or b""), asked.type)
+    return encoded, record_words.Size(len(encoded or b""), asked.type)
 
 
 def _text(kind: str, data: bytes) -> bytes | None:
@@ -109,8 +109,8 @@ def _text(kind: str, data: bytes) -> bytes | None:
 
 
 def _by_schema(
-    call: Call, topic: str, asked: words.Data, data: bytes, *, is_key: bool
-) -> tuple[bytes | None, words.Size | None]:
+    call: Call, topic: str, asked: record_words.Data, data: bytes, *, is_key: bool
+) -> tuple[bytes | None, record_words.Size | None]:
     if asked.schema is not None:
         call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
     wish = SchemaWish(
@@ -126,7 +126,9 @@ def _by_schema(
         encoded = None if data == NULL else writer.encode(_document(data))
     except (ValueError, RecursionError) as error:
         raise _bad(str(error)) from None
-    size = words.Size(len(encoded or b""), writer.format.upper(), writer.subject, writer.schema_id, writer.version)
+    size = record_words.Size(
+        len(encoded or b""), writer.format.upper(), writer.subject, writer.schema_id, writer.version
+    )
     return encoded, size
 
 
@@ -234,10 +236,10 @@ def _outcome(cluster_id: str, topic: str, one: _Outcome, told: _Told | HttpProbl
     if isinstance(told, HttpProblem) or isinstance(one, HttpProblem):
         problem = told if isinstance(told, HttpProblem) else one
         assert isinstance(problem, HttpProblem)
-        return encode_json(words.Produced(problem.error_code, problem.message)) + _BETWEEN
+        return encode_json(record_words.Produced(problem.error_code, problem.message)) + _BETWEEN
     partition, offset, milliseconds = told
     return encode_json(
-        words.Produced(
+        record_words.Produced(
             int(HTTPStatus.OK), cluster_id=cluster_id, topic_name=topic, partition_id=partition, offset=offset,
             timestamp=_time(milliseconds),
             key=msgspec.UNSET if one.key_size is None else one.key_size,
@@ -252,20 +254,20 @@ async def produce_batch(call: Call) -> Reply:
     topic = (await call.work(visible_topic, call, Operation.WRITE)).name
     body = await call.body.whole()
 
-    def handle() -> words.ProducedEntries:
-        asked: words.Entries = call.decode(body)
+    def handle() -> record_words.ProducedEntries:
+        asked: record_words.Entries = call.decode(body)
         if len({entry.id for entry in asked.entries}) < len(asked.entries):
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "Batch entry IDs are not distinct.", error_code=42208)
         found = [_encoded(call, topic, entry) for entry in asked.entries]
-        answer = words.ProducedEntries([], [])
+        answer = record_words.ProducedEntries([], [])
         for entry, one, what in zip(asked.entries, found, _append(call, topic, found), strict=True):
             if isinstance(what, HttpProblem) or isinstance(one, HttpProblem):
                 problem = what if isinstance(what, HttpProblem) else one
                 assert isinstance(problem, HttpProblem)
-                answer.failures.append(words.Failure(entry.id, problem.error_code, problem.message))
+                answer.failures.append(record_words.Failure(entry.id, problem.error_code, problem.message))
             else:
                 answer.successes.append(
-                    words.Success(
+                    record_words.Success(
                         entry.id, links.cluster_id, topic, what[0], what[1], _time(what[2]),
                         msgspec.UNSET if one.key_size is None else one.key_size,
                         msgspec.UNSET if one.value_size is None else one.value_size,

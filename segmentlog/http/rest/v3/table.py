@@ -8,7 +8,7 @@ from segmentlog.http.rest import media
 from segmentlog.http.rest.endpoints import NOTHING, Endpoint, Gives, Handler
 from segmentlog.http.rest.faults import v3_problem
 from segmentlog.http.rest.v2.words import ProduceQuery
-from segmentlog.http.rest.v3 import acls, clusters, configs, groups, produce, topics, words
+from segmentlog.http.rest.v3 import acls, clusters, configs, groups, produce, record_words, topics, words
 
 _CLUSTER: Final = "/v3/clusters/{cluster_id}"
 _BROKER: Final = f"{_CLUSTER}/brokers/{{broker_id}}"
@@ -35,9 +35,9 @@ def _endpoint(
 
 ENDPOINTS: Final = (
     _endpoint("POST", f"{_TOPIC}/records", produce.produce, "Append records, one after the other", "Records",
-              words.Produced, words.NewRecord, query=ProduceQuery),
+              record_words.Produced, record_words.NewRecord, query=ProduceQuery),
     _endpoint("POST", f"{_TOPIC}/records:batch", produce.produce_batch, "Append a batch of records", "Records",
-              {207: Gives(words.ProducedEntries)}, words.Entries, query=ProduceQuery),
+              {207: Gives(record_words.ProducedEntries)}, record_words.Entries, query=ProduceQuery),
     _endpoint("GET", "/v3/clusters", clusters.list_clusters, "The one cluster", "Cluster", words.ClusterList),
     _endpoint("GET", _CLUSTER, clusters.get_cluster, "The cluster", "Cluster", words.Cluster),
     _endpoint("GET", f"{_CLUSTER}/brokers", clusters.list_brokers, "The one broker", "Broker", words.BrokerList),
