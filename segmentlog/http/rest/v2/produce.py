@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
-from segmentlog.format.names import SCHEMAS_TOPIC
+from segmentlog.format.names import SCHEMAS_TOPIC, check_topic_name
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import faults, media
 from segmentlog.http.rest.appending import AckName, Placed, Records
@@ -38,7 +38,7 @@ _as_document = msgspec.json.Decoder().decode
 
 async def produce(call: Call) -> Reply:
     """Append, and tell the offset of each record, or why it has none."""
-    topic: str = call.path["topic"]
+    topic = check_topic_name(call.path["topic"])
     call.check_topic(Operation.WRITE, topic)
     body = await call.body.whole()
     ack: AckName | None = call.query.ack
