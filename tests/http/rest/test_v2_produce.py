@@ -114,7 +114,7 @@ def test_what_fails_in_one_partition_is_told_of_its_records(store: LogStore, cli
     ],
 )
 def test_where_nothing_is(store: LogStore, client: Client, path: str, records: Any, code: int) -> None:
-    """Topics and partitions that are not there are told by the proxy's numbers; the store's own topics are not there."""
+    """Topics and partitions that are not there are told by the proxy's numbers; the store's own are not there."""
     store.create_topic("t")
     store.groups.reset("g", {("t", 0): 0})  # type: ignore[dict-item]
     assert produce(client, path, records, status=404)["error_code"] == code
