@@ -10,9 +10,9 @@ import click
 
 from segmentlog.cli import cli
 from segmentlog.config import _KINDS, TopicConfig
+from segmentlog.policy.kafka_configs import WITHOUT_EFFECT, describe, engine_keys
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.served import SERVED
-from segmentlog.server.topic_configs import WITHOUT_EFFECT, describe, engine_keys
 
 HERE: Final = Path(__file__).parent
 _WIDTH: Final = 110

@@ -59,6 +59,7 @@ def test_limits(tmp_path: Path) -> None:
         ("delivery", ("--rounds", "1", "--kills", "1"), "rebalance after SIGKILL"),
         ("table", ("--keys", "2000"), "get, p50"),
         ("ship", ("--mb", "100", "--rounds", "1", "--scale", "0.05"), "worst lag"),
+        ("http", ("--rounds", "1", "--scale", "0.05"), "to 100 clients"),
     ],
 )
 def test_the_others(bench: str, arguments: tuple[str, ...], said: str) -> None:

@@ -15,6 +15,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.http.guard import PAGES, Guard
 from segmentlog.http.problems import HttpProblem, problem_of
 from segmentlog.http.registry.routes import routes as registry_routes
+from segmentlog.http.rest import routes as rest
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,7 +31,7 @@ logger = logging.getLogger("segmentlog.http")
 def make_app(site: Site, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False) -> ASGIApp:
     """All doors behind their guard. ``host`` is where it listens."""
     app = Starlette(
-        routes=[*_routes(site)],
+        routes=[*_routes(site), *rest.routes(site)],
         exception_handlers={
             HTTPException: _on_http,
             SegmentlogError: _on_error,

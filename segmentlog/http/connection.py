@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,11 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The other end may begin."""
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # asyncio does it only where the listener was made for TCP by number. Without it a head waits for 40 ms
+            # until the client has confirmed it, and the body behind it as long.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = transport.get_extra_info("ssl_object")
         if isinstance(tls, ssl.SSLObject | ssl.SSLSocket):
             self._principal = principal_of(tls)

@@ -9,8 +9,8 @@ import msgspec
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.names import folder_name_of
+from segmentlog.policy.kafka_configs import TYPE_BOOLEAN, TYPE_INT, Entry
 from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.topic_configs import TYPE_BOOLEAN, TYPE_INT, Entry
 
 _SESSION: Final = "consumer.session.timeout.ms"
 _HEARTBEAT: Final = "consumer.heartbeat.interval.ms"

@@ -10,6 +10,7 @@ Each call is answered at once. What somebody is to do is found out when he is he
 from __future__ import annotations
 
 from segmentlog.policy.reconciliation import Holding, Stage, reconcile
+from segmentlog.policy.topic_pattern import BadPattern
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.groups.consumer_members import ConsumerMembership
 from segmentlog.server.groups.consumer_words import (
@@ -23,7 +24,6 @@ from segmentlog.server.groups.consumer_words import (
     Partitions,
     by_topic,
 )
-from segmentlog.server.groups.topic_pattern import BadPattern
 
 
 class Refused(Exception):

@@ -11,6 +11,7 @@ from typing import Final
 from segmentlog.groups.remote import RemoteConsumer, RemoteGroup, RemoteMember
 from segmentlog.policy.assignment import assign
 from segmentlog.policy.reconciliation import Holding, Stage
+from segmentlog.policy.topic_pattern import TopicPattern
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.groups.consumer_words import (
@@ -24,7 +25,6 @@ from segmentlog.server.groups.consumer_words import (
 )
 from segmentlog.server.groups.members import Answer
 from segmentlog.server.groups.subscriptions import CONSUMER
-from segmentlog.server.groups.topic_pattern import TopicPattern
 from segmentlog.server.groups.words import GroupSettings, State, size_of
 
 LOOK_MS: Final = 1_000

@@ -8,6 +8,18 @@ from typing import Final, Protocol
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.policy.kafka_configs import (
+    SOURCE_DEFAULT,
+    SOURCE_GROUP,
+    SOURCE_TOPIC,
+    TYPE_BOOLEAN,
+    TYPE_INT,
+    TYPE_LONG,
+    Entry,
+    describe,
+    engine_keys,
+    to_engine,
+)
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
@@ -24,18 +36,6 @@ from segmentlog.server.codec.messages.describe_configs import (
 from segmentlog.server.faults import code_of
 from segmentlog.server.groups import configuring
 from segmentlog.server.names import is_visible
-from segmentlog.server.topic_configs import (
-    SOURCE_DEFAULT,
-    SOURCE_GROUP,
-    SOURCE_TOPIC,
-    TYPE_BOOLEAN,
-    TYPE_INT,
-    TYPE_LONG,
-    Entry,
-    describe,
-    engine_keys,
-    to_engine,
-)
 
 _TOPIC: Final = 2
 _BROKER: Final = 4

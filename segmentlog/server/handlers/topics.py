@@ -9,6 +9,7 @@ from typing import Final
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, TopicExists
 from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
+from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine
 from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
@@ -34,7 +35,6 @@ from segmentlog.server.codec.messages.delete_topics import (
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import is_visible, wire_id
-from segmentlog.server.topic_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine
 
 _STATES_FROM: Final = 6
 _DEFAULT: Final = -1

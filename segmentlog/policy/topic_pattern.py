@@ -35,7 +35,7 @@ def _compiled(text: str) -> Any:
     try:
         import re2
     except ImportError:
-        raise BadPattern("this server has no RE2 to understand it: pip install 'segmentlog[server]'") from None
+        raise BadPattern("there is no RE2 here to understand it: pip install google-re2") from None
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, _MEMORY_BYTES
     try:

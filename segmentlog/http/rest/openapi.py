@@ -1,0 +1,182 @@
+"""The OpenAPI document, made from the table of endpoints: what is in it is what is answered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from segmentlog.http.rest import media
+from segmentlog.http.rest.endpoints import PATH_TYPES, Endpoint, Gives, Problem
+
+_ALWAYS: Final = (400, 401, 403, 413, 421, 500, 503)
+"""Statuses that any request may have: a query that is none, nobody, not allowed, too much, by another name, ours."""
+_REF: Final = "#/components/schemas/{name}"
+_PROBLEM: Final = {"$ref": _REF.format(name="Problem")}
+_WHY: Final = {
+    400: "What was sent is not understood.",
+    401: "Nobody knows who asks.",
+    403: "The rules of access do not allow it, or this door lets nobody change anything.",
+    404: "There is no such thing.",
+    406: "There is no such media type of it.",
+    409: "Its state does not allow it.",
+    410: "It was there, and is gone.",
+    413: "It is too large.",
+    415: "It does not come in this media type.",
+    416: "The partition does not have this offset.",
+    421: "Nothing is answered by this name.",
+    422: "What was sent says what cannot be.",
+    500: "Something is wrong here.",
+    503: "It cannot be done now; the same may be done in a moment.",
+    507: "There is no room on the disk.",
+}
+
+
+def document(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
+    """OpenAPI 3.1, in JSON's terms."""
+    endpoints = list(endpoints)
+    types = _types(endpoints)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    names = _Schemas(dict(zip(map(_key, types), schemas, strict=True)))
+    paths: dict[str, Any] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, names)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "segmentlog REST",
+            "version": version,
+            "description": "Versions 2 and 3 of the Confluent REST Proxy's API, and records by offset, as lines and as"
+            " server-sent events.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "responses": {
+                str(status): {"description": why, "content": {media.JSON: {"schema": _PROBLEM}}}
+                for status, why in _WHY.items()
+            },
+            "securitySchemes": {"password": {"type": "http", "scheme": "basic"}},
+        },
+        "security": [{}, {"password": []}],
+    }
+
+
+def _types(endpoints: Iterable[Endpoint]) -> list[Any]:
+    """Everything that is sent or answered, each once."""
+    found: dict[Any, Any] = {_key(Problem): Problem}
+    for endpoint in endpoints:
+        for kind in (*endpoint.body_types().values(), *(gives.type for gives in endpoint.gives.values())):
+            if kind is not None:
+                found[_key(kind)] = kind
+    return list(found.values())
+
+
+def _key(kind: Any) -> str:
+    return f"{getattr(kind, '__module__', '')}:{kind!r}"
+
+
+class _Schemas:
+    """Schemas by their types."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+
+    def of(self, kind: Any) -> Any:
+        """Of one type; none says nothing."""
+        return {} if kind is None else self._known[_key(kind)]
+
+
+def _operation(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(endpoint),
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint)],
+        "responses": _responses(endpoint, schemas),
+    }
+    if endpoint.takes:
+        operation["requestBody"] = {
+            "required": not endpoint.body_optional,
+            "content": {
+                content_type: {"schema": {"type": "string"} if kind is None else schemas.of(kind)}
+                for content_type, kind in endpoint.body_types().items()
+            },
+        }
+    return operation
+
+
+def _operation_id(endpoint: Endpoint) -> str:
+    words = re.findall(r"[A-Za-z0-9]+|-", endpoint.path)
+    return "_".join((endpoint.method.lower(), *("all" if word == "-" else word for word in words)))
+
+
+def _path_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": msgspec.json.schema(PATH_TYPES.get(name, str)),
+        }
+        for name in re.findall(r"{(\w+)}", endpoint.path)
+    ]
+
+
+def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    if endpoint.query is None:
+        return []
+    _, components = msgspec.json.schema_components([endpoint.query], ref_template=_REF)
+    parameters = []
+    for name, schema in components[endpoint.query.__name__]["properties"].items():
+        description = schema.pop("description", None) or _described(schema)
+        if schema.get("default", ...) is None:
+            del schema["default"]
+        parameter = {"name": name, "in": "query", "required": False, "schema": _without_null(schema)}
+        if description:
+            parameter["description"] = description
+        parameters.append(parameter)
+    return parameters
+
+
+def _described(schema: dict[str, Any]) -> str | None:
+    """A description that is one alternative's, where the other is to say nothing."""
+    for one in schema.get("anyOf", ()):
+        if "description" in one:
+            return str(one.pop("description"))
+    return None
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """In a query nothing is said by leaving it out."""
+    others = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(others) == 1:
+        return {**{key: value for key, value in schema.items() if key != "anyOf"}, **others[0]}
+    if None in schema.get("enum", ()):
+        return {**schema, "enum": [one for one in schema["enum"] if one is not None]}
+    return {**schema, "anyOf": others} if others else schema
+
+
+def _responses(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
+    responses = {str(status): _response(status, gives, schemas) for status, gives in endpoint.gives.items()}
+    for status in sorted({*_ALWAYS, *endpoint.problems}):
+        responses.setdefault(
+            str(status),
+            {"$ref": f"#/components/responses/{status}"},
+        )
+    return responses
+
+
+def _response(status: int, gives: Gives, schemas: _Schemas) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": gives.what or HTTPStatus(status).phrase}
+    content: dict[str, Any] = {
+        one: {"schema": {"type": "string"} if gives.type is None else schemas.of(gives.type)} for one in gives.media
+    }
+    content |= {one: {"schema": {"type": "string"}} for one in gives.also}
+    if content:
+        response["content"] = content
+    return response

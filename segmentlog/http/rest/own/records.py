@@ -1,0 +1,138 @@
+"""Records of one partition from an offset on: as a document, or as lines for as many as there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from segmentlog.format.names import check_topic_name
+from segmentlog.http.rest import media
+from segmentlog.http.rest.faults import no_partition
+from segmentlog.http.rest.own.words import ReadQuery
+from segmentlog.http.rest.rendering import bare_values, lines, list_of, parts
+from segmentlog.http.rest.replies import Flow, Reply
+from segmentlog.security.principals import Operation
+
+if TYPE_CHECKING:
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.http.rest.calls import Call
+    from segmentlog.log.partition import Partition
+
+_PAGE_RECORDS: Final = 500
+_PAGE_RECORDS_MAX: Final = 10_000
+_PAGE_BYTES: Final = 4 << 20
+_READ_BYTES: Final = 4 << 20
+_SEND_BYTES: Final = 1 << 20
+
+
+def _log(call: Call) -> Partition:
+    topic = call.store.topic(check_topic_name(call.path["topic"]))
+    number = call.path["partition"]
+    if number >= topic.partition_count:
+        raise no_partition(topic.name, number)
+    return topic.partition(number)
+
+
+def _start(log: Partition, query: ReadQuery) -> int:
+    if query.offset == "earliest":
+        return log.log_start_offset
+    if query.offset == "latest":
+        return log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
+    return int(query.offset)
+
+
+async def read(call: Call) -> Reply | Flow:
+    """A page, or lines."""
+    call.check_topic(Operation.READ, call.path["topic"])
+    if call.media == media.NDJSON:
+        return Flow(_lines(call), media.NDJSON)
+    return Reply(await call.work(_page, call))
+
+
+def _page(call: Call) -> bytes:
+    query: ReadQuery = call.query
+    log = _log(call)
+    start = _start(log, query)
+    left = min(query.max or _PAGE_RECORDS, _PAGE_RECORDS_MAX)
+    end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
+    found: list[RecordBatch] = []
+    next_offset, size = max(start, 0), 0
+    for batch in log.read(start, _PAGE_BYTES, isolation=query.isolation, durable_only=query.durable_only):
+        for part in parts(batch):
+            taken = part.slice(0, left)
+            found.append(taken)
+            left -= len(taken)
+            size += taken.raw_size_bytes * len(taken) // max(taken.header.record_count, 1)
+            next_offset = taken.next_offset
+            if not left or size >= _PAGE_BYTES:
+                break
+        if not left or size >= _PAGE_BYTES:
+            break
+    else:
+        next_offset = max(next_offset, start) if found else max(start, end)
+    return b'{"records":%b,"next_offset":%d,"log_start_offset":%d,"end_offset":%d}' % (
+        list_of(found, query.values), next_offset, log.log_start_offset, max(end, next_offset),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ lines
+
+
+async def _lines(call: Call) -> AsyncIterator[bytes]:
+    pieces = await call.work(_pieces, call)
+    coming = asyncio.ensure_future(call.work(next, pieces, None))
+    gone = asyncio.ensure_future(call.body.gone())
+    try:
+        while (piece := await coming) is not None and not (gone.done() or call.site.is_closing):
+            coming = asyncio.ensure_future(call.work(next, pieces, None))  # while this one is sent
+            yield piece
+    finally:
+        gone.cancel()
+        if not coming.done():
+            await asyncio.wait([coming])
+
+
+def _pieces(call: Call) -> Iterator[bytes]:
+    """Raises at once what is wrong with the offset."""
+    query: ReadQuery = call.query
+    log = _log(call)
+    start = _start(log, query)
+    log.check_position(start)
+    return _gathered(_render(log, start, query))
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Fewer and larger ones: each costs a change of threads, and a write."""
+    found: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size >= _SEND_BYTES:
+            yield b"".join(found)
+            found, size = [], 0
+    if found:
+        yield b"".join(found)
+
+
+def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
+    """Up to where the log ended when it began, so that it comes to an end while others append."""
+    isolation, durable_only = query.isolation, query.durable_only
+    end = log.end_offset(isolation=isolation, durable_only=durable_only)
+    left: Any = query.max or float("inf")
+    at = start
+    while at < end and left > 0:
+        before = at
+        for batch in log.read(at, _READ_BYTES, isolation=isolation, durable_only=durable_only):
+            if batch.base_offset >= end:
+                return
+            for part in parts(batch, end):
+                taken = part if len(part) <= left else part.slice(0, int(left))
+                yield bare_values(taken) if query.form == "values" else lines(taken, query.values)
+                left -= len(taken)
+                if left <= 0:
+                    return
+            at = batch.next_offset
+        if at == before:
+            return

@@ -1,0 +1,58 @@
+"""All of REST as routes of the HTTP door, and the document that describes them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.routing import Route
+
+from segmentlog.http.rest import media
+from segmentlog.http.rest.calls import Call, Path
+from segmentlog.http.rest.endpoints import Endpoint, Gives
+from segmentlog.http.rest.openapi import document
+from segmentlog.http.rest.own import table as own
+from segmentlog.http.rest.replies import Reply, encode_json
+from segmentlog.http.rest.shared import Rest
+from segmentlog.http.rest.v2 import table as v2
+from segmentlog.http.rest.v3 import table as v3
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from segmentlog.http.site import Site
+
+_rendered: list[bytes] = []
+
+
+async def _openapi(call: Call) -> Reply:
+    """The document, made when it is first asked for."""
+    if not _rendered:
+        _rendered.append(encode_json(openapi()))
+    return Reply(_rendered[0])
+
+
+ENDPOINTS: Final = (
+    *v2.ENDPOINTS,
+    *own.ENDPOINTS,
+    *v3.ENDPOINTS,
+    Endpoint(
+        method="GET", path="/openapi.json", handle=_openapi, summary="This document", tag="Document",
+        gives={200: Gives(dict[str, Any], (media.JSON,))}, problems=(406,),
+    ),
+)  # fmt: skip
+"""In the order in which paths are tried: what is asked for most comes first."""
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of all of it."""
+    return document(ENDPOINTS, version("segmentlog"))
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    """For the root of the port."""
+    rest = Rest(site)
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in ENDPOINTS:
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [Route(path, Path(rest, endpoints)) for path, endpoints in by_path.items()]

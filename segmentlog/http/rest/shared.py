@@ -1,0 +1,47 @@
+"""What all requests share: the store, the threads that work for them, consumer instances, tails."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from segmentlog.http.rest.appending import Appending
+from segmentlog.http.rest.bodies import LargeBodies
+from segmentlog.http.rest.formats import Schemas
+from segmentlog.http.rest.instances import Instances
+from segmentlog.http.rest.schemas import StoreSchemas
+from segmentlog.http.rest.tails import Tails
+
+if TYPE_CHECKING:
+    from segmentlog.http.site import Site
+
+_T = TypeVar("_T")
+
+_THREADS: Final = 32
+"""Most of them wait: for an fsync that they share, or for an object store."""
+
+_with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+
+class Rest:
+    """One for each door."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.schemas: Schemas = StoreSchemas(site.store)
+        self.large_bodies = LargeBodies()
+        self.appending = Appending(site.store)
+        self.tails = Tails(site)
+        self.instances = Instances(site)
+
+    async def work(self, do: Callable[..., _T], *args: Any) -> _T:
+        """Call it in a thread of the event loop's."""
+        loop = asyncio.get_running_loop()
+        if loop not in _with_threads:
+            # The loop's own, so that they end with it; but not as few as it would have by itself.
+            _with_threads.add(loop)
+            loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="segmentlog-http"))
+        return await loop.run_in_executor(None, do, *args)

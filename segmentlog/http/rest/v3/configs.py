@@ -1,0 +1,132 @@
+"""A topic's configuration in Kafka's words: told, set, reset, several keys at once."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig
+from segmentlog.http.problems import HttpProblem
+from segmentlog.http.rest.replies import Reply, json_reply, nothing
+from segmentlog.http.rest.v3 import words
+from segmentlog.http.rest.v3.links import Links
+from segmentlog.http.rest.v3.topics import visible_topic
+from segmentlog.policy.kafka_configs import Entry, describe, engine_keys, known_keys, to_engine
+from segmentlog.security.principals import Operation, ResourceType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from segmentlog.http.rest.calls import Call
+
+_DEFAULT, _TOPIC = "DEFAULT_CONFIG", "DYNAMIC_TOPIC_CONFIG"
+
+
+def _data(links: Links, topic: str, entry: Entry, default: Entry) -> words.TopicConfig:
+    synonyms = [words.Synonym(entry.name, default.value, _DEFAULT)]
+    if not entry.is_default:
+        synonyms.insert(0, words.Synonym(entry.name, entry.value, _TOPIC))
+    return words.TopicConfig(
+        metadata=links.metadata("topics", topic, "configs", entry.name, crn=f"/topic={topic}/config={entry.name}"),
+        cluster_id=links.cluster_id,
+        topic_name=topic,
+        name=entry.name,
+        value=entry.value,
+        is_default=entry.is_default,
+        source=_DEFAULT if entry.is_default else _TOPIC,
+        synonyms=synonyms,
+    )
+
+
+def _all(links: Links, topic: str, config: TopicConfig) -> list[words.TopicConfig]:
+    defaults = {entry.name: entry for entry in describe(TopicConfig())}
+    return [_data(links, topic, entry, defaults[entry.name]) for entry in describe(config)]
+
+
+async def list_configs(call: Call) -> Reply:
+    """Every key of a topic."""
+    links = Links(call)
+
+    def look() -> words.TopicConfigList:
+        topic = visible_topic(call, Operation.DESCRIBE_CONFIGS)
+        metadata = links.list_metadata("topics", topic.name, "configs")
+        return words.TopicConfigList(metadata=metadata, data=_all(links, topic.name, topic.config))
+
+    return json_reply(await call.work(look))
+
+
+async def list_all_configs(call: Call) -> Reply:
+    """Every key of every topic."""
+    links = Links(call)
+
+    def look() -> words.TopicConfigList:
+        found = []
+        for name in call.store.topics():
+            if call.allows(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
+                found += _all(links, name, call.store.topic(name).config)
+        return words.TopicConfigList(metadata=links.list_metadata("topics", "-", "configs"), data=found)
+
+    return json_reply(await call.work(look))
+
+
+async def get_config(call: Call) -> Reply:
+    """One key."""
+    links = Links(call)
+
+    def look() -> words.TopicConfig:
+        topic = visible_topic(call, Operation.DESCRIBE_CONFIGS)
+        for data in _all(links, topic.name, topic.config):
+            if data.name == call.path["name"]:
+                return data
+        raise _unknown(call.path["name"], topic.name)
+
+    return json_reply(await call.work(look))
+
+
+def _unknown(key: str, topic: str) -> HttpProblem:
+    return HttpProblem(HTTPStatus.NOT_FOUND, f"Config {key} cannot be found for topic {topic}.")
+
+
+async def set_config(call: Call) -> Reply:
+    """Set one key."""
+    asked: words.ConfigValue = await call.document()
+    return await _alter(call, [words.ConfigChange(call.path["name"], asked.value, "SET")])
+
+
+async def reset_config(call: Call) -> Reply:
+    """One key back to its default."""
+    if call.path["name"] not in known_keys():
+        raise _unknown(call.path["name"], call.path["topic_name"])
+    return await _alter(call, [words.ConfigChange(call.path["name"], None, "DELETE")])
+
+
+async def alter_configs(call: Call) -> Reply:
+    """Several keys at once: all of them, or none."""
+    asked: words.ConfigChanges = await call.document()
+    return await _alter(call, asked.data, validate_only=asked.validate_only)
+
+
+async def _alter(call: Call, changes: Iterable[words.ConfigChange], *, validate_only: bool = False) -> Reply:
+    Links(call)
+    call.check_administration()
+
+    def alter() -> None:
+        topic = visible_topic(call, Operation.ALTER_CONFIGS)
+        settings: dict[str, str | None] = {}
+        resets: dict[str, object] = {}
+        fresh = TopicConfig()
+        for change in changes:
+            if change.operation == "DELETE":
+                resets |= {key: getattr(fresh, key.replace(".", "_")) for key in engine_keys(change.name)}
+            elif change.value is None:
+                raise InvalidConfig(change.name, None, "a value, or the operation DELETE")
+            else:
+                settings[change.name] = change.value
+        wanted = {**resets, **to_engine(settings)}
+        topic.config.replace(wanted)  # raises for what cannot be
+        if wanted and not validate_only:
+            call.store.alter_topic(topic.name, wanted)
+
+    await call.work(alter)
+    return nothing()

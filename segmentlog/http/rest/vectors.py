@@ -1,0 +1,103 @@
+"""Where a reader of a whole topic is: an offset for each partition, and that as the id of an event.
+
+    1f0c2a9e:120,45,9
+
+are the first characters of the topic's id, so that one that was made anew under the name is not taken for it, and the
+offsets to go on at, from partition 0 on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from segmentlog.http.problems import HttpProblem
+from segmentlog.http.rest.rendering import ValuesAs, events, parts
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Isolation, Partition
+    from segmentlog.topics.topics import Topic
+
+_FORM: Final = re.compile(r"([0-9a-f]{8}):([0-9]{1,19}(?:,[0-9]{1,19})*)")
+_READ_BYTES: Final = 256 << 10
+"""Stored bytes of one partition before it is the next one's turn."""
+
+
+class View(NamedTuple):
+    """What of a topic is shown, and how."""
+
+    values_as: ValuesAs = "text"
+    isolation: Isolation = "read_uncommitted"
+    durable_only: bool = False
+
+
+class Piece(NamedTuple):
+    """Events, how many, and where a reader is behind them."""
+
+    data: bytes
+    records: int
+    after: tuple[int, ...]
+
+
+def mark_of(topic: Topic) -> str:
+    """What ids of events of this topic begin with."""
+    return topic.id.replace("-", "")[:8]
+
+
+def encode_id(mark: str, offsets: Sequence[int]) -> str:
+    """The id of an event behind which a reader is there."""
+    return f"{mark}:{','.join(map(str, offsets))}"
+
+
+def decode_id(topic: Topic, text: str) -> list[int]:
+    """The offsets of an id. Raises `HttpProblem`: 400 for what is none, 410 for one of another topic of this name."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"{text[:100]!r} is no id of an event of this stream")
+    mark, offsets = match.group(1), [int(offset) for offset in match.group(2).split(",")]
+    if mark != mark_of(topic):
+        raise HttpProblem(
+            HTTPStatus.GONE, f"the topic {topic.name!r} that the id {text!r} is of was deleted; this is another one"
+        )
+    if len(offsets) > topic.partition_count or max(offsets) >= 1 << 63:
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"{text[:100]!r} is no id of an event of this stream")
+    return offsets
+
+
+def read(
+    logs: Sequence[Partition], mark: str, positions: Sequence[int], view: View, ends: Sequence[int] | None = None
+) -> Iterator[Piece]:
+    """What lies behind the positions, up to ``ends`` or to where the logs end now: some of each partition.
+
+    Every piece goes on where the one before it ends. Raises what `Partition.read` does.
+    """
+    now = list(positions)
+    for number, log in enumerate(logs):
+        end = log.end_offset(isolation=view.isolation, durable_only=view.durable_only)
+        if ends is not None:
+            end = min(end, ends[number])
+        if now[number] >= end:
+            continue
+        left_bytes = _READ_BYTES
+        begin = encode_id(mark, now[:number]) + ("," if number else "")
+        rest = "".join(f",{offset}" for offset in now[number + 1 :])
+        for batch in log.read(now[number], _READ_BYTES, isolation=view.isolation, durable_only=view.durable_only):
+            if batch.base_offset >= end:
+                break
+            left_bytes -= batch.size_bytes
+            for part in parts(batch, end):
+                now[number] = part.next_offset
+                data = events(part, view.values_as, begin.encode(), rest.encode())
+                yield Piece(data, len(part), tuple(now))
+            now[number] = min(batch.next_offset, end)
+        if left_bytes > 0 and now[number] < end:
+            # Nothing more up to there: a gap, or what is not shown, the ends of transactions and what was aborted.
+            now[number] = end
+            yield Piece(b"", 0, tuple(now))
+
+
+def ends_of(logs: Sequence[Partition], view: View) -> list[int]:
+    """Where a reader ends now."""
+    return [log.end_offset(isolation=view.isolation, durable_only=view.durable_only) for log in logs]

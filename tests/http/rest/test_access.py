@@ -1,0 +1,111 @@
+"""Who may do what over REST: the same rules as at the Kafka door, and consumers that are their owners' alone."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doors import Client
+
+from segmentlog.http.accounts import Accounts
+from segmentlog.http.settings import HttpSettings
+from segmentlog.http.site import Site
+from segmentlog.security.acl_rules import Permission, Rule
+from segmentlog.security.acls import Authorizer
+from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.users import Users, add_user
+from segmentlog.store import LogStore
+
+JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
+
+
+@pytest.fixture
+def guarded(store: LogStore, tmp_path: Path) -> Any:
+    """A door with users ann, who may do all with `a` and group `g`, bob, who may read `a`, and eve, who may nothing."""
+    path = str(tmp_path / "users.json")
+    for name in ("ann", "bob", "eve"):
+        add_user(path, name, "pw", iterations=4096)
+    (tmp_path / "acls").write_text("")
+    authorizer = Authorizer(str(tmp_path / "acls"))
+    for who, operation, kind, what in (
+        ("ann", Operation.ALL, ResourceType.TOPIC, "a"), ("ann", Operation.ALL, ResourceType.GROUP, "g"),
+        ("bob", Operation.READ, ResourceType.TOPIC, "a"), ("bob", Operation.READ, ResourceType.GROUP, "g"),
+    ):  # fmt: skip
+        authorizer.add([Rule(f"User:{who}", Permission.ALLOW, operation, kind, what)])
+    store.create_topic("a").partition(0).append([b"1"])
+    store.create_topic("b").partition(0).append([b"2"])
+    with Client(Site(store, HttpSettings(allow_writes=True), authorizer), Accounts(Users(path))) as client:
+        yield client
+
+
+def by(name: str, **headers: str) -> dict[str, str]:
+    """Headers that say who asks."""
+    return {"authorization": "Basic " + base64.b64encode(f"{name}:pw".encode()).decode(), **headers}
+
+
+def test_topics_that_one_may_see(guarded: Client) -> None:
+    """Others' topics are not listed, and asking for one is forbidden, with the proxy's number."""
+    assert guarded.get("/topics", headers=by("ann")).json() == ["a"]
+    assert guarded.get("/topics", headers=by("eve")).json() == []
+    for path in ("/topics/b", "/topics/b/partitions", "/topics/b/partitions/0/offsets"):
+        answer = guarded.get(path, headers=by("ann"))
+        assert (answer.status_code, answer.json()["error_code"]) == (403, 40301)
+    assert guarded.get("/topics").status_code == 401
+
+
+def test_reading_and_writing(guarded: Client) -> None:
+    """Reading, appending and streaming take the right to do so with that topic."""
+    body = {"records": [{"value": 1}]}
+    for who, topic, write, read in (
+        ("ann", "a", 200, 200),
+        ("bob", "a", 403, 200),
+        ("eve", "a", 403, 403),
+        ("ann", "b", 403, 403),
+    ):
+        headers = by(who, **JSON)
+        assert guarded.post(f"/topics/{topic}", json=body, headers=headers).status_code == write
+        lines = guarded.post(
+            f"/topics/{topic}/records", content=b"x", headers=by(who, **{"content-type": "text/plain"})
+        )
+        assert lines.status_code == write
+        assert guarded.get(f"/topics/{topic}/partitions/0/records", headers=by(who)).status_code == read
+        if read == 403:
+            assert guarded.get(f"/topics/{topic}/stream", headers=by(who)).status_code == 403
+
+
+def test_consumers_are_their_owners(guarded: Client) -> None:
+    """Nobody finds another one's instance, not even one who may read the same group; names do not clash."""
+    body, instance = {"content-type": "application/vnd.kafka.v2+json"}, "/consumers/g/instances/n"
+
+    def post(who: str, path: str, document: Any) -> int:
+        return guarded.post(path, json=document, headers=by(who, **body)).status_code
+
+    def subscription(who: str) -> Any:
+        return guarded.get(f"{instance}/subscription", headers=by(who)).json()
+
+    made = {"name": "n", "format": "json"}
+    assert [post(who, "/consumers/g", made) for who in ("ann", "bob", "eve")] == [200, 200, 403]
+    assert post("ann", f"{instance}/subscription", {"topics": ["a"]}) == 204
+    assert post("ann", f"{instance}/subscription", {"topics": ["b"]}) == 403
+    assert subscription("ann") == {"topics": ["a"]}
+    assert subscription("bob") == {"topics": []}
+    assert guarded.delete(instance, headers=by("bob")).status_code == 204
+    assert subscription("bob")["error_code"] == 40403
+    assert post("ann", f"{instance}/subscription", {"topic_pattern": ".*"}) == 204
+    assert subscription("ann") == {"topics": ["a"]}
+    assert guarded.delete(instance, headers=by("ann")).status_code == 204
+
+
+def test_administration(guarded: Client) -> None:
+    """Topics are made, altered and deleted by whom the rules allow it, and groups told to whom they allow it."""
+    cluster = "/v3/clusters/" + guarded.get("/v3/clusters", headers=by("ann")).json()["data"][0]["cluster_id"]
+    for who, status in (("bob", 403), ("ann", 204)):
+        changes = {"data": [{"name": "retention.ms", "value": "5"}]}
+        answer = guarded.post(f"{cluster}/topics/a/configs:alter", json=changes, headers=by(who))
+        assert answer.status_code == status
+    assert guarded.post(f"{cluster}/topics", json={"topic_name": "c"}, headers=by("ann")).status_code == 403
+    assert guarded.delete(f"{cluster}/topics/b", headers=by("ann")).status_code == 403
+    assert guarded.get(f"{cluster}/acls", headers=by("ann")).status_code == 403
+    assert guarded.get(f"{cluster}/consumer-groups/other", headers=by("ann")).status_code == 403
+    topic = guarded.get(f"{cluster}/topics/a?include_authorized_operations=true", headers=by("bob")).json()
+    assert topic["authorized_operations"] == ["READ", "DESCRIBE"]

@@ -1,0 +1,185 @@
+"""Bodies that are broken, huge, slow or cut off; over a port, on bare sockets, where it matters."""
+
+import json
+import resource
+import socket
+import time
+import tracemalloc
+
+import httpx
+import pytest
+from doors import Client
+
+from segmentlog.http.serving import HttpServer
+from segmentlog.http.settings import HttpLimits, HttpSettings
+from segmentlog.store import LogStore
+
+JSON = "application/vnd.kafka.json.v2+json"
+BINARY = "application/vnd.kafka.binary.v2+json"
+
+
+def post(client: Client, body: bytes, content_type: str = JSON) -> httpx.Response:
+    """To topic `t`."""
+    return client.post("/topics/t", content=body, headers={"content-type": content_type})
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400), (b"{", 400), (b"null", 422), (b"[]", 422), (b"{}", 422), (b'{"records":{}}', 422),
+        (b'{"records":[1]}', 422), (b'{"records":[{"value":NaN}]}', 400), (b'{"records":[{"value":Infinity}]}', 400),
+        (b'{"records":[{"value":01}]}', 400), (b'{"records":[{"value":"\xff"}]}', 400),
+        (b'{"records":[{"value":"\\ud800"}]}', 400), (b'{"records":[{"value":"\x00"}]}', 400),
+        (b'{"records":[{"value":1}]} x', 400), (b'{"records":[{"value":1}', 400),
+        (b'{"records":[{"value":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", 400),
+        (b"[" * 1_000_000, 422), (b'{"a":' * 200_000, 400),
+        (b'{"records":[{"value":1,"partition":-1}]}', 422), (b'{"records":[{"value":1,"partition":1.5}]}', 422),
+        (b'{"records":[{"value":1,"partition":99999999999999999999}]}', 422),
+        (b'{"records":[{"value":1,"partition":true}]}', 422), (b"\xef\xbb\xbf{}", 400), (b"\xff\xfe{\x00}\x00", 400),
+    ],
+    ids=lambda given: str(given)[:30],
+)  # fmt: skip
+def test_broken_bodies(store: LogStore, client: Client, body: bytes, status: int) -> None:
+    """What is no JSON, or says what cannot be, is refused as a whole, and told in words."""
+    log = store.create_topic("t").partition(0)
+    answer = post(client, body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["message"]
+    assert log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("value", ['"*"', '"AA"', '"AAA"', '"A A="', '"-_=="', "1", "[]", '"\\u00e9"'])
+def test_broken_base64(store: LogStore, client: Client, value: str) -> None:
+    """What is no base64 is refused, and nothing of the request is appended."""
+    log = store.create_topic("t").partition(0)
+    assert post(client, f'{{"records":[{{"value":"AAAA"}},{{"value":{value}}}]}}'.encode(), BINARY).status_code == 422
+    assert log.log_end_offset == 0
+
+
+def test_numbers_and_names_are_kept(store: LogStore, client: Client) -> None:
+    """Of a field that comes twice in a request the last counts; inside of values nothing is touched."""
+    log = store.create_topic("t").partition(0)
+    value = b'{"a":1,"a":2,"n":1e999,"m":123456789012345678901234567890,"z":-0.0}'
+    assert post(client, b'{"records":[{"value":0}],"records":[{"value":%b}]}' % value).status_code == 200
+    assert [record.value for batch in log.read(0) for record in batch] == [value]
+
+
+def test_one_large_request(store: LogStore, client: Client) -> None:
+    """A body of 30 MB of small records takes a few times its size, and no more."""
+    store.create_topic("t")
+    record = b'{"value":"%b"}' % (b"x" * 300)
+    body = b'{"records":[' + b",".join([record] * 100_000) + b"]}"
+    tracemalloc.start()
+    try:
+        answer = post(client, body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 200
+    assert len(answer.json()["offsets"]) == 100_000
+    # The client's own copy of the body and of the answer are in it, too.
+    assert peak_bytes < 8 * len(body), f"{peak_bytes / len(body):.1f} times the body"
+
+
+def test_too_large(store: LogStore, serve) -> None:  # type: ignore[no-untyped-def]
+    """Beyond the limit a body is refused, whether it says its size or not; the door goes on."""
+    store.create_topic("t")
+    server = serve(HttpSettings(limits=HttpLimits(request_bytes=10_000)))
+    with httpx.Client(base_url=server.url) as web:
+        large = b'{"records":[{"value":"%b"}]}' % (b"x" * 20_000)
+        for content in (large, iter([large[:5000], large[5000:9000], large[9000:]])):
+            answer = web.post("/topics/t", content=content, headers={"content-type": JSON})
+            assert answer.status_code == 413
+        assert (
+            web.post("/topics/t", json={"records": [{"value": 1}]}, headers={"content-type": JSON}).status_code == 200
+        )
+        lines = web.post("/topics/t/records", content=iter([b"a\n" * 4000, b"b\n" * 4000]),
+                         headers={"content-type": "text/plain"})  # fmt: skip
+        assert (lines.status_code, lines.json()["appended"]["records"]) == (413, 0)
+
+
+def _exchange(server: HttpServer, *pieces: bytes, pause_s: float = 0.0, ends: bool = False) -> bytes:
+    """Send pieces on a connection of their own, and with ``ends`` its end; all that is answered."""
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(pause_s)
+        if ends:
+            sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        while data := sock.recv(65536):
+            answer += data
+        return answer
+
+
+def _head(server: HttpServer, path: str, *fields: str) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", f"host: {server.address}", "connection: close", *fields)
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def test_truncated(store: LogStore, http_server: HttpServer) -> None:
+    """A request that ends before its body does appends nothing; of lines, none that are not of a whole chunk."""
+    log = store.create_topic("t").partition(0)
+    body = json.dumps({"records": [{"value": 1}] * 100}).encode()
+    head = _head(http_server, "/topics/t", f"content-type: {JSON}", f"content-length: {len(body)}")
+    _exchange(http_server, head, body[:-1], ends=True)
+    head = _head(http_server, "/topics/t/records", "content-type: text/plain", "content-length: 100")
+    _exchange(http_server, head, b"a\nb\n", ends=True)
+    assert httpx.get(f"{http_server.url}/topics").status_code == 200
+    assert log.log_end_offset == 0
+
+
+def test_in_pieces(store: LogStore, http_server: HttpServer) -> None:
+    """A body that comes a byte at a time, or in chunks, is one body."""
+    log = store.create_topic("t").partition(0)
+    body = b'{"records":[{"value":"abc"}]}'
+    head = _head(http_server, "/topics/t", f"content-type: {JSON}", f"content-length: {len(body)}")
+    assert b"200 OK" in _exchange(http_server, head, *(body[at : at + 1] for at in range(len(body))), pause_s=0.002)
+    chunked = _head(http_server, "/topics/t", f"content-type: {JSON}", "transfer-encoding: chunked")
+    pieces = [b"%x\r\n%b\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)]
+    assert b"200 OK" in _exchange(http_server, chunked, *pieces, b"0\r\n\r\n", pause_s=0.01)
+    assert log.log_end_offset == 2
+    broken = _exchange(http_server, chunked, b"zz\r\n" + body)
+    assert b" 200 " not in broken.split(b"\r\n")[0]
+    assert log.log_end_offset == 2
+
+
+def test_records_are_answered_while_more_come(store: LogStore, http_server: HttpServer) -> None:
+    """On one connection of version 3 the outcome of a record comes before the next record is sent."""
+    store.create_topic("t")
+    cluster = httpx.get(f"{http_server.url}/v3/clusters").json()["data"][0]["cluster_id"]
+    host, _, port = http_server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        path = f"/v3/clusters/{cluster}/topics/t/records"
+        sock.sendall(_head(http_server, path, "content-type: application/json", "transfer-encoding: chunked"))
+        received = b""
+        for number in range(5):
+            record = b'{"value":{"type":"JSON","data":%d}}' % number
+            sock.sendall(b"%x\r\n%b\r\n" % (len(record), record))
+            while received.count(b'"error_code":200') <= number:
+                data = sock.recv(65536)
+                assert data
+                received += data
+        sock.sendall(b"0\r\n\r\n")
+        while data := sock.recv(65536):
+            received += data
+    assert received.endswith(b"0\r\n\r\n")
+    assert store.topic("t").partition(0).log_end_offset == 5
+
+
+def test_many_at_once(store: LogStore, http_server: HttpServer) -> None:
+    """Many clients that break off in the middle of large bodies leave the door as it was."""
+    store.create_topic("t")
+    host, _, port = http_server.address.rpartition(":")
+    socks = []
+    for _ in range(50):
+        sock = socket.create_connection((host, int(port)), timeout=20)
+        sock.sendall(_head(http_server, "/topics/t", f"content-type: {JSON}", "content-length: 90000000"))
+        sock.sendall(b'{"records":[{"value":"' + b"x" * 100_000)
+        socks.append(sock)
+    assert httpx.get(f"{http_server.url}/topics", timeout=20).json() == ["t"]
+    for sock in socks:
+        sock.close()
+    assert httpx.get(f"{http_server.url}/topics", timeout=20).json() == ["t"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # in KiB

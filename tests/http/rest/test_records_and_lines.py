@@ -1,0 +1,222 @@
+"""What is ours: records by offset, and lines in and out."""
+
+import base64
+import json
+import socket
+import time
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from doors import Client
+
+from segmentlog.http.rest.own import records
+from segmentlog.http.serving import HttpServer
+from segmentlog.records import Record
+from segmentlog.store import LogStore
+
+NDJSON = {"content-type": "application/x-ndjson"}
+LINES = {"accept": "application/x-ndjson"}
+
+
+def records_of(store: LogStore, partition: int = 0) -> list[Record]:
+    """All records of a partition of `t`."""
+    return [record for batch in store.topic("t").partition(partition).read(0) for record in batch]
+
+
+def test_a_page(store: LogStore, client: Client) -> None:
+    """Records from an offset on, where to go on, and where the partition begins and ends."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"a", None, b"\xff"], keys=[b"k", b"\xfe", None], timestamps=[1, 2, 3],
+               headers=[[("h", b"x"), ("n", None)], None, [("b", b"\xff")]])  # fmt: skip
+    log.append([b"%d" % number for number in range(1000)])
+    page = client.get("/topics/t/partitions/0/records?max=3").json()
+    assert page == {
+        "records": [
+            {"partition": 0, "offset": 0, "timestamp": 1, "key": "k", "value": "a",
+             "headers": [{"name": "h", "value": "x"}, {"name": "n", "value": None}]},
+            {"partition": 0, "offset": 1, "timestamp": 2, "key_base64": "/g==", "value": None},
+            {"partition": 0, "offset": 2, "timestamp": 3, "key": None, "value_base64": "/w==",
+             "headers": [{"name": "b", "value_base64": "/w=="}]},
+        ],
+        "next_offset": 3, "log_start_offset": 0, "end_offset": 1003,
+    }  # fmt: skip
+    offset, values = page["next_offset"], []
+    while offset < page["end_offset"]:
+        page = client.get(f"/topics/t/partitions/0/records?offset={offset}&max=300").json()
+        values += [record["value"] for record in page["records"]]
+        assert page["next_offset"] > offset
+        offset = page["next_offset"]
+    assert values == [str(number) for number in range(1000)]
+    end = client.get("/topics/t/partitions/0/records?offset=latest").json()
+    assert (end["records"], end["next_offset"]) == ([], 1003)
+
+
+def test_values_as_json(store: LogStore, client: Client) -> None:
+    """Values that are JSON are part of the document, byte for byte; others say what they are."""
+    store.create_topic("t").partition(0).append([b'{"a": 1.50}', b"plain", b"\xff", None, b"[1,\n 2]"])
+    answer = client.get("/topics/t/partitions/0/records?values=json")
+    assert b'"value":{"a": 1.50}' in answer.content
+    first, second, third, fourth, fifth = answer.json()["records"]
+    assert (first["value"], second["value_text"], third["value_base64"]) == ({"a": 1.5}, "plain", "/w==")
+    assert (fourth["value"], fifth["value"]) == (None, [1, 2])
+    found = client.get("/topics/t/partitions/0/records?values=base64").json()["records"]
+    assert base64.b64decode(found[0]["value_base64"]) == b'{"a": 1.50}'
+
+
+def test_lines_out(store: LogStore, client: Client) -> None:
+    """Lines are what a page has, for as many records as there are; or the values alone, as they are."""
+    log = store.create_topic("t").partition(0)
+    for start in range(0, 5000, 100):
+        log.append([b"value %d" % number for number in range(start, start + 100)])
+    answer = client.get("/topics/t/partitions/0/records", headers=LINES)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    assert [(one["offset"], one["value"]) for one in found] == [(n, f"value {n}") for n in range(5000)]
+    assert found[:500] == client.get("/topics/t/partitions/0/records?max=500").json()["records"]
+    bare = client.get("/topics/t/partitions/0/records?form=values&offset=4990&max=5", headers=LINES)
+    assert bare.text == "".join(f"value {number}\n" for number in range(4990, 4995))
+
+
+def test_what_readers_are_shown(store: LogStore, client: Client) -> None:
+    """An open transaction is not shown to who reads committed, nor what is not on disk to who wants no loss."""
+    log = store.create_topic("t", fsync="never").partition(0)
+    log.append([b"a"], ack="durable")
+    with store.producer(name="p") as producer, producer.transaction():
+        producer.send("t", b"open")
+        producer.flush()
+        for query, shown in (
+            ("", ["a", "open"]), ("?isolation=read_committed", ["a"]), ("?durable_only=true", ["a"]),
+        ):  # fmt: skip
+            page = client.get(f"/topics/t/partitions/0/records{query}").json()
+            assert [record["value"] for record in page["records"]] == shown
+            lines = client.get(f"/topics/t/partitions/0/records{query}", headers=LINES).text.splitlines()
+            assert [json.loads(line)["value"] for line in lines] == shown
+
+
+def test_where_nothing_is(store: LogStore, client: Client) -> None:
+    """An offset that is not there, a partition, a topic, a query that is none: each is told, of lines, too."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"a"] * 10)
+    log.truncate(5)
+    for headers in ({}, LINES):
+        for path, status in (
+            ("t/partitions/0/records?offset=99", 416), ("t/partitions/0/records?offset=7", 410),
+            ("t/partitions/1/records", 404), ("nope/partitions/0/records", 404), ("t/partitions/0/records?max=0", 400),
+            ("t/partitions/0/records?offset=-1", 400), ("t/partitions/0/records?offset=soon", 400),
+            ("t/partitions/0/records?offset=99999999999999999999", 400), ("__x/partitions/0/records", 404),
+        ):  # fmt: skip
+            assert client.get(f"/topics/{path}", headers=headers).status_code == status, path
+    assert "lost range [5" in client.get("/topics/t/partitions/0/records?offset=7").json()["message"]
+
+
+# ---------------------------------------------------------------- lines in
+
+
+def test_lines_in(store: LogStore, client: Client) -> None:
+    """Each line is a value, byte for byte; the answer says where they lie."""
+    store.create_topic("t")
+    lines = [b'{"a":1}', b"\xff\r", b"x" * 100_000, "é".encode()]
+    answer = client.post("/topics/t/records", content=b"\n".join(lines) + b"\n\n", headers=NDJSON)
+    assert answer.json() == {"records": 4, "ranges": [{"partition": 0, "base_offset": 0, "records": 4}]}
+    assert [record.value for record in records_of(store)] == lines
+    text = client.post("/topics/t/records", content=b"a\n\nb", headers={"content-type": "text/plain"})
+    assert text.json()["records"] == 3
+    assert [record.value for record in records_of(store)][4:] == [b"a", b"", b"b"]
+    assert client.post("/topics/t/records", content=b"", headers=NDJSON).json() == {"records": 0, "ranges": []}
+    other = client.post("/topics/t/records", content=b"x", headers={"content-type": "image/png"})
+    assert other.status_code == 415
+
+
+def test_many_lines_in(store: LogStore, client: Client) -> None:
+    """A body of many chunks is appended in its order to the partition that is named, each chunk whole."""
+    store.create_topic("t", partitions=3)
+    lines = [b"line %d %b" % (number, b"x" * 90) for number in range(50_000)]
+    answer = client.post("/topics/t/records?partition=2&ack=durable", content=b"\n".join(lines), headers=NDJSON)
+    assert answer.json() == {"records": 50_000, "ranges": [{"partition": 2, "base_offset": 0, "records": 50_000}]}
+    assert [record.value for record in records_of(store, 2)] == lines
+    spread = client.post("/topics/t/records", content=b"\n".join(lines), headers=NDJSON).json()
+    assert spread["records"] == 50_000
+    assert {one["partition"] for one in spread["ranges"]} == {0, 1, 2}
+
+
+def test_records_come_back_as_they_went(store: LogStore, client: Client) -> None:
+    """Lines that are whole records, as they are read, are appended with key, time, headers and partition."""
+    topic = store.create_topic("t", partitions=2)
+    topic.partition(1).append([b"a", None, b"\xff"], keys=[b"k", b"\xfe", b"z"], timestamps=[1, 2, 3],
+                              headers=[[("h", b"x")], None, [("b", b"\xff")]])  # fmt: skip
+    lines = client.get("/topics/t/partitions/1/records", headers=LINES).content
+    answer = client.post("/topics/t/records?form=records", content=lines, headers=NDJSON)
+    assert answer.json()["ranges"] == [{"partition": 1, "base_offset": 3, "records": 3}]
+    before, after = records_of(store, 1)[:3], records_of(store, 1)[3:]
+
+    def told(record: Record) -> Any:
+        return (record.key, record.value, record.timestamp, record.headers)
+
+    assert list(map(told, after)) == list(map(told, before))
+    wrong = client.post("/topics/t/records?form=records", content=b'{"value":"x"}\n{oops\n', headers=NDJSON)
+    assert wrong.status_code == 422
+    assert "line 2" in wrong.json()["message"]
+    assert wrong.json()["appended"] == {"records": 0, "ranges": []}
+
+
+def test_what_was_appended_before_an_error_is_told(store: LogStore, client: Client) -> None:
+    """Chunks before the one that fails are there, and the answer says which those are."""
+    store.create_topic("t", max_message_bytes=100_000)
+    body = b"\n".join([b"x" * 1000] * 3000) + b"\n" + b"y" * 300_000 + b"\n"
+    answer = client.post("/topics/t/records", content=body, headers=NDJSON)
+    assert answer.status_code == 413
+    appended = answer.json()["appended"]
+    assert 0 < appended["records"] < 3001
+    assert len(records_of(store)) == appended["records"]
+
+
+def test_a_named_producer_appends_once(store: LogStore, client: Client) -> None:
+    """Lines that are sent again under their numbers are not appended again; a hole is refused."""
+    store.create_topic("t", partitions=2)
+
+    def send(sequence: int, *lines: bytes, status: int = 200) -> Any:
+        answer = client.post(
+            f"/topics/t/records?partition=1&producer=p&sequence={sequence}", content=b"\n".join(lines), headers=NDJSON
+        )
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    assert send(0, b"a", b"b") == {
+        "records": 2, "ranges": [{"partition": 1, "base_offset": 0, "records": 2}], "skipped": 0, "next_sequence": 2,
+    }  # fmt: skip
+    again = send(0, b"a", b"b", b"c")
+    assert (again["records"], again["skipped"], again["next_sequence"]) == (1, 2, 3)
+    assert send(3) == {"records": 0, "ranges": [], "skipped": 0, "next_sequence": 3}
+    assert "sequence 9 where 3 is next" in send(9, b"x", status=409)["message"]
+    assert [record.value for record in records_of(store, 1)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("form", ["values", "records"])
+def test_what_is_read_is_json(store: LogStore, client: Client, form: str) -> None:
+    """A page is JSON whatever the values are, control characters and line feeds included."""
+    store.create_topic("t").partition(0).append([bytes([number]) + b'"\\\n' for number in range(256)])
+    for values in ("text", "json", "base64"):
+        for line in client.get(f"/topics/t/partitions/0/records?values={values}", headers=LINES).content.splitlines():
+            msgspec.json.decode(line)
+        page = client.get(f"/topics/t/partitions/0/records?values={values}&form={form}")
+        assert len(msgspec.json.decode(page.content)["records"]) == 256
+
+
+def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer) -> None:
+    """A client that hangs up in the middle of lines ends the reading of them, however many there would be."""
+    log = store.create_topic("t", compression_type="none").partition(0)
+    for _ in range(60):
+        log.append([b"x" * 1000] * 900)
+    host, _, port = http_server.address.rpartition(":")
+    with mock.patch("segmentlog.http.rest.own.records.lines", wraps=records.lines) as rendering:
+        with socket.create_connection((host, int(port))) as sock:
+            fields = f"host: {http_server.address}\r\naccept: application/x-ndjson\r\n"
+            sock.sendall(f"GET /topics/t/partitions/0/records HTTP/1.1\r\n{fields}\r\n".encode())
+            sock.recv(1000)
+        ends_s, before = time.monotonic() + 20, -1
+        while rendering.call_count != before and time.monotonic() < ends_s:
+            before = rendering.call_count
+            time.sleep(0.3)
+        assert rendering.call_count < 120  # of 240 parts

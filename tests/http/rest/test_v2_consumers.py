@@ -1,0 +1,321 @@
+"""Version 2: consumer instances, from the first request to the last."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import httpx
+import pytest
+from doors import Client
+
+from segmentlog.http.rest import instances
+from segmentlog.http.serving import HttpServer
+from segmentlog.http.settings import HttpSettings
+from segmentlog.store import LogStore
+
+JSON, BINARY = "application/vnd.kafka.json.v2+json", "application/vnd.kafka.binary.v2+json"
+BODY = {"content-type": "application/vnd.kafka.v2+json"}
+
+
+class Consumer:
+    """One instance, made over HTTP."""
+
+    def __init__(self, client: Client, group: str = "g", **config: Any) -> None:
+        self.client = client
+        config = {"format": "json", "auto.offset.reset": "earliest", "auto.commit.enable": "false", **config}
+        made = client.post(f"/consumers/{group}", json=config, headers=BODY)
+        assert made.status_code == 200, made.text
+        self.id, self.uri = made.json()["instance_id"], made.json()["base_uri"].removeprefix("http://localhost")
+        self.accept = {"accept": JSON if config["format"] == "json" else BINARY}
+
+    def post(self, path: str, document: Any = None, status: int = 204) -> Any:
+        answer = self.client.post(f"{self.uri}/{path}", json=document, headers=BODY if document is not None else {})
+        assert answer.status_code == status, answer.text
+        return answer.json() if answer.content else None
+
+    def get(self, path: str, document: Any = None, status: int = 200) -> Any:
+        answer = self.client.request("GET", f"{self.uri}/{path}", json=document, headers=BODY)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def subscribe(self, *topics: str) -> "Consumer":
+        self.post("subscription", {"topics": list(topics)})
+        return self
+
+    def records(self, timeout_ms: int = 50, **query: Any) -> list[Any]:
+        answer = self.client.get(f"{self.uri}/records", params={"timeout": timeout_ms, **query}, headers=self.accept)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == self.accept["accept"]
+        found: list[Any] = answer.json()
+        return found
+
+    def values(self, **options: Any) -> list[Any]:
+        return [record["value"] for record in self.records(**options)]
+
+    def delete(self) -> None:
+        assert self.client.delete(self.uri).status_code == 204
+
+
+def test_a_life(store: LogStore, client: Client) -> None:
+    """Made, subscribed, read, committed, deleted; the next one of the group goes on behind what was committed."""
+    log = store.create_topic("t").partition(0)
+    log.append([b'{"a":1}', b"2"], keys=[b'"k"', None])
+    consumer = Consumer(client, name="one").subscribe("t")
+    assert consumer.uri == "/consumers/g/instances/one"
+    assert consumer.records() == [
+        {"topic": "t", "key": "k", "value": {"a": 1}, "partition": 0, "offset": 0},
+        {"topic": "t", "key": None, "value": 2, "partition": 0, "offset": 1},
+    ]
+    assert consumer.records() == []
+    assert consumer.post("offsets", status=200) == []
+    assert consumer.get("subscription") == {"topics": ["t"]}
+    assert consumer.get("assignments") == {"partitions": [{"topic": "t", "partition": 0}]}
+    committed = consumer.get(
+        "offsets", {"partitions": [{"topic": "t", "partition": 0}, {"topic": "t", "partition": 7}]}
+    )
+    assert committed == {"offsets": [{"topic": "t", "partition": 0, "offset": 2, "metadata": ""}]}
+    log.append([b"3"])
+    consumer.delete()
+    assert client.delete(consumer.uri).json()["error_code"] == 40403
+    assert client.get(f"{consumer.uri}/records").json()["error_code"] == 40403
+    other = Consumer(client).subscribe("t")
+    assert other.values() == [3]
+    other.delete()
+    assert store.groups.describe("g").members == ()
+
+
+def test_committing_given_offsets(store: LogStore, client: Client) -> None:
+    """An offset that is committed is that of the last record that was processed: the group goes on behind it."""
+    store.create_topic("t").partition(0).append([b"0", b"1", b"2", b"3"])
+    consumer = Consumer(client).subscribe("t")
+    assert consumer.values() == [0, 1, 2, 3]
+    consumer.post("offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 1, "metadata": "m"}]}, 200)
+    consumer.delete()
+    committed = store.group_offsets.committed("g")
+    assert [(one.offset, one.metadata) for one in committed.values()] == [(2, "m")]
+    other = Consumer(client).subscribe("t")
+    assert other.values() == [2, 3]
+    other.delete()
+
+
+def test_positions(store: LogStore, client: Client) -> None:
+    """An instance goes on at offsets, at times, at the beginning or at the end, also before it has read anything."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"0", b"1", b"2"], timestamps=[1_000_000, 2_000_000, 3_000_000])
+    here = {"topic": "t", "partition": 0}
+    consumer = Consumer(client).subscribe("t")
+    consumer.post("positions", {"offsets": [{**here, "offset": 2}]})
+    assert consumer.values() == [2]
+    consumer.post("positions/beginning", {"partitions": [here]})
+    assert consumer.values() == [0, 1, 2]
+    consumer.post("positions", {"timestamps": [{**here, "timestamp": "1970-01-01T00:33:20Z"}]})
+    assert consumer.values() == [1, 2]
+    consumer.post("positions/end", {"partitions": [here]})
+    assert consumer.values() == []
+    assert consumer.post("positions", {"offsets": [{**here, "offset": 9}]}, 416)["error_code"] == 416
+    assert consumer.post("positions", {"offsets": [{**here, "partition": 1, "offset": 0}]}, 409)["error_code"] == 40903
+    assert consumer.post("positions", {"timestamps": [{**here, "timestamp": "now"}]}, 422)["error_code"] == 42206
+    consumer.delete()
+
+
+def test_assigned_by_hand(store: LogStore, client: Client) -> None:
+    """Partitions that a client chose are read from their committed positions, outside of the group's sharing."""
+    topic = store.create_topic("t", partitions=2)
+    topic.partition(0).append([b"0", b"1"])
+    topic.partition(1).append([b"2"])
+    store.groups.reset("g", {("t", 0): 1})  # type: ignore[dict-item]
+    consumer = Consumer(client)
+    both = {"partitions": [{"topic": "t", "partition": 0}, {"topic": "t", "partition": 1}]}
+    consumer.post("assignments", both)
+    assert consumer.get("assignments") == both
+    assert sorted(consumer.values()) == [1, 2]
+    consumer.post("offsets", status=200)
+    assert sorted(one.offset for one in store.group_offsets.committed("g").values()) == [1, 2]
+    assert consumer.post("subscription", {"topics": ["t"]}, 409)["error_code"] == 40903
+    assert consumer.post("assignments", {"partitions": [{"topic": "t", "partition": 5}]}, 404)["error_code"] == 40402
+    consumer.client.delete(f"{consumer.uri}/subscription")
+    consumer.subscribe("t")
+    assert consumer.post("assignments", both, 409)["error_code"] == 40903
+    consumer.delete()
+
+
+def test_members_share_partitions(store: LogStore, client: Client) -> None:
+    """Two instances of a group get different partitions, and together every record."""
+    topic = store.create_topic("t", partitions=4)
+    for number in range(4):
+        topic.partition(number).append([b"%d" % number])
+    one, two = Consumer(client).subscribe("t"), Consumer(client).subscribe("t")
+    found: list[Any] = []
+    ends_s = time.monotonic() + 20
+    while (len(set(found)) < 4 or not two.get("assignments")["partitions"]) and time.monotonic() < ends_s:
+        found += one.values(timeout_ms=20) + two.values(timeout_ms=20)
+    assert set(found) == {0, 1, 2, 3}
+    shares = [{part["partition"] for part in consumer.get("assignments")["partitions"]} for consumer in (one, two)]
+    assert shares[0].isdisjoint(shares[1])
+    assert shares[0] | shares[1] == {0, 1, 2, 3}
+    one.delete()
+    two.delete()
+
+
+def test_a_pattern_follows_topics(store: LogStore, client: Client) -> None:
+    """A pattern takes in topics that come; what was read of the others is not read again."""
+    store.create_topic("log-a").partition(0).append([b"1"])
+    store.create_topic("other")
+    with mock.patch("segmentlog.http.rest.reading._MATCH_EVERY_S", 0.0):
+        consumer = Consumer(client)
+        consumer.post("subscription", {"topic_pattern": "log-.*"})
+        assert consumer.get("subscription") == {"topics": ["log-a"]}
+        assert consumer.values() == [1]
+        store.create_topic("log-b").partition(0).append([b"2"])
+        assert consumer.values(timeout_ms=2000) == [2]
+        assert consumer.get("subscription") == {"topics": ["log-a", "log-b"]}
+        assert consumer.post("subscription", {"topic_pattern": "("}, 422)["error_code"] == 42206
+        assert consumer.post("subscription", {"topic_pattern": "x", "topics": ["t"]}, 409)["error_code"] == 40903
+        consumer.delete()
+
+
+def test_waiting_for_records(store: LogStore, client: Client) -> None:
+    """A request waits as long as it says, and ends as soon as there is something."""
+    log = store.create_topic("t").partition(0)
+    consumer = Consumer(client, **{"consumer.request.timeout.ms": 20_000}).subscribe("t")
+    began_s = time.monotonic()
+    assert consumer.values(timeout_ms=200) == []
+    assert 0.15 < time.monotonic() - began_s < 10
+    timer = threading.Timer(0.2, log.append, args=([b"1"],))
+    timer.start()
+    began_s = time.monotonic()
+    assert consumer.values(timeout_ms=20_000) == [1]
+    assert time.monotonic() - began_s < 15
+    timer.join()
+    consumer.delete()
+
+
+def test_deleting_ends_a_wait(store: LogStore, client: Client) -> None:
+    """An instance that is deleted while a request waits in it is gone at once."""
+    store.create_topic("t")
+    consumer = Consumer(client, **{"consumer.request.timeout.ms": 60_000}).subscribe("t")
+    waiting = threading.Thread(target=lambda: client.get(f"{consumer.uri}/records", headers=consumer.accept))
+    waiting.start()
+    time.sleep(0.2)
+    began_s = time.monotonic()
+    consumer.delete()
+    waiting.join()
+    assert time.monotonic() - began_s < 20
+
+
+def test_at_most_so_many_bytes(store: LogStore, client: Client) -> None:
+    """A request gets about as many bytes as it asks for, at least one record, and the next goes on behind them."""
+    store.create_topic("t").partition(0).append([b'"%b"' % (b"x" * 98)] * 10)
+    consumer = Consumer(client).subscribe("t")
+    sizes = [len(consumer.records(max_bytes=250)) for _ in range(3)]
+    assert sizes == [2, 2, 2]
+    assert len(consumer.records(max_bytes=1)) == 1
+    assert [record["offset"] for record in consumer.records()] == [7, 8, 9]
+    consumer.delete()
+
+
+def test_what_is_no_json_is_told_and_kept(store: LogStore, client: Client) -> None:
+    """A record that the format cannot tell ends a request before it, and is named by the next; nothing is skipped."""
+    store.create_topic("t").partition(0).append([b"1", b"{broken", b"3"])
+    consumer = Consumer(client).subscribe("t")
+    assert consumer.values() == [1]
+    for _ in range(2):
+        answer = client.get(f"{consumer.uri}/records?timeout=50", headers=consumer.accept)
+        assert answer.status_code == 422
+        assert answer.json()["error_code"] == 42203
+        assert "t/0, offset 1" in answer.json()["message"]
+    consumer.post("positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 2}]})
+    assert consumer.values() == [3]
+    consumer.delete()
+
+
+def test_auto_commit(store: LogStore, client: Client) -> None:
+    """With automatic commits what a client has got is committed when it asks again, and what it had at the end."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"0"])
+    with mock.patch("segmentlog.http.rest.reading._COMMIT_EVERY_S", 0.0):
+        consumer = Consumer(client, **{"auto.commit.enable": "true"}).subscribe("t")
+        assert consumer.values() == [0]
+        assert not store.group_offsets.committed("g")
+        log.append([b"1"])
+        assert consumer.values() == [1]
+        assert [one.offset for one in store.group_offsets.committed("g").values()] == [1]
+        consumer.delete()
+    assert [one.offset for one in store.group_offsets.committed("g").values()] == [2]
+
+
+def test_formats_do_not_mix(store: LogStore, client: Client) -> None:
+    """An instance answers in the format that it was made for."""
+    store.create_topic("t").partition(0).append([b"\xff"], keys=[b"k"])
+    consumer = Consumer(client, format="binary").subscribe("t")
+    answer = client.get(f"{consumer.uri}/records", headers={"accept": JSON})
+    assert (answer.status_code, answer.json()["error_code"]) == (406, 40601)
+    assert consumer.records() == [{"topic": "t", "key": "aw==", "value": "/w==", "partition": 0, "offset": 0}]
+    consumer.delete()
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "code"),
+    [
+        ({"format": "xml"}, 422, 422),
+        ({"auto.offset.reset": "sometime"}, 422, 422),
+        ({"fetch.min.bytes": "many"}, 422, 422),
+        ({"name": "a/b"}, 422, 422),
+    ],
+)
+def test_bad_instances(client: Client, document: Any, status: int, code: int) -> None:
+    """What an instance cannot be made with is told, and none is made."""
+    answer = client.post("/consumers/g", json=document, headers=BODY)
+    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+
+
+def test_names_are_taken_once(store: LogStore, client: Client) -> None:
+    """A second instance of a name in a group is refused; without a body everything has a default."""
+    one = Consumer(client, name="n")
+    answer = client.post("/consumers/g", json={"name": "n"}, headers=BODY)
+    assert (answer.status_code, answer.json()["error_code"]) == (409, 40902)
+    other = client.post("/consumers/g")
+    assert other.status_code == 200
+    assert client.delete(other.json()["base_uri"].removeprefix("http://localhost")).status_code == 204
+    assert one.post("subscription", {"topics": ["nope"]}, 404)["error_code"] == 40401
+    assert one.records() == []
+    one.delete()
+
+
+def test_those_that_nobody_asks_are_closed(store: LogStore, client: Client) -> None:
+    """An instance that is not asked for its time leaves the group: the others get its partitions."""
+    store.create_topic("t")
+    with mock.patch.object(instances, "INSTANCE_TIMEOUT_S", 0.3), mock.patch.object(instances, "_SWEEP_S", 0.05):
+        consumer = Consumer(client).subscribe("t")
+        consumer.get("assignments")
+        assert len(store.groups.describe("g").members) == 1
+        ends_s = time.monotonic() + 20
+        while store.groups.describe("g").members and time.monotonic() < ends_s:
+            time.sleep(0.05)
+        assert not store.groups.describe("g").members
+        assert client.get(f"{consumer.uri}/records").json()["error_code"] == 40403
+
+
+def test_so_many_and_no_more(client: Client) -> None:
+    """Instances have a bound; who comes beyond it is told to come again."""
+    with mock.patch.object(instances, "INSTANCES_MAX", 1):
+        one = Consumer(client)
+        answer = client.post("/consumers/g", json={}, headers=BODY)
+        assert (answer.status_code, answer.json()["error_code"]) == (503, 50003)
+        one.delete()
+
+
+def test_they_end_with_the_door(store: LogStore, serve: Callable[..., HttpServer]) -> None:
+    """When a door closes its instances leave their groups, and commit if that is automatic; the store goes on."""
+    store.create_topic("t").partition(0).append([b"1"])
+    server = serve(HttpSettings())
+    with httpx.Client(base_url=server.url) as web:
+        web.post("/consumers/g", json={"name": "n", "format": "json", "auto.offset.reset": "earliest"}, headers=BODY)
+        web.post("/consumers/g/instances/n/subscription", json={"topics": ["t"]}, headers=BODY)
+        assert len(web.get("/consumers/g/instances/n/records", headers={"accept": JSON}).json()) == 1
+    assert len(store.groups.describe("g").members) == 1
+    server.close()
+    assert not store.groups.describe("g").members
+    assert [one.offset for one in store.group_offsets.committed("g").values()] == [1]

@@ -1,0 +1,194 @@
+"""Version 2: topics told, and records appended in each format."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from doors import Client
+
+from segmentlog.records import Record
+from segmentlog.store import LogStore
+
+BINARY, JSON = "application/vnd.kafka.binary.v2+json", "application/vnd.kafka.json.v2+json"
+V2 = "application/vnd.kafka.v2+json"
+
+
+def produce(client: Client, path: str, records: Any, content_type: str = JSON, status: int = 200) -> Any:
+    """Post them."""
+    answer = client.post(path, content=json.dumps({"records": records}), headers={"content-type": content_type})
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def records_of(store: LogStore, topic: str = "t", partition: int = 0) -> list[Record]:
+    """All records of a partition."""
+    return [record for batch in store.topic(topic).partition(partition).read(0) for record in batch]
+
+
+def test_json_is_kept_as_it_came(store: LogStore, client: Client) -> None:
+    """A JSON value is appended byte for byte: numbers of any length and the order of fields survive."""
+    store.create_topic("t")
+    value = '{"z": 1, "a": 12345678901234567890123, "pi": 3.1400}'
+    answer = client.post("/topics/t", content=f'{{"records": [{{"value": {value}}}, {{"value": "é", "key": [1]}}]}}',
+                         headers={"content-type": JSON})  # fmt: skip
+    assert answer.json() == {
+        "offsets": [
+            {"partition": 0, "offset": 0, "error_code": None, "error": None},
+            {"partition": 0, "offset": 1, "error_code": None, "error": None},
+        ],
+        "key_schema_id": None,
+        "value_schema_id": None,
+    }
+    assert answer.headers["content-type"] == V2
+    first, second = records_of(store)
+    assert (first.key, first.value) == (None, value.encode())
+    assert (second.key, second.value) == (b"[1]", '"é"'.encode())
+
+
+def test_null_is_a_tombstone(store: LogStore, client: Client) -> None:
+    """A null, or a value that is left out, is appended as a null value, and a null key as no key."""
+    store.create_topic("t")
+    produce(client, "/topics/t", [{"key": "a", "value": None}, {"key": "b"}, {"key": None, "value": 1}])
+    assert [(record.key, record.value) for record in records_of(store)] == [
+        (b'"a"', None), (b'"b"', None), (None, b"1"),
+    ]  # fmt: skip
+
+
+def test_binary_is_base64(store: LogStore, client: Client) -> None:
+    """Keys and values of the binary format are base64; what is none is refused as a whole."""
+    store.create_topic("t")
+    value = bytes(range(256))
+    produce(client, "/topics/t", [{"key": "AA==", "value": base64.b64encode(value).decode()}], BINARY)
+    assert [(record.key, record.value) for record in records_of(store)] == [(b"\0", value)]
+    answer = produce(client, "/topics/t", [{"value": "AA=="}, {"value": "*"}], BINARY, 422)
+    assert answer["error_code"] == 422
+    assert "base64" in answer["message"]
+    assert len(records_of(store)) == 1
+
+
+def test_keys_go_where_kafka_sends_them(store: LogStore, client: Client) -> None:
+    """Equal keys share a partition, the one that the library's producer sends them to; a partition may be named."""
+    store.create_topic("t", partitions=5)
+    keys = [f"key-{number}" for number in range(40)]
+    offsets = produce(client, "/topics/t", [{"key": key, "value": 1} for key in keys])["offsets"]
+    with store.producer() as producer:
+        deliveries = [producer.send("t", b"", key=json.dumps(key).encode()) for key in keys]
+    assert [one["partition"] for one in offsets] == [delivery.result().partition for delivery in deliveries]
+    named = produce(client, "/topics/t", [{"value": 1, "partition": 3}, {"value": 2, "partition": 4}])["offsets"]
+    assert [one["partition"] for one in named] == [3, 4]
+    one = produce(client, "/topics/t/partitions/2", [{"key": "key-1", "value": 1}])["offsets"][0]
+    assert one["partition"] == 2
+
+
+def test_requests_without_keys_take_turns(store: LogStore, client: Client) -> None:
+    """Records without a key stay together, and each request is the next partition's."""
+    store.create_topic("t", partitions=3)
+    partitions = []
+    for _ in range(6):
+        offsets = produce(client, "/topics/t", [{"value": 1}, {"value": 2}])["offsets"]
+        assert offsets[0]["partition"] == offsets[1]["partition"]
+        partitions.append(offsets[0]["partition"])
+    assert sorted(partitions) == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_fails_in_one_partition_is_told_of_its_records(store: LogStore, client: Client) -> None:
+    """A record that is too large keeps those of its partition out, and no others; each is told so."""
+    store.create_topic("t", partitions=2, max_message_bytes=2000, compression_type="none")
+    large = {"value": "x" * 5000, "partition": 1}
+    records = [{"value": 1, "partition": 0}, large, {"value": 2, "partition": 0}]
+    offsets = produce(client, "/topics/t", records)["offsets"]
+    assert [one["offset"] for one in offsets] == [0, None, 1]
+    assert offsets[1]["error_code"] == 413
+    assert "record 1 of the call" in offsets[1]["error"]
+    assert not records_of(store, partition=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "records", "code"),
+    [
+        ("/topics/nope", [{"value": 1}], 40401),
+        ("/topics/__consumer_offsets", [{"value": 1}], 40401),
+        ("/topics/t/partitions/9", [{"value": 1}], 40402),
+        ("/topics/t", [{"value": 1, "partition": 9}], 40402),
+    ],
+)
+def test_where_nothing_is(store: LogStore, client: Client, path: str, records: Any, code: int) -> None:
+    """Topics and partitions that are not there are told by the proxy's numbers; the store's own are not there."""
+    store.create_topic("t")
+    store.groups.reset("g", {("t", 0): 0})  # type: ignore[dict-item]
+    assert produce(client, path, records, status=404)["error_code"] == code
+    assert not records_of(store)
+
+
+def test_durable_when_asked(store: LogStore, client: Client) -> None:
+    """With ``ack=durable`` the answer comes once the records are on disk, whatever the topic's policy."""
+    log = store.create_topic("t", fsync="never").partition(0)
+    produce(client, "/topics/t", [{"value": 1}])
+    assert log.durable_offset < 1
+    produce(client, "/topics/t?ack=durable", [{"value": 2}])
+    assert log.durable_offset == 2
+    assert produce(client, "/topics/t?ack=maybe", [{"value": 3}], status=400)["error_code"] == 400
+
+
+def test_topics_that_always_sync_do(store: LogStore, client: Client) -> None:
+    """A topic whose policy is to sync each append has them on disk with the answer, also at the second request."""
+    log = store.create_topic("t", fsync="always").partition(0)
+    for number in range(3):
+        produce(client, "/topics/t", [{"value": number}])
+        assert log.durable_offset == number + 1
+
+
+def test_a_compacted_topic_wants_keys(store: LogStore, client: Client) -> None:
+    """A record without a key is told of, with the reason, and nothing was appended."""
+    store.create_topic("t", cleanup_policy="compact")
+    offsets = produce(client, "/topics/t", [{"value": 1}])["offsets"]
+    assert offsets[0]["error_code"] == 42206
+    assert "key" in offsets[0]["error"]
+
+
+def test_topics_are_told(store: LogStore, client: Client) -> None:
+    """Topics, partitions, offsets and the broker, as version 2 tells them; the store's own topics are not."""
+    store.create_topic("b", partitions=2, retention_ms=1000)
+    store.create_topic("a")
+    store.topic("b").partition(1).append([b"x", b"y"])
+    store.topic("b").partition(1).trim(1)
+    store.groups.reset("g", {("a", 0): 0})  # type: ignore[dict-item]  # there is a topic of the store's own now
+    assert client.get("/topics").json() == ["a", "b"]
+    topic = client.get("/topics/b").json()
+    assert topic["name"] == "b"
+    assert topic["configs"]["retention.ms"] == "1000"
+    assert [one["partition"] for one in topic["partitions"]] == [0, 1]
+    assert client.get("/topics/b/partitions").json() == topic["partitions"]
+    partition = client.get("/topics/b/partitions/1").json()
+    assert partition == {"partition": 1, "leader": 1, "replicas": [{"broker": 1, "leader": True, "in_sync": True}]}
+    assert client.get("/topics/b/partitions/1/offsets").json() == {"beginning_offset": 1, "end_offset": 2}
+    assert client.get("/brokers").json() == {"brokers": [1]}
+    assert client.get("/topics/b/partitions/2").json()["error_code"] == 40402
+    assert client.get("/topics/b/partitions/x").status_code == 404
+    assert client.get("/topics/__consumer_offsets").json()["error_code"] == 40401
+
+
+@pytest.mark.parametrize(
+    ("accept", "status", "content_type"),
+    [
+        (V2, 200, V2),
+        ("application/json", 200, "application/json"),
+        ("*/*", 200, V2),
+        ("text/html;q=0.9, application/json;q=0.1", 200, "application/json"),
+        ("text/html", 406, "application/json"),
+        ("application/vnd.kafka.v2+json;q=0", 406, "application/json"),
+    ],
+)
+def test_media_types(client: Client, accept: str, status: int, content_type: str) -> None:
+    """The client is answered in what it accepts, or told that there is no such thing."""
+    answer = client.get("/topics", headers={"accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (status, content_type)
+
+
+def test_other_methods(client: Client) -> None:
+    """A method that a path does not have is told, with those that it has."""
+    answer = client.request("PATCH", "/topics/t")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    assert client.request("HEAD", "/topics").status_code == 200
