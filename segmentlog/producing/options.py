@@ -30,13 +30,13 @@ class ProducerKeywords(TypedDict, total=False):
 class ProducerOptions(msgspec.Struct, kw_only=True):
     """See `Producer`; the defaults are those of `LogStore.producer`. Raises `InvalidConfig`."""
 
-    linger_ms: float
-    batch_size: int
-    partitioner: Partitioner | None
-    ack: Ack | None
-    name: str | None
-    enable_idempotence: bool
-    transaction_timeout_ms: int
+    linger_ms: float = 5
+    batch_size: int = 256 * 1024
+    partitioner: Partitioner | None = None
+    ack: Ack | None = None
+    name: str | None = None
+    enable_idempotence: bool = True
+    transaction_timeout_ms: int = 60_000
     serializer: Serializer[Any] | None = None
     key_serializer: Serializer[Any] | None = None
 
