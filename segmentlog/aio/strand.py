@@ -88,20 +88,24 @@ class Strand:
 
     async def made(self, make: Callable[[], M]) -> M:
         """What a call makes; the end of this strand if it fails. Cancelled, it is closed once it is made."""
-        making = self.call(make)
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(self._undo)
-            self.end()
-            raise
-        except BaseException:
-            self.end()
-            raise
+        found: list[M] = []
+        unwanted: list[bool] = []
 
-    def _undo(self, making: asyncio.Future[Any]) -> None:
-        if not making.cancelled() and making.exception() is None:
-            self.begin(lambda: _close_quietly(making.result()))
+        def work() -> M:
+            made = make()
+            found.append(made)
+            if unwanted:
+                _close_quietly(made)
+            return made
+
+        try:
+            return await asyncio.shield(self.call(work))
+        except BaseException:
+            unwanted.append(True)
+            if found:  # else it is seen there; closing twice does no harm
+                self.begin(lambda: _close_quietly(found[0]))
+            self.end()
+            raise
 
     def beside(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Make a call whatever others are under way."""
