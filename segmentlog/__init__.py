@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     from segmentlog.log.append.wire import WireAppended as WireAppended
     from segmentlog.log.partition import Partition as Partition
     from segmentlog.log.producers import ProducerStamp as ProducerStamp
+    from segmentlog.logs.handler import LogHandler as LogHandler
     from segmentlog.objects.replica import Replica as Replica
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
@@ -203,6 +204,7 @@ _HOMES = {
     "segmentlog.log.append.wire": ("WireAppended",),
     "segmentlog.log.partition": ("Partition",),
     "segmentlog.log.producers": ("ProducerStamp",),
+    "segmentlog.logs.handler": ("LogHandler",),
     "segmentlog.objects.replica": ("Replica",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producing.aproducer": ("AsyncProducer",),
