@@ -75,7 +75,9 @@ class LogHandler(logging.Handler):
     as soon as there is room again. What cannot be appended, on a full disk, say, is tried again; `handleError`
     is called once for each such time. What segmentlog logs while this thread appends is left out: it would not end.
 
-    A formatter is not asked. Any number of processes may log to one topic. After a fork the child's handler has a thread of its own. A record is
+    A formatter is not asked.
+
+    Any number of processes may log to one topic. After a fork the child's handler has a thread of its own. A record is
     appended once; the death of the process takes what was not appended yet, milliseconds as a rule.
     """
 
