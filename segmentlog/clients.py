@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
     from segmentlog.producing.producers import Producers
     from segmentlog.topics.topics import Topics
+    from segmentlog.tracing import Tracing
     from segmentlog.transactions.transactions import Transactions
 
 Key = TypeVar("Key")
@@ -76,6 +77,7 @@ class Clients:
         transaction_timeout_ms: int = 60_000,
         serializer: Serializer[Any] | None = None,
         key_serializer: Serializer[Any] | None = None,
+        tracing: Tracing = "auto",
     ) -> Producer[Any, Any]:
         """A producer that gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
@@ -84,7 +86,7 @@ class Clients:
         options = ProducerOptions(
             linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
             enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
-            serializer=serializer, key_serializer=key_serializer,
+            serializer=serializer, key_serializer=key_serializer, tracing=tracing,
         )  # fmt: skip
         return self._all_producers().make(options)
 

@@ -126,7 +126,7 @@ class LogHandler(logging.Handler):
         forks.on_fork(self, "_forget_parent")
         try:
             self._ensure_topic()
-            self._producer = self._store.producer(ack=ack, linger_ms=1000)
+            self._producer = self._store.producer(ack=ack, linger_ms=1000, tracing="off")
         except BaseException:
             self._close_store()
             raise
@@ -298,7 +298,7 @@ class LogHandler(logging.Handler):
                 # As the program ends stores are closed before the last record is logged. It has no need of threads.
                 self._store = LogStore(self._path, background=False)
             self._ensure_topic()
-            self._producer = self._store.producer(ack=self._ack, linger_ms=1000)
+            self._producer = self._store.producer(ack=self._ack, linger_ms=1000, tracing="off")
         return self._producer
 
     def _ensure_topic(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy.typing as npt
@@ -92,7 +94,7 @@ class AsyncProducer(Generic[K, V]):
             self._arrivals = Arrivals(strand, inner.pump, self._max_unsent_bytes)
             inner.hook(self, self._arrivals)
             self._send = cast("Callable[..., AsyncDelivery]", inner.send)
-            if inner.serializer is None and inner.key_serializer is None:
+            if inner.serializer is None and inner.key_serializer is None and inner.carrier is None:
                 self._chunks, self._pump = inner.pump.chunks, inner.pump
         return self
 
@@ -202,9 +204,11 @@ class AsyncProducer(Generic[K, V]):
             raise
         size_bytes = _size_bytes(values)
         self._arrivals.add_many(size_bytes)
-        sending = strand.call(
-            lambda: inner.send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
+        send_many = partial(
+            inner.send_many, topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
         )
+        context = contextvars.copy_context()  # so that the span that is current here is so there
+        sending = strand.call(lambda: context.run(send_many))
         sending.add_done_callback(lambda _: self._arrivals.add_many(-size_bytes))
         deliveries = await self._wait(sending, "the records are appended, or fail, all the same")
         return AsyncDeliveries(deliveries.chunk)

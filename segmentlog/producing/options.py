@@ -10,6 +10,7 @@ from segmentlog.arguments import as_bool, as_int
 from segmentlog.codecs import Serializer
 from segmentlog.errors import InvalidConfig
 from segmentlog.policy.partitioner import Partitioner
+from segmentlog.tracing import Carrier, Tracing, carrier_of
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack
@@ -25,6 +26,7 @@ class ProducerKeywords(TypedDict, total=False):
     name: str | None
     enable_idempotence: bool
     transaction_timeout_ms: int
+    tracing: Tracing
 
 
 class ProducerOptions(msgspec.Struct, kw_only=True):
@@ -39,6 +41,9 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
     transaction_timeout_ms: int = 60_000
     serializer: Serializer[Any] | None = None
     key_serializer: Serializer[Any] | None = None
+    tracing: Tracing = "auto"
+    carrier: Carrier | None = None
+    """Made of ``tracing``."""
 
     def __post_init__(self) -> None:
         linger_ms = self.linger_ms
@@ -51,6 +56,7 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
         self.enable_idempotence = as_bool("enable_idempotence", self.enable_idempotence)
         if self.partitioner is not None and not callable(getattr(self.partitioner, "partitions", None)):
             raise InvalidConfig("partitioner", self.partitioner, "an object with a method `partitions`, or None")
+        self.carrier = carrier_of(self.tracing)
         for name in ("serializer", "key_serializer"):
             one = getattr(self, name)
             if one is not None and not callable(getattr(one, "serialize", None)):

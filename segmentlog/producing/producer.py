@@ -66,6 +66,7 @@ class Producer(Generic[K, V]):
     name         a *named* producer counts on where its last instance stopped (`last_sequence`), and
                  fences that one, should it still run: `ProducerFenced` is what it gets
     serializer, key_serializer  make bytes of values and keys (`segmentlog.codecs`)
+    tracing      whether records carry the OpenTelemetry span they are sent in, in their headers: `segmentlog.tracing`
     enable_idempotence      give every batch a number, so that none is ever appended twice
     transaction_timeout_ms  a transaction that is open for longer is aborted by others
 

@@ -38,7 +38,7 @@ class Producers:
 
     def make(self, options: ProducerOptions) -> Producer[Any, Any]:
         """A producer of these topics."""
-        is_plain = options.serializer is None and options.key_serializer is None
+        is_plain = options.serializer is None and options.key_serializer is None and options.carrier is None
         made: type[Producer[Any, Any]] = Producer if is_plain else SerializingProducer
         return self._keep(made, options, background=self._topics.background.has_threads)
 
@@ -53,6 +53,7 @@ class Producers:
         )  # fmt: skip
         if isinstance(producer, SerializingProducer):
             producer.serializer, producer.key_serializer = options.serializer, options.key_serializer
+            producer.carrier = options.carrier
         self._there.add(producer)
         return producer
 
