@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from segmentlog.codecs import text_codec as text_codec
     from segmentlog.config import FsyncPolicy as FsyncPolicy
     from segmentlog.config import TopicConfig as TopicConfig
+    from segmentlog.consuming.aconsumer import AsyncConsumer as AsyncConsumer
     from segmentlog.consuming.consumer import Consumer as Consumer
     from segmentlog.consuming.decoding import Undecodable as Undecodable
     from segmentlog.errors import (
@@ -138,11 +139,14 @@ if TYPE_CHECKING:
     from segmentlog.log.append.wire import WireAppended as WireAppended
     from segmentlog.log.partition import Partition as Partition
     from segmentlog.log.producers import ProducerStamp as ProducerStamp
+    from segmentlog.logs.handler import LogHandler as LogHandler
     from segmentlog.objects.replica import Replica as Replica
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
+    from segmentlog.producing.aproducer import AsyncProducer as AsyncProducer
     from segmentlog.producing.delivery import Delivery as Delivery
     from segmentlog.producing.producer import Producer as Producer
+    from segmentlog.producing.queueing import AsyncDelivery as AsyncDelivery
     from segmentlog.records import (
         Appended as Appended,
     )
@@ -182,6 +186,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "segmentlog.codecs": ("Codec", "Deserializer", "Serializer", "json_codec", "msgpack_codec", "text_codec"),
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
+    "segmentlog.consuming.aconsumer": ("AsyncConsumer",),
     "segmentlog.consuming.consumer": ("Consumer",),
     "segmentlog.consuming.decoding": ("Undecodable",),
     "segmentlog.producing.delivery": ("Delivery",),
@@ -199,9 +204,12 @@ _HOMES = {
     "segmentlog.log.append.wire": ("WireAppended",),
     "segmentlog.log.partition": ("Partition",),
     "segmentlog.log.producers": ("ProducerStamp",),
+    "segmentlog.logs.handler": ("LogHandler",),
     "segmentlog.objects.replica": ("Replica",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
+    "segmentlog.producing.aproducer": ("AsyncProducer",),
     "segmentlog.producing.producer": ("Producer",),
+    "segmentlog.producing.queueing": ("AsyncDelivery",),
     "segmentlog.records": (
         "Appended", "CompactionReport", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport",
         "RetentionReport", "SegmentInfo", "TopicPartition",

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
     from segmentlog.codecs import Deserializer, Serializer
+    from segmentlog.consuming.aconsumer import AsyncConsumer
     from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, Rebalanced, Start
-    from segmentlog.consuming.options import ConsumerKeywords, ConsumerOptions
+    from segmentlog.consuming.options import AsyncConsumerKeywords, ConsumerKeywords, ConsumerOptions
     from segmentlog.groups.admin import Groups
     from segmentlog.log.partition import Ack, Isolation, Partition
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
+    from segmentlog.producing.aproducer import AsyncProducer
     from segmentlog.producing.options import ProducerKeywords
     from segmentlog.producing.producer import Producer
     from segmentlog.producing.producers import Producers
     from segmentlog.topics.topics import Topics
+    from segmentlog.tracing import Tracing
     from segmentlog.transactions.transactions import Transactions
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+C = TypeVar("C", bound="Consumer[Any, Any]")
+
+MAX_UNSENT_BYTES: Final = 8 << 20
+"""How much an asynchronous producer has on its way at most, about."""
 
 
 class Clients:
@@ -70,6 +77,7 @@ class Clients:
         transaction_timeout_ms: int = 60_000,
         serializer: Serializer[Any] | None = None,
         key_serializer: Serializer[Any] | None = None,
+        tracing: Tracing = "auto",
     ) -> Producer[Any, Any]:
         """A producer that gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
@@ -78,7 +86,7 @@ class Clients:
         options = ProducerOptions(
             linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
             enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
-            serializer=serializer, key_serializer=key_serializer,
+            serializer=serializer, key_serializer=key_serializer, tracing=tracing,
         )  # fmt: skip
         return self._all_producers().make(options)
 
@@ -152,8 +160,7 @@ class Clients:
         on_bad: OnBad = "raise",
     ) -> Consumer[Any, Any]:
         """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
-        from segmentlog.consuming.consumer import ConsumerOptions
-        from segmentlog.consuming.decoding import decoding_of
+        from segmentlog.consuming.consumer import Consumer, ConsumerOptions
 
         self._topics.check_open()
         options = ConsumerOptions(
@@ -163,17 +170,81 @@ class Clients:
             auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
             max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
             on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
-            decoding=decoding_of(key_deserializer, deserializer, on_bad),
+            deserializer=deserializer, key_deserializer=key_deserializer, on_bad=on_bad,
         )  # fmt: skip
-        return self._consumer(topics, options)
+        return self._consumer(Consumer, topics, options)
 
-    def _consumer(self, topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> Consumer[Any, Any]:
-        from segmentlog.consuming.consumer import Consumer
-
+    def _consumer(self, made: type[C], topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> C:
         groups = None if options.group is None else self.groups
-        consumer: Consumer[Any, Any] = Consumer(
-            self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions
-        )
+        consumer = made(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
         if groups is not None:
             self._members.add(consumer)
         return consumer
+
+    # ------------------------------------------------------------ for asyncio
+
+    @overload
+    def aproducer(
+        self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, serializer: None = None, key_serializer: None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncProducer: ...  # fmt: skip
+    @overload
+    def aproducer(
+        self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, serializer: Serializer[Value], key_serializer: None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncProducer[bytes | None, Value | None]: ...  # fmt: skip
+    @overload
+    def aproducer(
+        self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, serializer: None = None, key_serializer: Serializer[Key],
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncProducer[Key | None, bytes | None]: ...  # fmt: skip
+    @overload
+    def aproducer(
+        self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, serializer: Serializer[Value],
+        key_serializer: Serializer[Key], **options: Unpack[ProducerKeywords],
+    ) -> AsyncProducer[Key | None, Value | None]: ...  # fmt: skip
+    def aproducer(self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, **options: Any) -> AsyncProducer[Any, Any]:
+        """A producer for asyncio, with the options of `producer`; see `AsyncProducer`. Begin it by ``async with``."""
+        self._topics.check_writable("produce")
+        from segmentlog.arguments import as_int
+        from segmentlog.producing.aproducer import AsyncProducer
+        from segmentlog.producing.options import ProducerOptions
+
+        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, wanted="bytes, from 1 on")
+        made = ProducerOptions(**options)
+        return AsyncProducer(lambda: self._all_producers().make_queueing(made), made.linger_ms, max_unsent_bytes)
+
+    @overload
+    def aconsumer(
+        self, *topics: str | tuple[str, int], deserializer: None = None, key_deserializer: None = None,
+        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+    ) -> AsyncConsumer: ...  # fmt: skip
+    @overload
+    def aconsumer(
+        self, *topics: str | tuple[str, int], deserializer: Deserializer[Value], key_deserializer: None = None,
+        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+    ) -> AsyncConsumer[bytes | None, Value]: ...  # fmt: skip
+    @overload
+    def aconsumer(
+        self, *topics: str | tuple[str, int], deserializer: None = None, key_deserializer: Deserializer[Key],
+        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+    ) -> AsyncConsumer[Key, bytes | None]: ...  # fmt: skip
+    @overload
+    def aconsumer(
+        self, *topics: str | tuple[str, int], deserializer: Deserializer[Value], key_deserializer: Deserializer[Key],
+        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+    ) -> AsyncConsumer[Key, Value]: ...  # fmt: skip
+    def aconsumer(self, *topics: str | tuple[str, int], **options: Any) -> AsyncConsumer[Any, Any]:
+        """A consumer for asyncio, with the options of `consumer`; see `AsyncConsumer`. Begin it by ``async with``."""
+        self._topics.check_open()
+        from segmentlog.aio.calls import Callbacks
+        from segmentlog.consuming.aconsumer import AsyncConsumer
+        from segmentlog.consuming.options import ConsumerOptions
+        from segmentlog.consuming.steps import SteppedConsumer
+
+        callbacks = Callbacks()
+        for name in ("on_assigned", "on_revoked", "on_lost"):
+            if callable(options.get(name)):
+                options[name] = callbacks.wrapped(options[name])
+        made = ConsumerOptions(**options)
+        return AsyncConsumer(lambda: self._consumer(SteppedConsumer, topics, made), callbacks)

@@ -55,6 +55,7 @@ def test_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bench", "arguments", "said"),
     [
+        ("aio", ("--records", "10000", "--rounds", "1"), "send, one by one"),
         ("compaction", ("--records", "5000", "--rounds", "1", "--segments", "10"), "retention tick"),
         ("delivery", ("--rounds", "1", "--kills", "1"), "rebalance after SIGKILL"),
         ("table", ("--keys", "2000"), "get, p50"),

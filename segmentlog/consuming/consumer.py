@@ -36,7 +36,7 @@ from segmentlog.groups.session import Rebalanced as Rebalanced
 from segmentlog.records import K, Record, TopicPartition, V
 from segmentlog.topics.topics import Topics
 
-_HANDOVER_S = 2.0
+HANDOVER_S = 2.0
 """How long an iteration that does not follow waits for partitions that others have yet to let go of."""
 
 
@@ -287,7 +287,7 @@ class Consumer(Generic[K, V]):
     def _turns(self) -> Iterator[tuple[Cursor, RecordBatch[Any, Any]]]:
         self._check_open()
         session, cursors = self._session, self._cursors
-        ends_s = time.monotonic() + _HANDOVER_S
+        ends_s = time.monotonic() + HANDOVER_S
         cursors.handing = None
         cursors.meet_ends()
         while True:

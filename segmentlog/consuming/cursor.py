@@ -32,9 +32,14 @@ class Cursor:
         self._records: list[Record[Any, Any]] = []
         self._handed_out: Iterator[Record[Any, Any]] = iter(self._records)
 
-    def hand_out(self, batch: RecordBatch[Any, Any]) -> Iterator[Record[Any, Any]]:
-        """The records of a batch, one by one; the position follows without any work for each of them."""
-        self._records = list(batch.records())
+    def hand_out(
+        self, batch: RecordBatch[Any, Any], records: list[Record[Any, Any]] | None = None
+    ) -> Iterator[Record[Any, Any]]:
+        """The records of a batch, one by one; the position follows without any work for each of them.
+
+        ``records`` are those of the batch, where somebody has them already.
+        """
+        self._records = list(batch.records()) if records is None else records
         self._handed_out = iter(self._records)
         self._position = batch.next_offset
         self.epoch, self.in_hand = batch.epoch, None

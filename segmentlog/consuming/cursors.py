@@ -26,6 +26,23 @@ from segmentlog.topics.topics import Topics
 logger = logging.getLogger("segmentlog")
 
 
+_AHEAD_MAX_RECORDS = 20_000
+
+
+class Ahead:
+    """Batches of a partition that were fetched before they are handed out."""
+
+    __slots__ = ("batches", "cursor", "end_position", "position")
+
+    def __init__(self, cursor: Cursor, position: int) -> None:
+        self.cursor = cursor
+        self.position = position
+        """Where the cursor has to be for the next of them; elsewhere they are not wanted any more."""
+        self.batches: deque[RecordBatch[Any, Any]] = deque()
+        self.end_position = position
+        """Where it is to go when all are handed out."""
+
+
 class Cursors:
     """A consumer's cursors, and the turns that they take. Knows nothing of the consumer, which may be dropped.
 
@@ -239,6 +256,32 @@ class Cursors:
             # Nothing more up to there: a gap that a crash or compaction left, or what is not handed
             # out, the ends of transactions and what was aborted.
             cursor.position = cursor.end_offset
+
+    def fetch_ahead(self, cursor: Cursor) -> Ahead | None:
+        """What `fetch` has next, whole, without moving the cursor; None for nothing.
+
+        Where there is none to hand out for now the cursor is moved behind it. Raises what comes first.
+        """
+        copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)
+        copy.paused = cursor.paused
+        found = Ahead(cursor, copy.position)
+        record_count = 0
+        try:
+            for batch in self.fetch(copy):
+                copy.position = batch.next_offset
+                found.batches.append(batch)
+                record_count += len(batch)
+                if record_count >= _AHEAD_MAX_RECORDS:
+                    break
+        except Exception:
+            if not found.batches:  # else it is raised again when those have been handed out
+                cursor.position = copy.position
+                raise
+        cursor.end_offset = copy.end_offset
+        found.end_position = copy.position
+        if not found.batches and found.end_position != found.position:
+            cursor.position = found.end_position
+        return found if found.batches else None
 
     def _decoded(self, cursor: Cursor, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
         """A batch with objects in place of bytes; the cursor is moved over what is skipped, up to what raises."""

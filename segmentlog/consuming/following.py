@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
@@ -30,6 +30,13 @@ def announce(watch: Watch, logs: Iterable[Partition]) -> bool:
         watch.add(log.handle.lock_path)
         must_poll |= not log.handle.announce_waiting(2 * WAIT_S)
     return must_poll
+
+
+class Pause(NamedTuple):
+    """For how long there is nothing to read, unless somebody wakes."""
+
+    seconds: float
+    must_poll: bool
 
 
 class Follower:
@@ -65,26 +72,42 @@ class Follower:
             return self._wait_locked(session)
 
     def _wait_locked(self, session: GroupSession | None) -> bool:
-        watch, cursors = self._watching(session), self._cursors
+        watch = self._watching(session)
         while not self.is_ended():
-            watch.drain()
-            if self.is_ended():
-                break  # said so just before the drain, which took the reason to wake up with it
-            if session is not None:
-                session.poll(ended=watch.take_ended())
-            must_poll = announce(watch, (cursor.log for cursor in cursors))
-            if cursors.has_more():
+            pause = self._look(watch, session)
+            if pause is None:
                 return True
-            cursors.reopen_stale()
-            if session is None and cursors.assign("earliest"):
-                must_poll |= announce(watch, (cursor.log for cursor in cursors))
-            self._finish_dead()
-            if cursors.has_more():
-                return True
-            wait_s = _FINISH_S if self._is_committed else WAIT_S
-            watch.wait(wait_s if session is None else min(session.wait_s, wait_s), poll=must_poll)
+            if not self.is_ended():  # said so just before the drain, which took the reason to wake up with it
+                watch.wait(pause.seconds, poll=pause.must_poll)
         self.is_woken = False
         return False
+
+    def look(self, session: GroupSession | None) -> Pause | None:
+        """For who sleeps elsewhere: None when there may be more, else how long to, on the descriptors of `watch`.
+
+        Not to be called while a `wait` is under way.
+        """
+        with self.lock:
+            return self._look(self._watching(session), session)
+
+    def _look(self, watch: Watch, session: GroupSession | None) -> Pause | None:
+        cursors = self._cursors
+        watch.drain()
+        if self.is_ended():
+            return Pause(0.0, must_poll=False)
+        if session is not None:
+            session.poll(ended=watch.take_ended())
+        must_poll = announce(watch, (cursor.log for cursor in cursors))
+        if cursors.has_more():
+            return None
+        cursors.reopen_stale()
+        if session is None and cursors.assign("earliest"):
+            must_poll |= announce(watch, (cursor.log for cursor in cursors))
+        self._finish_dead()
+        if cursors.has_more():
+            return None
+        wait_s = _FINISH_S if self._is_committed else WAIT_S
+        return Pause(wait_s if session is None else min(session.wait_s, wait_s), must_poll)
 
     def _watching(self, session: GroupSession | None) -> Watch:
         """What wakes: topics that come and go, and members of the group; partitions are added by `announce`."""

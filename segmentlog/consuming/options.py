@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date, datetime, timedelta
 from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from segmentlog.arguments import as_bool, as_int, as_partition, as_text
-from segmentlog.consuming.decoding import Decoding
+from segmentlog.codecs import Deserializer
+from segmentlog.consuming.decoding import Decoding, OnBad, decoding_of
 from segmentlog.errors import InvalidConfig
 from segmentlog.groups.session import Rebalanced
 from segmentlog.log.partition import Isolation
 from segmentlog.policy.assignment import Strategy
+from segmentlog.records import TopicPartition
 
 Start = Literal["earliest", "latest"] | int | datetime | date | timedelta
 """Where reading begins: an end of the log, an offset, so many before the end, the first record at or after a time."""
@@ -26,9 +28,7 @@ Wanted = str | tuple[str, int]
 _TOPICS = "names of topics, (topic, partition) or patterns, at least one"
 
 
-class ConsumerKeywords(TypedDict, total=False):
-    """What `LogStore.consumer` takes besides deserializers, for type checkers; see `Consumer`."""
-
+class _Keywords(TypedDict, total=False):
     start: Start
     follow: bool
     isolation: Isolation
@@ -44,36 +44,58 @@ class ConsumerKeywords(TypedDict, total=False):
     max_poll_interval_ms: int
     max_poll_records: int
     client_id: str
+
+
+class ConsumerKeywords(_Keywords, total=False):
+    """What `LogStore.consumer` takes besides deserializers, for type checkers; see `Consumer`."""
+
     on_assigned: Rebalanced | None
     on_revoked: Rebalanced | None
     on_lost: Rebalanced | None
+
+
+AsyncRebalanced = Callable[[list[TopicPartition]], Awaitable[object] | None]
+"""A function or a coroutine function, told which partitions came, or go."""
+
+
+class AsyncConsumerKeywords(_Keywords, total=False):
+    """The same for `LogStore.aconsumer`."""
+
+    on_assigned: AsyncRebalanced | None
+    on_revoked: AsyncRebalanced | None
+    on_lost: AsyncRebalanced | None
 
 
 class ConsumerOptions(msgspec.Struct, kw_only=True):
     """See `Consumer`; the defaults are those of `LogStore.consumer`. Raises `InvalidConfig`."""
 
-    start: Start
-    follow: bool
-    isolation: Isolation
-    durable_only: bool
-    shipped_only: bool
-    fetch_bytes: int
-    skip_damaged: bool
-    auto_offset_reset: OffsetReset | None
-    group: str | None
-    auto_commit: bool
-    auto_commit_interval_ms: int
-    assignment_strategy: Strategy
-    max_poll_interval_ms: int
-    max_poll_records: int
-    client_id: str
-    on_assigned: Rebalanced | None
-    on_revoked: Rebalanced | None
-    on_lost: Rebalanced | None
+    start: Start = "earliest"
+    follow: bool = False
+    isolation: Isolation = "read_uncommitted"
+    durable_only: bool = False
+    shipped_only: bool = False
+    fetch_bytes: int = 1 << 20
+    skip_damaged: bool = False
+    auto_offset_reset: OffsetReset | None = None
+    group: str | None = None
+    auto_commit: bool = False
+    auto_commit_interval_ms: int = 5000
+    assignment_strategy: Strategy = "sticky"
+    max_poll_interval_ms: int = 300_000
+    max_poll_records: int = 500
+    client_id: str = ""
+    on_assigned: Rebalanced | None = None
+    on_revoked: Rebalanced | None = None
+    on_lost: Rebalanced | None = None
+    deserializer: Deserializer[Any] | None = None
+    key_deserializer: Deserializer[Any] | None = None
+    on_bad: OnBad = "raise"
     decoding: Decoding | None = None
+    """Made of the three."""
 
     def __post_init__(self) -> None:
         check_start(self.start)
+        self.decoding = decoding_of(self.key_deserializer, self.deserializer, self.on_bad)
         for name in ("follow", "durable_only", "shipped_only", "skip_damaged", "auto_commit"):
             setattr(self, name, as_bool(name, getattr(self, name)))
         for name in ("max_poll_interval_ms", "max_poll_records", "auto_commit_interval_ms", "fetch_bytes"):

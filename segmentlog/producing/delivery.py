@@ -47,8 +47,8 @@ class Chunk:
     __slots__ = (
         "_partitions", "_positions", "_ranks", "_sends", "_triples", "add", "all_headers", "all_partition",
         "all_timestamps", "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys",
-        "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "sealed", "surely_fits", "taken",
-        "timestamps", "topic", "values",
+        "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "room_bytes", "sealed",
+        "surely_fits", "taken", "timestamps", "topic", "values",
     )  # fmt: skip
 
     def __init__(self, sends: Sends, producer: object, topic: str, room: int) -> None:
@@ -58,7 +58,7 @@ class Chunk:
         self.topic = topic
         self.begun_ms = time.time_ns() // 1_000_000
         self.begun_ns = time.monotonic_ns()
-        self.room = room
+        self.room = self.room_bytes = room
         """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
         self.needs_keys = False
         self.surely_fits = 0
@@ -88,6 +88,11 @@ class Chunk:
         self.is_sent = False
         self.generation = forks.generation()
         """Of the process that sends it: a forked child has a copy, and nobody who would."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much it has taken, about; 0 of one that was made as a whole."""
+        return self.room_bytes - self.room
 
     @property
     def record_count(self) -> int:
@@ -226,6 +231,11 @@ class Deliveries:
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
+
+    @property
+    def chunk(self) -> Chunk:
+        """What they were sent in."""
+        return self._chunk
 
     def __len__(self) -> int:
         return len(self._chunk.values)

@@ -10,6 +10,7 @@ from segmentlog.arguments import as_bool, as_int
 from segmentlog.codecs import Serializer
 from segmentlog.errors import InvalidConfig
 from segmentlog.policy.partitioner import Partitioner
+from segmentlog.tracing import Carrier, Tracing, carrier_of
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack
@@ -25,20 +26,24 @@ class ProducerKeywords(TypedDict, total=False):
     name: str | None
     enable_idempotence: bool
     transaction_timeout_ms: int
+    tracing: Tracing
 
 
 class ProducerOptions(msgspec.Struct, kw_only=True):
     """See `Producer`; the defaults are those of `LogStore.producer`. Raises `InvalidConfig`."""
 
-    linger_ms: float
-    batch_size: int
-    partitioner: Partitioner | None
-    ack: Ack | None
-    name: str | None
-    enable_idempotence: bool
-    transaction_timeout_ms: int
+    linger_ms: float = 5
+    batch_size: int = 256 * 1024
+    partitioner: Partitioner | None = None
+    ack: Ack | None = None
+    name: str | None = None
+    enable_idempotence: bool = True
+    transaction_timeout_ms: int = 60_000
     serializer: Serializer[Any] | None = None
     key_serializer: Serializer[Any] | None = None
+    tracing: Tracing = "auto"
+    carrier: Carrier | None = None
+    """Made of ``tracing``."""
 
     def __post_init__(self) -> None:
         linger_ms = self.linger_ms
@@ -51,6 +56,7 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
         self.enable_idempotence = as_bool("enable_idempotence", self.enable_idempotence)
         if self.partitioner is not None and not callable(getattr(self.partitioner, "partitions", None)):
             raise InvalidConfig("partitioner", self.partitioner, "an object with a method `partitions`, or None")
+        self.carrier = carrier_of(self.tracing)
         for name in ("serializer", "key_serializer"):
             one = getattr(self, name)
             if one is not None and not callable(getattr(one, "serialize", None)):

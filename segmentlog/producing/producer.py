@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NOTE_MAX_BYTES = 4096
 
-_RECORD_OVERHEAD = 24
+RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
 
 
@@ -66,6 +66,7 @@ class Producer(Generic[K, V]):
     name         a *named* producer counts on where its last instance stopped (`last_sequence`), and
                  fences that one, should it still run: `ProducerFenced` is what it gets
     serializer, key_serializer  make bytes of values and keys (`segmentlog.codecs`)
+    tracing      whether records carry the OpenTelemetry span they are sent in, in their headers: `segmentlog.tracing`
     enable_idempotence      give every batch a number, so that none is ever appended twice
     transaction_timeout_ms  a transaction that is open for longer is aborted by others
 
@@ -74,6 +75,9 @@ class Producer(Generic[K, V]):
     sent. What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so
     that nothing is lost in silence.
     """
+
+    _delivery: type[Delivery] = Delivery
+    """What `send` returns."""
 
     def __init__(
         self,
@@ -130,7 +134,7 @@ class Producer(Generic[K, V]):
             chunk = self._chunks[topic]
         except (KeyError, TypeError):  # none yet, or what is no name
             chunk = self._pump.begin(check_topic_name(topic), self)
-        size_bytes = _RECORD_OVERHEAD if value is None else _RECORD_OVERHEAD + len(value)  # type: ignore[arg-type]
+        size_bytes = RECORD_OVERHEAD if value is None else RECORD_OVERHEAD + len(value)  # type: ignore[arg-type]
         options = None
         if headers is not None or timestamp is not None or partition is not None:
             options = _checked_options(headers, timestamp, partition)
@@ -152,7 +156,7 @@ class Producer(Generic[K, V]):
         chunk.room = room = chunk.room - size_bytes
         if room <= 0 or chunk.sealed:
             chunk, number = self._pump.send_sealed(chunk, number, value, key)
-        return Delivery(chunk, number)
+        return self._delivery(chunk, number)
 
     def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
         """Raise `RecordTooLarge` for a record that no batch of the topic holds."""

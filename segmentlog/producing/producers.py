@@ -5,16 +5,19 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.producing.options import ProducerOptions as ProducerOptions
 from segmentlog.producing.producer import Producer
+from segmentlog.producing.queueing import QueueingProducer
 from segmentlog.producing.serializing import SerializingProducer
 from segmentlog.storage import forks
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.transactions import Transactions
+
+P = TypeVar("P", bound=Producer[Any, Any])
 
 
 class Producers:
@@ -35,13 +38,22 @@ class Producers:
 
     def make(self, options: ProducerOptions) -> Producer[Any, Any]:
         """A producer of these topics."""
-        is_plain = options.serializer is None and options.key_serializer is None
-        producer = (Producer if is_plain else SerializingProducer)(
+        is_plain = options.serializer is None and options.key_serializer is None and options.carrier is None
+        made: type[Producer[Any, Any]] = Producer if is_plain else SerializingProducer
+        return self._keep(made, options, background=self._topics.background.has_threads)
+
+    def make_queueing(self, options: ProducerOptions) -> QueueingProducer:
+        """One that leaves sending to others: an asynchronous one's."""
+        return self._keep(QueueingProducer, options, background=False)
+
+    def _keep(self, made: type[P], options: ProducerOptions, *, background: bool) -> P:
+        producer = made(
             self._topics, self._transactions, self._make_positions, options, on_dropped=self._dropped.append,
-            background=self._topics.background.has_threads,
+            background=background,
         )  # fmt: skip
         if isinstance(producer, SerializingProducer):
             producer.serializer, producer.key_serializer = options.serializer, options.key_serializer
+            producer.carrier = options.carrier
         self._there.add(producer)
         return producer
 

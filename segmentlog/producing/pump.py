@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.names import check_topic_name
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 _LOOK_AGAIN_S = 1.0
 _SPREAD_CHUNK_MAX_BYTES = 8 << 20
 """A chunk for a thousand partitions is no larger: what may wait in memory, twice of it while one is being sent."""
+
+
+class Hooks(Protocol):
+    """What is done elsewhere than in the thread that sends."""
+
+    def begun(self) -> None:
+        """A chunk begins to linger; whoever takes a record is in this. May raise: then it does not begin."""
+
+    def sealed(self, topic: str) -> None:
+        """There are chunks of a topic to send, by `Pump.send_full`."""
+
+    def told(self) -> None:
+        """A chunk was sent, or failed."""
 
 
 class Pump:
@@ -51,6 +64,8 @@ class Pump:
         self._batch_size = options.batch_size
         self._mutex = forks.lock(self, "_mutex")
         self._told = News()
+        self.hooks: Hooks | None = None
+        """Of a producer that does not send by itself, nor waits for what is sent."""
         self._lingerer = Worker("linger", self.linger_tick) if background and options.linger_ms else None
         self._lingerer_sleeps = True
         forks.on_fork(self, "_forget_sent")
@@ -74,6 +89,8 @@ class Pump:
         self._check_topic(topic)
         chunk = self.chunks.get(topic)
         if chunk is None:
+            if self.hooks is not None:
+                self.hooks.begun()
             chunk = self.chunks[topic] = Chunk(self, producer, topic, self._chunk_bytes(topic))
             config = self.topics[topic].config
             chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
@@ -124,7 +141,10 @@ class Pump:
                 chunk.add((number, value, key))
             if chunk.room <= 0:
                 self._seal(chunk)
-        self._send_full(chunk.topic)
+        if self.hooks is None:
+            self.send_full(chunk.topic)
+        else:
+            self.hooks.sealed(chunk.topic)
         return chunk, number
 
     def send_whole(self, chunk: Chunk) -> None:
@@ -137,7 +157,7 @@ class Pump:
                 self._seal(earlier)
             chunk.sealed = True
             self._full[topic].append(chunk)
-        self._send_full(topic)
+        self.send_full(topic)
         chunk.wait(None)
         if chunk.error is not None:
             if self.failure is chunk.error:  # told now; an earlier one's failure is still to be
@@ -168,7 +188,10 @@ class Pump:
             if self._lingerer is not None:
                 self._lingerer.has_work = not self._lingerer_sleeps
         for topic in due:
-            self._send_full(topic)
+            if self.hooks is None:
+                self.send_full(topic)
+            else:
+                self.hooks.sealed(topic)
         return pause_ns / 1e9
 
     def flush(self) -> None:
@@ -179,7 +202,7 @@ class Pump:
                 if topic in self.chunks:
                     self._seal(self.chunks[topic])
         for topic in topics:
-            self._send_full(topic)
+            self.send_full(topic)
             with self.senders[topic]:
                 pass  # another thread may still be sending what it took
         if self.failure is not None:
@@ -188,7 +211,7 @@ class Pump:
 
     # ------------------------------------------------------------ sending
 
-    def _send_full(self, topic: str) -> None:
+    def send_full(self, topic: str) -> None:
         """Send what is full, oldest first: whoever gets the topic's lock sends for all."""
         waiting = self._full[topic]
         while waiting:
@@ -229,7 +252,7 @@ class Pump:
         if self._lingerer is None or not self._lingerer.is_running:
             with self._mutex:
                 self._seal(chunk)
-            self._send_full(chunk.topic)
+            self.send_full(chunk.topic)
 
     def wait_for(self, chunk: Chunk, timeout_s: float | None) -> bool:
         """Wait for a chunk to be sent; False when it was not in time."""
@@ -246,12 +269,19 @@ class Pump:
         """A chunk was sent, or failed."""
         if self._told.anybody:
             self._told.tell()
+        if self.hooks is not None:
+            self.hooks.told()
 
     @property
     def unsent_count(self) -> int:
         """Records that were sent and are not appended yet, as nearly as can be told while others send."""
         waiting = [*self.chunks.values(), *(chunk for chunks in self._full.values() for chunk in chunks)]
         return sum(chunk.record_count for chunk in waiting if not chunk.is_sent)
+
+    @property
+    def full_bytes(self) -> int:
+        """Of the chunks that are on their way, or wait for it."""
+        return sum(chunk.size_bytes for chunks in list(self._full.values()) for chunk in list(chunks))
 
     def refuse_more(self) -> None:
         """Take no more records; those that were sent can still be flushed."""

@@ -1,4 +1,4 @@
-"""A producer of objects: what its serializers make of them is sent as bytes are."""
+"""A producer of objects: what its serializers make of them is sent as bytes are. And one that carries traces on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from segmentlog.log.append.encoding import as_list
 from segmentlog.producing.delivery import Deliveries, Delivery
 from segmentlog.producing.producer import Producer
 from segmentlog.records import K, V
+from segmentlog.tracing import Carrier
 
 
 class SerializingProducer(Producer[K, V]):
-    """A `Producer` whose values, keys or both go through a serializer. Thread-safe if these are."""
+    """A `Producer` whose values, keys or both go through a serializer, or that carries traces. As thread-safe."""
 
     serializer: Serializer[V] | None = None
     key_serializer: Serializer[K] | None = None
+    carrier: Carrier | None = None
     """Given to it by `Producers.make`."""
 
     def send(
@@ -39,7 +41,11 @@ class SerializingProducer(Producer[K, V]):
             value = cast("V", serialized(self.serializer, topic, "values", [value])[0])
         if self.key_serializer is not None and key is not None:
             key = cast("K", serialized(self.key_serializer, topic, "keys", [key])[0])
-        return super().send(topic, value, key, headers=headers, timestamp=timestamp, partition=partition)
+        if self.carrier is None:
+            return super().send(topic, value, key, headers=headers, timestamp=timestamp, partition=partition)
+        with self.carrier.sending(topic, 1):
+            headers = self.carrier.added(headers)
+            return super().send(topic, value, key, headers=headers, timestamp=timestamp, partition=partition)
 
     def send_many(
         self,
@@ -53,7 +59,12 @@ class SerializingProducer(Producer[K, V]):
     ) -> Deliveries:
         """`Producer.send_many`, of objects. Raises `SerializationError` also."""
         values, keys = self.serialized_columns(topic, values, keys)
-        return super().send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
+        if self.carrier is None:
+            return super().send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
+        values = as_list("values", values)
+        with self.carrier.sending(topic, len(values)):
+            headers = self.carrier.added_to_all(headers, len(values))
+            return super().send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
 
     def serialized_columns(
         self, topic: str, values: Sequence[Any], keys: Sequence[Any] | None

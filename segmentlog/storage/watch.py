@@ -113,14 +113,25 @@ class Watch:
         With ``poll`` (for logs whose appenders cannot be asked to wake anybody) time is up
         after half a millisecond at first, and up to 20 when nothing happens.
         """
-        self._ensure_own()
-        if poll or self.polls:
-            timeout_s = min(timeout_s, self._delay)
-            self._delay = min(self._delay * 2, _POLL_MAX_S)
+        timeout_s = self.pause_s(timeout_s, poll=poll)
         woken = bool(self._poll.poll(max(timeout_s, 0) * 1000))
         if woken:
             self.drain()
         return woken
+
+    def pause_s(self, timeout_s: float, *, poll: bool = False) -> float:
+        """How long to sleep at most where `wait` was to be called: for who sleeps on `descriptors` himself."""
+        self._ensure_own()
+        if poll or self.polls:
+            timeout_s = min(timeout_s, self._delay)
+            self._delay = min(self._delay * 2, _POLL_MAX_S)
+        return timeout_s
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Readable once there is a reason to wake up, up to the next `drain`."""
+        self._ensure_own()
+        return [fd for fd in (self._fd, self._wake_read) if fd >= 0]
 
     def wait_for_changes(self, timeout_s: float) -> set[str]:
         """Sleep like `wait`, and say which of the watched paths changed; all of them where the system lost count."""

@@ -1,0 +1,1 @@
+"""A handler for Python's logging that appends to a topic."""

@@ -1,0 +1,72 @@
+"""A `logging.LogRecord` as JSON, whatever it has in it."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+_STANDARD: Final = {*logging.LogRecord("", 0, "", 0, "", None, None).__dict__, "message", "asctime", "taskName"}
+
+
+def render(record: logging.LogRecord, message: str, static: Mapping[str, Any]) -> bytes:
+    """One JSON object. What JSON has not is what `str` makes of it.
+
+    time, level, logger, message      the time in UTC, with microseconds; the message with its arguments in it
+    process, thread, file, line       the process id, the name of the thread, where it was logged
+    exc_info, stack                   as texts, where there are any
+    ...                               ``static``, and the fields of ``extra``; one by a name from above: extra.NAME
+    """
+    fields: dict[str, Any] = {
+        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "level": record.levelname,
+        "logger": record.name,
+        "message": message,
+        "process": record.process,
+        "thread": record.threadName,
+        "file": record.pathname,
+        "line": record.lineno,
+    }
+    if (task := record.__dict__.get("taskName")) is not None:
+        fields["task"] = task
+    if record.exc_info:
+        fields["exc_info"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+    elif record.exc_text:
+        fields["exc_info"] = record.exc_text
+    if record.stack_info:
+        fields["stack"] = record.stack_info
+    for name, value in static.items():
+        fields.setdefault(name, value)
+    for name, value in record.__dict__.items():
+        if name not in _STANDARD:
+            if isinstance(value, bytes | bytearray):  # msgspec would write them as base64
+                value = bytes(value).decode("utf-8", "backslashreplace")
+            fields[f"extra.{name}" if name in fields else name] = value
+    try:
+        return _encoder.encode(fields)
+    except Exception:
+        return _encoder.encode({_text(name): _plain(value) for name, value in fields.items()})
+
+
+def _plain(value: Any) -> Any:
+    """The value if JSON has it, else its text."""
+    try:
+        msgspec.json.decode(_encoder.encode(value))
+    except Exception:
+        return _text(value)
+    return value
+
+
+def _text(value: object) -> str:
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} without a text: {type(error).__name__}>"
+    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no text
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_text)

@@ -1,0 +1,395 @@
+"""The handler for Python's logging: what a record has, who waits, and what becomes of those that cannot be appended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import logging.config
+import logging.handlers
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from full_disk import FullDisk
+from logs import contents, values
+
+import segmentlog
+from segmentlog.errors import InvalidConfig, UnknownTopic
+from segmentlog.logs.handler import LogHandler
+from segmentlog.store import LogStore
+from segmentlog.testing.faults import FaultyFileSystem
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """One of its own, without handlers before and after."""
+    logger = logging.getLogger("app.web")
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    yield logger
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+
+
+def _rows(store: LogStore | Path, topic: str = "logs") -> list[dict[str, Any]]:
+    if isinstance(store, LogStore):
+        return [json.loads(value or b"") for log in store.topic(topic).partitions() for value in values(log)]
+    with segmentlog.open(store) as opened:
+        return _rows(opened, topic)
+
+
+def test_what_a_record_has(tmp_path: Path, logger: logging.Logger) -> None:
+    """Time, level, logger, message with its arguments, exception, stack, process, thread, extra and static fields."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store, static={"service": "shop"}))
+        before = time.time()
+        try:
+            raise ValueError("no")
+        except ValueError:
+            logger.exception("user %s: %d", "Ann", 3, extra={"request": {"id": 7}, "time": "odd"}, stack_info=True)
+        logger.info("plain")
+        handler.flush()
+        row, plain = _rows(store)
+        (kept, _) = contents(store.topic("logs").partition(0))
+    assert before - 1 < datetime.fromisoformat(row["time"]).timestamp() < time.time() + 1
+    assert (row["level"], row["logger"], row["message"]) == ("ERROR", "app.web", "user Ann: 3")
+    assert (row["process"], row["thread"], row["service"]) == (os.getpid(), "MainThread", "shop")
+    assert row["request"] == {"id": 7}
+    assert row["extra.time"] == "odd"
+    assert row["exc_info"].startswith("Traceback")
+    assert row["exc_info"].endswith("ValueError: no")
+    assert "test_what_a_record_has" in row["stack"]
+    assert row["file"] == __file__
+    assert not {"exc_info", "stack", "request"} & plain.keys()
+    assert kept.key is None
+
+
+class _Untold:
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_what_json_has_not_is_a_text(tmp_path: Path, logger: logging.Logger) -> None:
+    """Whatever it is; and no record is lost for it."""
+    circle: list[Any] = []
+    circle.append(circle)
+    odd = {
+        "path": Path("/tmp"), "bytes": b"a\xff", "half": "\ud800", "big": 1 << 80, "circle": circle,
+        "nan": float("nan"), "untold": _Untold(), "keys": {(1, 2): 3}, "set": {1}, "cls": int,
+    }  # fmt: skip
+    with segmentlog.open(tmp_path / "s") as store:
+        handler = LogHandler(store)
+        for extra in (odd, *({name: value} for name, value in odd.items())):
+            # By itself: what tests are run by cannot write all of it.
+            handler.handle(
+                logger.makeRecord("app.web", logging.INFO, __file__, 1, "odd %s", ("\ud800",), None, extra=extra)
+            )
+        handler.close()
+        rows = _rows(store)
+    assert len(rows) == 1 + len(odd)
+    row = rows[0]
+    assert row["message"] == "odd \\ud800"
+    assert (row["path"], row["bytes"], row["half"], row["cls"]) == ("/tmp", "a\\xff", "\\ud800", "<class 'int'>")
+    assert row["untold"] == "<_Untold without a text: ZeroDivisionError>"
+    assert int(row["big"]) == 1 << 80
+    assert row["circle"] == "[[...]]"
+
+
+def test_keys_headers_and_levels(tmp_path: Path, logger: logging.Logger) -> None:
+    """As they were asked for; a topic that is missing is made so."""
+    with segmentlog.open(tmp_path / "s") as store:
+        handler = LogHandler(
+            store, "app", logging.WARNING, key="logger", headers=lambda record: {"level": record.levelname},
+            partitions=3, config={"retention.ms": 1000}, ack="durable",
+        )  # fmt: skip
+        logger.addHandler(handler)
+        logger.info("too low")
+        logger.warning("high")
+        assert handler.flushed(10)
+        (log,) = [log for log in store.topic("app").partitions() if log.log_end_offset]
+        assert log.durable_offset == 1
+        (kept,) = contents(log)
+        assert (kept.key, kept.headers) == (b"app.web", (("level", b"WARNING"),))
+        assert store.topic("app").config.retention_ms == 1000
+        with pytest.raises(UnknownTopic):
+            LogHandler(store, "other", create_topic=False)
+        for options in ({"key": "name"}, {"headers": 3}, {"block_ms": -1}, {"static": 3}, {"ack": "soon"}):
+            with pytest.raises(InvalidConfig):
+                LogHandler(store, **options)  # type: ignore[arg-type]
+
+
+def test_a_dead_disk_blocks_nobody_for_long(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One call waits for as long as it says, those after it not at all; what was dropped is counted, and told later."""
+    fs = FaultyFileSystem()
+    go = threading.Event()
+    with LogStore(tmp_path / "s", fs=fs, background=False) as store:
+        handler = LogHandler(store, buffer_bytes=20_000, block_ms=200, flush_ms=300)
+        logger.addHandler(handler)
+        logger.info("first")
+        handler.flush()
+        fs.before("pwritev", lambda: go.wait(30))
+        waits = []
+        for number in range(300):
+            started = time.monotonic()
+            logger.info("number %d", number)
+            waits.append(time.monotonic() - started)
+        assert 0.15 < max(waits) < 2
+        assert sum(waits) < 4
+        started = time.monotonic()
+        assert not handler.flushed(0.3)
+        assert time.monotonic() - started < 2
+        dropped = handler.dropped
+        assert 100 < dropped < 300
+        go.set()
+        assert handler.flushed(20)
+        logger.info("last")
+        assert handler.flushed(20)
+        rows = _rows(store)
+    numbers = [row["message"] for row in rows if row["message"].startswith("number")]
+    assert numbers == [f"number {number}" for number in range(300 - dropped)]
+    assert [row["dropped"] for row in rows if "dropped" in row] == [dropped]
+    assert rows[-1]["message"] == "last" or "dropped" in rows[-1]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_close_on_a_dead_disk_comes_to_an_end(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the time that it says, and tells how many are missing."""
+    fs = FaultyFileSystem()
+    go = threading.Event()
+    with LogStore(tmp_path / "s", fs=fs, background=False) as store:
+        handler = LogHandler(store, flush_ms=200)
+        logger.addHandler(handler)
+        fs.before("pwritev", lambda: go.wait(30))
+        logger.info("stuck")
+        started = time.monotonic()
+        handler.close()
+        assert time.monotonic() - started < 2
+        assert handler.dropped == 1
+        assert "1 records of the log could not be appended within 0.2 s" in capsys.readouterr().err
+        logger.info("too late")
+        assert handler.dropped == 2
+        go.set()
+        handler._worker.join(10)
+
+
+def test_a_full_disk(
+    tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was logged while it was full is there once there is room; stderr is told once."""
+    disk = FullDisk(monkeypatch.setattr, str(tmp_path))
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store, config={"segment.bytes": 1 << 20}))
+        logger.info("before")
+        assert handler.flushed(10)
+        disk.is_full = True
+        noise = os.urandom(200_000).hex()
+        for number in range(6):
+            logger.info("while %d", number, extra={"noise": noise})
+        assert not handler.flushed(0.4)
+        assert disk.refused
+        disk.is_full = False
+        assert handler.flushed(20)
+        assert [row["message"] for row in _rows(store)] == ["before", *(f"while {n}" for n in range(6))]
+    error = capsys.readouterr().err
+    assert error.count("Logging error") == 1
+    assert "the log cannot be appended to" in error
+
+
+def test_a_record_that_is_too_large_is_dropped_alone(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is counted and told; its neighbours are appended."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store, config={"max.message.bytes": 20_000}))
+        logger.info("a")
+        logger.info("x" * 30_000)
+        logger.info("b")
+        assert handler.flushed(10)
+        assert handler.flushed(10)
+        rows = _rows(store)
+        assert handler.dropped == 1
+    assert [row["message"] for row in rows if "dropped" not in row] == ["a", "b"]
+    assert "takes" in capsys.readouterr().err
+
+
+def test_what_segmentlog_logs_itself_does_not_go_round(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A handler on the root, for everything, on a disk that fails: no recursion, and other threads of it are heard."""
+    fs = FaultyFileSystem()
+    root = logging.getLogger()
+    before = root.level
+    with LogStore(tmp_path / "s", fs=fs) as store:
+        handler = LogHandler(store)
+        root.addHandler(handler)
+        root.setLevel(logging.DEBUG)
+        try:
+            fs.fail("pwritev", errno.EIO, times=3)
+            logging.getLogger("other").info("one")
+            logging.getLogger("segmentlog").warning("from another thread")
+            assert handler.flushed(20)
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(before)
+            handler.close()
+        messages = [row["message"] for row in _rows(store)]
+    assert messages.count("one") == 1
+    assert "from another thread" in messages
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_a_store_that_is_closed(tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was given is not opened again: records are dropped, and stderr is told once."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store))
+    for _ in range(3):
+        logger.info("nowhere")
+        assert handler.flushed(10)
+    assert handler.dropped == 3
+    assert capsys.readouterr().err.count("Logging error") == 1
+
+
+def test_a_topic_that_is_deleted_is_made_anew(tmp_path: Path, logger: logging.Logger) -> None:
+    """And logging goes on."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store))
+        logger.info("old")
+        assert handler.flushed(10)
+        store.delete_topic("logs")
+        logger.info("new")
+        assert handler.flushed(10)
+        assert [row["message"] for row in _rows(store)] == ["new"]
+
+
+def test_errors_of_a_record_are_logging_s_own(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong arguments, a key function that raises: `handleError`, and the program goes on."""
+
+    def key(record: logging.LogRecord) -> str:
+        return str(1 // len(record.args or ()))
+
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store, key=key))
+        for text, arguments in (("%d", ("x",)), ("no arguments", ()), ("%s", ("fine",))):
+            # By itself: that of pytest raises.
+            handler.handle(logger.makeRecord("app.web", logging.INFO, __file__, 1, text, arguments, None))
+        handler.flush()
+        assert [row["message"] for row in _rows(store)] == ["fine"]
+    error = capsys.readouterr().err
+    assert "TypeError" in error
+    assert "ZeroDivisionError" in error
+
+
+def test_dict_config_and_queue_handler(tmp_path: Path) -> None:
+    """Made of words alone, beside the standard library's way to log from a thread."""
+    handlers: dict[str, Any] = {
+        "store": {
+            "class": "segmentlog.LogHandler", "store": str(tmp_path / "s"), "topic": "app", "level": "INFO",
+            "formatter": "short", "static": {"service": "x"},
+        },
+    }  # fmt: skip
+    logging.config.dictConfig({
+        "version": 1, "disable_existing_loggers": False, "handlers": handlers,
+        "formatters": {"short": {"format": "%(name)s: %(message)s"}},
+        "loggers": {"configured": {"handlers": ["store"], "level": "DEBUG", "propagate": False}},
+    })  # fmt: skip
+    logger = logging.getLogger("configured")
+    (handler,) = logger.handlers
+    assert isinstance(handler, LogHandler)
+    logger.debug("low")
+    logger.info("high")
+    lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    logger.handlers = [logging.handlers.QueueHandler(lines)]
+    listener = logging.handlers.QueueListener(lines, handler)
+    listener.start()
+    try:
+        1 // 0  # noqa: B018
+    except ZeroDivisionError:
+        logger.exception("by a queue")
+    listener.stop()
+    logger.handlers = []
+    handler.close()
+    high, queued = _rows(tmp_path / "s", "app")
+    assert (high["message"], high["service"]) == ("high", "x")
+    assert "ZeroDivisionError" in queued["message"]
+
+
+def test_a_forked_child_logs_for_itself(tmp_path: Path, logger: logging.Logger) -> None:
+    """Its parent's records are not appended twice, its own are there."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store))
+        for number in range(200):
+            logger.info("parent %d", number)
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                logger.info("child")
+                code = 0 if handler.flushed(20) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert handler.flushed(20)
+        rows = _rows(store)
+    assert [row["message"] for row in rows if row["process"] == os.getpid()] == [f"parent {n}" for n in range(200)]
+    assert [row["message"] for row in rows if row["process"] == pid] == ["child"]
+
+
+_PROGRAM = """
+import atexit, logging, sys
+atexit.register(lambda: logging.getLogger("late").warning("at exit %s", sys.argv[2]))
+import segmentlog
+logging.basicConfig(level=logging.INFO, handlers=[segmentlog.LogHandler(sys.argv[1], static={"who": sys.argv[2]})])
+for number in range(int(sys.argv[3])):
+    logging.info("%d", number)
+if len(sys.argv) > 4:
+    logging.getLogger().handlers[0].flush()
+    print("flushed", flush=True)
+    while True:
+        logging.info("more")
+"""
+
+
+def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", _PROGRAM, str(folder), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_many_processes_and_a_kill(tmp_path: Path) -> None:
+    """What each logged is there in order, up to what it logs as it ends; who is killed harms nobody."""
+    folder = tmp_path / "s"
+    killed = _start(folder, "killed", "50", "on")
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "flushed\n"
+    others = [_start(folder, f"p{number}", "300") for number in range(3)]
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    for process in others:
+        _, error = process.communicate(timeout=60)
+        assert (process.returncode, error) == (0, "")
+    rows = _rows(folder)
+    for number in range(3):
+        messages = [row["message"] for row in rows if row["who"] == f"p{number}"]
+        assert messages == [*map(str, range(300)), f"at exit p{number}"]
+    of_killed = [row["message"] for row in rows if row["who"] == "killed"]
+    assert of_killed[:50] == [*map(str, range(50))]
+    assert set(of_killed[50:]) <= {"more"}
