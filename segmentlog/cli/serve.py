@@ -13,14 +13,13 @@ import click
 
 from segmentlog.cli.common import say, store_folder
 from segmentlog.cli.options import DURATION_S, SIZE
+from segmentlog.cli.security import security_options
 
 if TYPE_CHECKING:
     from segmentlog.server.supervisor import Supervisor
 
 _STATUS_S = 1.0
 """How often the status line is drawn."""
-
-_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
 class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # type: ignore[misc]
@@ -43,12 +42,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
               help="Processes; auto is one a core. To a client each is a broker.")  # fmt: skip
 @click.option("--metrics", metavar="HOST:PORT",
               help="Prometheus, /healthz and /readyz; worker n on the n-th port from there.")  # fmt: skip
-@click.option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate, PEM: encrypt.")
-@click.option("--tls-key", type=_FILE, metavar="FILE", help="Its private key, PEM.")
-@click.option("--tls-client-ca", type=_FILE, metavar="FILE", help="Take only clients with a certificate of these.")
-@click.option("--users", type=_FILE, metavar="FILE", help="Take only these users (see `segmentlog users`).")
-@click.option("--acls", type=_FILE, metavar="FILE", help="What they may do; whatever it does not allow is denied.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS or users.")
+@security_options
 @click.option("--auto-create/--no-auto-create", default=True, show_default=True,
               help="Make a topic that somebody asks for.")  # fmt: skip
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True,
