@@ -124,7 +124,7 @@ class HttpServer:
         """Finish what is in flight, and answer nobody any more. Idempotent."""
         if self._is_closed or self._is_forked:
             return
-        self._is_closed = True
+        self._is_closed = self.site.is_closing = True
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

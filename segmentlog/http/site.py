@@ -28,6 +28,8 @@ class Site:
         self.store = store
         self.settings = settings or HttpSettings()
         self.authorizer = authorizer or OpenAuthorizer()
+        self.is_closing = False
+        """Whether the door is being closed: answers that go on for long end then. They look within a second."""
 
     @property
     def allow_writes(self) -> bool:
