@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.http import console
 from segmentlog.http.guard import PAGES, Guard
 from segmentlog.http.problems import HttpProblem, problem_of
 
@@ -52,7 +53,12 @@ def _routes(site: Site) -> list[BaseRoute]:
             return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
-    return [Route("/", home), Route("/healthz", health)]
+    return [
+        Route("/", home),
+        Route("/healthz", health),
+        Route(PAGES, lambda request: RedirectResponse(f"{PAGES}/")),
+        Mount(PAGES, routes=console.routes(site)),
+    ]
 
 
 # ------------------------------------------------------------ problems
