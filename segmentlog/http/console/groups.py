@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
 
 from segmentlog.consuming.places import Place, parse_place, resolve
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console import showing
 from segmentlog.http.console.drawings import PLOT_HEIGHT, PLOT_WIDTH
-from segmentlog.http.console.forms import Form, first, number
+from segmentlog.http.console.forms import Form, number
 from segmentlog.http.console.pages import Console, Paging, away
 from segmentlog.http.problems import HttpProblem
 from segmentlog.records import TopicPartition
@@ -97,7 +98,7 @@ class GroupPages:
 
     def reset(self, request: Request, form: Form) -> Response:
         """Move the positions to where the preview said."""
-        group = self._to_reset(request, first(form, "group"))
+        group = self._to_reset(request)
         moves = {}
         for text in form.get("move", ()):
             topic, _, rest = text.partition("/")
@@ -115,10 +116,9 @@ class GroupPages:
         self._store.groups.reset(group.group, moves)
         return away("/groups/group", group=group.group, done="reset")
 
-    def _to_reset(self, request: Request, name: str | None = None) -> GroupDescription:
-        name = request.query_params.get("group", "") if name is None else name
-        self._console.check_write(request, Operation.READ, ResourceType.GROUP, name)
-        return self._existing(request, name)
+    def _to_reset(self, request: Request) -> GroupDescription:
+        self._console.check_write(request, Operation.READ, ResourceType.GROUP, _name_of(request))
+        return self._existing(request)
 
     def _moves(
         self, request: Request, group: GroupDescription, target: str, where: str, topic: str, errors: dict[str, str]
@@ -155,9 +155,9 @@ class GroupPages:
     def _may(self, request: Request, name: str, operation: Operation) -> bool:
         return self._console.site.allows(request, operation, ResourceType.GROUP, name)
 
-    def _existing(self, request: Request, name: str | None = None) -> GroupDescription:
+    def _existing(self, request: Request) -> GroupDescription:
         """Raises `HttpProblem` for one that there is not, and `Forbidden`."""
-        name = request.query_params.get("group", "") if name is None else name
+        name = _name_of(request)
         self._console.site.check(request, Operation.DESCRIBE, ResourceType.GROUP, name)
         found = self._describe(name) if name else None
         if found is None or not (found.members or found.partitions or found.holder):
@@ -184,6 +184,12 @@ class GroupPages:
 
     def _visible(self, request: Request, group: GroupDescription) -> list[PartitionDescription]:
         return [one for one in group.partitions if self._console.may_topic(request, one.topic)]
+
+
+def _name_of(request: Request) -> str:
+    """The group of the address. A form has it quoted: browsers change some characters of a field that is not seen."""
+    params = request.query_params
+    return params["group"] if "group" in params else unquote(params.get("quoted", ""))
 
 
 def _as_shift(text: str) -> int:

@@ -219,6 +219,7 @@ def _templates() -> jinja2.Environment:
         seconds=showing.seconds,
         rate=showing.rate,
         utc=showing.utc,
+        quoted=lambda text: quote(text, safe=""),
         visible=lambda text: showing.visible(str(text)),
     )
     environment.globals.update(address=address, topic_address=topic_address)

@@ -66,10 +66,10 @@ class RecordPages:
         found, older = None, at == "end"
         logs = [topic.partition(one) for one in numbers]
         begins: dict[int, int] | None = None
-        if not errors:
-            begins = parse_position(params.get("go", "")) if params.get("go") else None
-            if begins is None or begins.keys() != {log.number for log in logs}:
-                begins = self._begins(logs, at, params.get("where", ""), isolation, errors)
+        if params.get("go"):
+            begins = parse_position(params["go"])
+        if (begins is None or begins.keys() != {log.number for log in logs}) and not (errors and at == "key"):
+            begins = self._begins(logs, at, params.get("where", ""), isolation, errors)
         if begins is not None and not errors:
             found = search(logs, begins, wanted, limit=limit, backwards=older, isolation=isolation)
         context = {
@@ -77,7 +77,7 @@ class RecordPages:
             "at": at, "where": params.get("where", ""), "limit": limit, "limits": _LIMITS, "errors": errors,
             "committed": isolation == "read_committed", "found": found, "older": older,
             "rows": [_row(record) for record in found.records] if found else [],
-            "has_filter": not wanted.is_open, "together_max": _TOGETHER_MAX,
+            "together_max": _TOGETHER_MAX,
             "go_on": self._go_on(request, found) if found and not found.is_complete else None,
             "command": _command(topic, numbers, count, at, params.get("where", ""), limit, isolation),
         }  # fmt: skip
@@ -128,9 +128,9 @@ class RecordPages:
 
     def _go_on(self, request: Request, found: Found) -> str:
         cursor = ",".join(f"{one}:{offset}" for one, offset in sorted(found.cursors.items()))
-        given = {name: value for name, value in request.query_params.items() if name not in ("go", "where")}
+        given = {name: value for name, value in request.query_params.items() if name != "go"}
         if given.get("at") == "key":  # found already
-            given["at"] = "start"
+            given |= {"at": "start", "where": ""}
         return topic_address(request.path_params["topic"], "/records", **{**given, "go": cursor})
 
     # ------------------------------------------------------------ one record

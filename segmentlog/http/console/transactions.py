@@ -69,9 +69,9 @@ class TransactionPages:
 
     def abort(self, request: Request, form: Form) -> Response:
         """Abort it, if its name was typed."""
-        name = first(form, "producer")
+        name = request.query_params.get("name", "")
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
-        if first(form, "name") != name:
+        if first(form, "name") not in (name, showing.visible(name)):
             return self._ask(request, name, "That is not the producer's name.")
         if name not in self._store.transactions.states():
             raise HttpProblem(404, f"there is no producer {name!r}")

@@ -46,6 +46,15 @@
     }
   }
 
+  // A box that has nothing to scroll is no stop for the keyboard.
+  function stops(root) {
+    for (const box of root.querySelectorAll(".scroll")) {
+      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+      if (scrolls) box.tabIndex = 0;
+      else if (box !== document.activeElement) box.removeAttribute("tabindex");
+    }
+  }
+
   // ------------------------------------------------------------ refreshing what is shown
 
   async function refresh() {
@@ -71,6 +80,7 @@
     live.querySelectorAll(".scroll").forEach((one, at) => {
       if (scrolled[at]) [one.scrollLeft, one.scrollTop] = scrolled[at];
     });
+    stops(live);
     if (focused) live.querySelectorAll(focusable)[place]?.focus({ preventScroll: true });
   }
   const focusable = "a[href], button, input, select, summary, [tabindex]";
@@ -151,6 +161,7 @@
       skipped += look.skipped;
       rate = look.rate;
       tellCounts();
+      stops(section);
     }
 
     function begin() {
@@ -197,6 +208,8 @@
   }
 
   localTimes(document);
+  stops(document);
+  addEventListener("resize", () => stops(document));
   copying(document);
   document.querySelectorAll("form").forEach(zoneOf);
   refreshing();
