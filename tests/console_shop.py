@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -23,7 +24,7 @@ ORDERS = 1200
 
 def fill(store: LogStore) -> None:
     """Make topics, records, groups and transactions."""
-    store.create_topic("orders", 3, {"segment.bytes": "16KiB", "retention.ms": "30d", "fsync": "always"})
+    store.create_topic("orders", 3, {"segment.bytes": "4KiB", "retention.ms": "30d", "fsync": "always"})
     store.create_topic("customers", 2, {"cleanup.policy": "compact", "segment.records": 100})
     store.create_topic("hostile", 1)
     store.create_topic("empty", 1)
@@ -32,11 +33,13 @@ def fill(store: LogStore) -> None:
             json.dumps({"order": at, "user": {"id": at % 7, "name": f"User {at % 7}"}, "items": [{"price": at * 1.5}]})
             for at in range(number, ORDERS, 3)
         ]
-        store.topic("orders").partition(number).append(
-            [value.encode() for value in values],
-            keys=[f"user-{at % 7}".encode() for at in range(len(values))],
-            headers=[[("trace", b"%d" % at), ("source", b"shop")] for at in range(len(values))],
-        )
+        for begin in range(0, len(values), 50):
+            these = range(begin, begin + 50)
+            store.topic("orders").partition(number).append(
+                [values[at].encode() for at in these],
+                keys=[f"user-{at % 7}".encode() for at in these],
+                headers=[[("trace", b"%d" % at), ("source", b"shop")] for at in these],
+            )
     customers = store.topic("customers").partition(0)
     for turn in range(6):
         customers.append(
@@ -55,3 +58,24 @@ def fill(store: LogStore) -> None:
         store.groups.reset(name, {TopicPartition("orders", at): 20 * at for at in range(3)})
     with store.producer(name="etl-1") as producer, producer.transaction():
         producer.send("orders", b'{"order": -1}')
+
+
+class Page(HTMLParser):
+    """Elements of a page with their attributes, and its text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """One more element."""
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("dt", "dd", "th", "td", "li", "p", "h1", "h2", "option"):
+            self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        """Text between elements."""
+        self.text += data

@@ -107,14 +107,19 @@
     const status = document.getElementById("tail-status");
     const pause = document.getElementById("pause");
     const clear = document.getElementById("clear");
-    let source = null, position = "", shown = 0, skipped = 0, rate = 0, told = 0;
+    let source = null, position = "", shown = 0, skipped = 0, rate = 0, told = 0, later = 0;
 
     function tell(text) {
       status.textContent = text;
     }
 
     function tellCounts() {
-      if (Date.now() - told < 2000) return; // no more often than one can hear
+      const wait = told + 2000 - Date.now(); // no more often than one can hear
+      clearTimeout(later);
+      if (wait > 0) {
+        later = setTimeout(tellCounts, wait);
+        return;
+      }
       told = Date.now();
       const sampled = skipped ? `, ${skipped.toLocaleString()} passed unread: this is a sample` : "";
       tell(`${Math.round(rate).toLocaleString()} records/s, ${shown.toLocaleString()} shown${sampled}`);
@@ -183,6 +188,7 @@
     }
 
     function stop() {
+      clearTimeout(later);
       source?.close();
       source = null;
       pause.textContent = "Resume";
