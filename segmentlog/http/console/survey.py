@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,11 +16,13 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.names import INTERNAL_TOPICS
+from segmentlog.storage.segment import list_segments
 from segmentlog.topics.partition_states import Partitions, PartitionState, TopicStates
 
 if TYPE_CHECKING:
     from segmentlog.clock import Clock
     from segmentlog.store import LogStore
+    from segmentlog.topics.topics import Topic
 
 _FRESH_S: Final = 1.0
 """A look that is younger is not made again."""
@@ -41,7 +44,7 @@ class TopicLook(msgspec.Struct, frozen=True, gc=False):
     config: TopicConfig
     partition_count: int
     unknown_count: int
-    """Partitions that nobody has opened since the machine started."""
+    """Partitions with records that nobody has opened since the machine started."""
     record_count: int
     """Offsets from the log's start to its end: compaction and crashes leave gaps."""
     size_bytes: int
@@ -110,11 +113,13 @@ class Survey:
             if self._last is not None and began_s - self._last.at_s < _FRESH_S:
                 return self._last
             found = list(self._partitions.topics())
-            if self._open_some(found):
+            unread = self._unread(found)
+            if unread and self._open_some(unread):
                 found = list(self._partitions.topics())
+                unread = self._unread(found)
             if self._last is not None and began_s - self._last.at_s >= _RATE_MIN_S:
                 self._before = self._last
-            self._last = self._gather(found, began_s)
+            self._last = self._gather(found, unread, began_s)
             self._took_s = time.monotonic() - began_s
             return self._last
 
@@ -127,24 +132,36 @@ class Survey:
         with self._mutex:
             self._last = None
 
-    def _open_some(self, found: list[TopicStates]) -> bool:
-        """Open partitions that nothing is known of, for a moment; whether there were any."""
-        ends_s = time.monotonic() + _OPEN_S
-        has_opened = False
+    def _unread(self, found: list[TopicStates]) -> dict[str, list[tuple[Topic, int]]]:
+        """Partitions with records that nobody has opened since the machine started, by topic."""
+        unread: dict[str, list[tuple[Topic, int]]] = {}
         for topic, _, partitions in found:
             for number, state in enumerate(partitions):
-                if state is not None:
-                    continue
-                if time.monotonic() > ends_s:
-                    return has_opened
-                try:
-                    topic.partition(number)
-                    has_opened = True
-                except (SegmentlogError, OSError):  # who opens its page is told why
-                    continue
+                if state is None and self._has_segments(f"{topic.folder}/{number}"):
+                    unread.setdefault(topic.name, []).append((topic, number))
+        return unread
+
+    def _has_segments(self, folder: str) -> bool:
+        try:
+            return bool(list_segments(self._store.fs, folder))
+        except OSError:  # deleted meanwhile
+            return False
+
+    def _open_some(self, unread: dict[str, list[tuple[Topic, int]]]) -> bool:
+        """Open some of them, for a moment; whether any could be."""
+        ends_s = time.monotonic() + _OPEN_S
+        has_opened = False
+        for topic, number in chain.from_iterable(unread.values()):
+            if time.monotonic() > ends_s:
+                break
+            try:
+                topic.partition(number)
+                has_opened = True
+            except (SegmentlogError, OSError):  # who opens its page is told why
+                continue
         return has_opened
 
-    def _gather(self, found: list[TopicStates], now_s: float) -> Look:
+    def _gather(self, found: list[TopicStates], unread: dict[str, list[tuple[Topic, int]]], now_s: float) -> Look:
         before = self._before
         over_s = now_s - before.at_s if before is not None else 0.0
         damage: dict[str, int] = {}
@@ -156,11 +173,13 @@ class Survey:
             for state in one.partitions:
                 if state is not None:
                     states[name, state.number] = state
-            topics[name] = _look_at(one, before, over_s, damage.get(name, 0))
+            topics[name] = _look_at(one, before, over_s, damage.get(name, 0), len(unread.get(name, ())))
         return Look(now_s, self._clock.now_ms(), topics, states, over_s)
 
 
-def _look_at(found: TopicStates, before: Look | None, over_s: float, damage_count: int) -> TopicLook:
+def _look_at(
+    found: TopicStates, before: Look | None, over_s: float, damage_count: int, unknown_count: int
+) -> TopicLook:
     known = [state for state in found.partitions if state is not None]
     name = found.topic.name
     records = stored = 0
@@ -175,7 +194,7 @@ def _look_at(found: TopicStates, before: Look | None, over_s: float, damage_coun
                 records += max(log.log_end_offset - earlier.glance.log.log_end_offset, 0)
                 stored += max(log.appended_bytes - earlier.glance.log.appended_bytes, 0)
     return TopicLook(
-        name, found.topic.id, found.config, len(found.partitions), len(found.partitions) - len(known),
+        name, found.topic.id, found.config, len(found.partitions), unknown_count,
         sum(state.glance.log.log_end_offset - state.glance.log.log_start_offset for state in known),
         sum(state.size_bytes for state in known),
         sum(state.segment_count for state in known),
