@@ -56,7 +56,8 @@ class GroupPages:
         names = [name for name in self._store.groups.names() if self._may(request, name, Operation.DESCRIBE)]
         found = [name for name in names if part in name.lower()] if part else names
         paging = Paging(request, len(found), _GROUPS)
-        groups = [self._describe(name) for name in found[paging.begin : paging.end]]
+        ends = self._known_ends()
+        groups = [self._describe(name, ends) for name in found[paging.begin : paging.end]]
         rows = [(group, sorted({one.topic for one in self._visible(request, group)}), _lag(group)) for group in groups]
         return self._console.render(
             request, "groups.html", nav="groups", rows=rows, paging=paging, count=len(names),
@@ -159,17 +160,27 @@ class GroupPages:
         """Raises `HttpProblem` for one that there is not, and `Forbidden`."""
         name = _name_of(request)
         self._console.site.check(request, Operation.DESCRIBE, ResourceType.GROUP, name)
-        found = self._describe(name) if name else None
+        found = self._describe(name, self._ends()) if name else None
         if found is None or not (found.members or found.partitions or found.holder):
             raise HttpProblem(404, f"group {name!r} has no members and no positions")
         return found
 
-    def _describe(self, name: str) -> GroupDescription:
-        group = self._store.groups.describe(name, self._ends())
+    def _describe(self, name: str, end_of: Callable[[TopicPartition], int | None]) -> GroupDescription:
+        group = self._store.groups.describe(name, end_of)
         lag = _lag(group)
         if lag is not None:
             self._console.lags.note(name, self._console.now_ms(), lag)
         return group
+
+    def _known_ends(self) -> Callable[[TopicPartition], int | None]:
+        """Where logs ended a moment ago, without opening one: for many groups at once."""
+        states, ends = self._console.look().partitions, self._ends()
+
+        def end_of(tp: TopicPartition) -> int | None:
+            state = states.get((tp.topic, tp.partition))
+            return ends(tp) if state is None else state.glance.log.log_end_offset
+
+        return end_of
 
     def _ends(self) -> Callable[[TopicPartition], int | None]:
         """Where logs end now: the last look at all of them is a moment old, and may be behind what is committed."""

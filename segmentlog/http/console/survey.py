@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from segmentlog.topics.topics import Topic
 
 _FRESH_S: Final = 1.0
-"""A look that is younger is not made again."""
+_EASY: Final = 9
+"""So many times as long as a look took nobody looks again, and a second at least."""
 _SLOW_S: Final = 0.05
 """One that takes longer is made when whoever asked has his answer."""
 _OLD_S: Final = 30.0
@@ -102,15 +103,20 @@ class Survey:
         last = self._last
         if last is not None:
             age_s = time.monotonic() - last.at_s
-            if age_s < _FRESH_S or (self._took_s > _SLOW_S and age_s < _OLD_S):
+            if age_s < self._fresh_s or (self._took_s > _SLOW_S and age_s < _OLD_S):
                 return last
         return self.refresh()
+
+    @property
+    def _fresh_s(self) -> float:
+        """A look that is younger is not made again: all of them together take a tenth of the time at most."""
+        return min(max(_FRESH_S, _EASY * self._took_s), _OLD_S)
 
     def refresh(self) -> Look:
         """Look again, unless that was done a moment ago. Raises `StoreClosed`."""
         with self._mutex:
             began_s = time.monotonic()
-            if self._last is not None and began_s - self._last.at_s < _FRESH_S:
+            if self._last is not None and began_s - self._last.at_s < self._fresh_s:
                 return self._last
             found = list(self._partitions.topics())
             unread = self._unread(found)
@@ -125,7 +131,7 @@ class Survey:
 
     def is_due(self) -> bool:
         """Whether `refresh` would look again."""
-        return self._last is None or time.monotonic() - self._last.at_s >= _FRESH_S
+        return self._last is None or time.monotonic() - self._last.at_s >= self._fresh_s
 
     def forget(self) -> None:
         """Something was changed here: the next look is a new one."""

@@ -66,7 +66,8 @@ class TopicPages:
         found.sort(key=_SORTS[sort], reverse=descends)
         paging = Paging(request, len(found), _TOPICS)
         return self._console.render(
-            request, "topics.html", nav="topics", look=look, seen=seen, found=found, paging=paging, totals=_totals(found),
+            request, "topics.html", nav="topics", look=look, seen=seen, found=found, paging=paging,
+            totals=_totals(found),
             topics=found[paging.begin : paging.end], sort=sort, descends=descends, q=params.get("q", ""),
             with_internal=with_internal, age_s=max((self._console.now_ms() - look.at_ms) / 1000, 0.0),
             are_rates_due=look.over_s == 0.0, sort_address=self._sort_address(request, sort, descends=descends),

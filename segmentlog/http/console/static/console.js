@@ -74,6 +74,7 @@
     const place = focused && [...live.querySelectorAll(focusable)].indexOf(focused);
     const opened = [...live.querySelectorAll("details[open]")].map((one) => one.id);
     const scrolled = [...live.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
+    live.toggleAttribute("data-soon", found.hasAttribute("data-soon"));
     localTimes(found);
     live.replaceChildren(...found.childNodes);
     for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
@@ -83,6 +84,13 @@
     stops(live);
     if (focused) live.querySelectorAll(focusable)[place]?.focus({ preventScroll: true });
   }
+
+  // Rates need a second look; with thousands of topics that comes a while later.
+  function soon(live, times) {
+    if (!times || !live.hasAttribute("data-soon")) return;
+    setTimeout(() => refresh().then(() => soon(live, times - 1)), 1500);
+  }
+
   const focusable = "a[href], button, input, select, summary, [tabindex]";
 
   function refreshing() {
@@ -95,7 +103,7 @@
       box.addEventListener("change", () => localStorage.setItem("refresh", box.checked ? "1" : "0"));
     } catch { /* the browser keeps nothing: then it is for this page */ }
     setInterval(() => { if (box.checked) refresh(); }, 3000);
-    if (live.hasAttribute("data-soon")) setTimeout(refresh, 1500); // rates need a second look
+    soon(live, 10);
   }
 
   // ------------------------------------------------------------ the live tail
