@@ -90,6 +90,9 @@ def test_nobody_waits_for_a_look_that_takes_long(
     monkeypatch.setattr(survey, "_took_s", 1.0)
     assert survey.look() is looked
     watch.now_s += 5
+    assert not survey.is_due()  # looking takes a tenth of the time at most
+    assert survey.refresh() is looked
+    watch.now_s += 5
     assert survey.look() is looked
     assert survey.is_due()
     refreshed = survey.refresh()
