@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from segmentlog.storage import forks
 
 if TYPE_CHECKING:
     from segmentlog.records import SegmentInfo
@@ -108,7 +109,7 @@ class LagHistory:
     """How far groups were behind whenever somebody looked, as long as this process lives. Thread-safe."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
         self._samples: dict[str, deque[Sample]] = {}
         self._noted_s: dict[str, float] = {}
 

@@ -6,7 +6,6 @@ With thousands of topics nobody waits for that: who comes gets the last one, and
 
 from __future__ import annotations
 
-import threading
 import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.names import INTERNAL_TOPICS
+from segmentlog.storage import forks
 from segmentlog.storage.segment import list_segments
 from segmentlog.topics.partition_states import Partitions, PartitionState, TopicStates
 
@@ -93,7 +93,7 @@ class Survey:
         self._store = store
         self._clock = clock
         self._partitions = Partitions(store, clock, store.fs)
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
         self._last: Look | None = None
         self._before: Look | None = None
         self._took_s = 0.0
