@@ -44,17 +44,17 @@ class DamagePages:
             for state in hurt[:_SHOWN_MAX]
             for one in self._lost(state.topic, state.number)
         ]
-        recoveries = [
+        recoveries = self._store.recovery_reports()
+        told: list[tuple[str, int, RecoveryReport]] = [
             (topic, number, report)
-            for (topic, number), report in sorted(self._store.recovery_reports().items())
-            if console.may_topic(request, topic)
+            for (topic, number), report in sorted(recoveries.items())
+            if report.verdict not in _QUIET and console.may_topic(request, topic)
         ]
-        told: list[tuple[str, int, RecoveryReport]] = [one for one in recoveries if one[2].verdict not in _QUIET]
         return console.render(
             request, "damage.html", nav="damage", findings=findings[:_SHOWN_MAX], finding_count=len(findings),
             scrub=scrub, failed=[state for state in hurt if state.glance.has_failed][:_SHOWN_MAX],
             lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=told[:_SHOWN_MAX],
-            quiet_count=len(recoveries) - len(told), health=self._store.health() if sees_all else None,
+            opened_count=len(recoveries) if sees_all else None, health=self._store.health() if sees_all else None,
             path=(self._store.url or self._store.path) if sees_all else None, store_id=self._store.store_id,
         )  # fmt: skip
 
