@@ -59,6 +59,7 @@ def test_limits(tmp_path: Path) -> None:
         ("compaction", ("--records", "5000", "--rounds", "1", "--segments", "10"), "retention tick"),
         ("delivery", ("--rounds", "1", "--kills", "1"), "rebalance after SIGKILL"),
         ("table", ("--keys", "2000"), "get, p50"),
+        ("console", ("--topics", "20", "--records", "2000", "--times", "2"), "records searched a second"),
         ("ship", ("--mb", "100", "--rounds", "1", "--scale", "0.05"), "worst lag"),
         ("http", ("--rounds", "1", "--scale", "0.05"), "to 100 clients"),
     ],

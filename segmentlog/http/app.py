@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.http import console
+from segmentlog.http.console.by_schema import decoding_by
 from segmentlog.http.guard import PAGES, Guard
 from segmentlog.http.problems import HttpProblem, problem_of
 from segmentlog.http.registry.routes import routes as registry_routes
@@ -31,7 +33,7 @@ logger = logging.getLogger("segmentlog.http")
 def make_app(site: Site, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False) -> ASGIApp:
     """All doors behind their guard. ``host`` is where it listens."""
     app = Starlette(
-        routes=[*_routes(site), *rest.routes(site)],
+        routes=_routes(site),
         exception_handlers={
             HTTPException: _on_http,
             SegmentlogError: _on_error,
@@ -54,7 +56,14 @@ def _routes(site: Site) -> list[BaseRoute]:
             return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
-    return [Route("/", home), Route("/healthz", health), *registry_routes(site)]
+    return [
+        Route("/", home),
+        Route("/healthz", health),
+        Route(PAGES, lambda request: RedirectResponse(f"{PAGES}/")),
+        Mount(PAGES, routes=console.routes(site, decoding_by(site))),
+        *registry_routes(site),
+        *rest.routes(site),
+    ]
 
 
 # ------------------------------------------------------------ problems

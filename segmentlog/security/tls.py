@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,6 +13,7 @@ from segmentlog.security.distinguished_names import subject_of
 from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import Principal
 from segmentlog.security.watched import LOOK_EVERY_S
+from segmentlog.storage import forks
 from segmentlog.storage.locks import if_free
 
 logger = logging.getLogger("segmentlog.server")
@@ -61,7 +61,7 @@ class ServerTls:
         self._paths = (cert_path, key_path, client_ca_path)
         self._look_every_s = look_every_s
         self._clock = clock
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
         self._complaint = ""
         self._versions, self._is_settled = self._look()
         self._context = server_context(*self._paths)

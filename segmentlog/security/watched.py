@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem, read_file
 from segmentlog.storage.locks import if_free
 
@@ -44,7 +44,7 @@ class WatchedFile(Generic[T]):
         self._fs = fs or FileSystem()
         self._look_every_s = look_every_s
         self._clock = clock
-        self._mutex = threading.Lock()
+        self._mutex = forks.lock(self, "_mutex")
         self._complaint = ""
         self._version, self._is_settled = self._look()
         self._bytes = read_file(self._fs, path)

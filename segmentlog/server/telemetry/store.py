@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.errors import SegmentlogError
 from segmentlog.objects.binding import is_bound
 from segmentlog.server.telemetry import families
-from segmentlog.server.telemetry.partitions import Partitions
 from segmentlog.server.telemetry.text import labels_of, render
 from segmentlog.storage.fs import FileSystem
+from segmentlog.topics.partition_states import Partitions
 
 if TYPE_CHECKING:
     from segmentlog.clock import Clock
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from segmentlog.records import TopicPartition
     from segmentlog.server.telemetry.families import Family
     from segmentlog.store import LogStore
+    from segmentlog.topics.partition_states import PartitionState
 
 _STATES: Final = ("Stable", "Rebalancing", "Empty")
 _KINDS: Final = ("library", "kafka")
@@ -56,7 +57,7 @@ class StoreTelemetry:
             key = (state.topic, state.number)
             ends[key] = state.glance.log.log_end_offset
             labels[key] = self._labels.get(key) or labels_of(families.LOG_END.labels, key)
-            rows.append(state.values())
+            rows.append(_values(state))
             shipped.append((state.glance.log.log_end_offset, state.glance.shipped_offset))
         self._labels = labels
         counts = self._partitions
@@ -96,6 +97,16 @@ class StoreTelemetry:
             _add(samples, found)
             time.sleep(0)
         return list(starmap(render, samples.items()))
+
+
+def _values(state: PartitionState) -> tuple[float, ...]:
+    """In the order of `families.PARTITION`."""
+    log, sync = state.glance.log, state.glance.sync
+    return (
+        log.log_start_offset, log.log_end_offset, sync.durable_offset, log.last_stable_offset, state.size_bytes,
+        state.segment_count, log.epoch, state.lost_offsets, state.glance.unsynced_count, state.unsynced_s,
+        sync.sync_count, int(state.glance.has_failed),
+    )  # fmt: skip
 
 
 def _add(samples: dict[Family, _Samples], found: GroupDescription) -> None:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from segmentlog.clock import Clock
+from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.glance import Glance, glance, lost_count, sealed_size
+from segmentlog.log.partition import Partition
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import StateDamaged
-
-if TYPE_CHECKING:
-    from segmentlog.clock import Clock
-    from segmentlog.log.partition import Partition
-    from segmentlog.store import LogStore
+from segmentlog.topics.topics import Topic
 
 _BREATH: Final = 64
 """After so many partitions other threads have a turn, whatever the interpreter's switch interval is."""
@@ -50,29 +49,43 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
     lost_offsets: int
     unsynced_s: float
 
-    def values(self) -> tuple[float, ...]:
-        """In the order of `families.PARTITION`."""
-        log, sync = self.glance.log, self.glance.sync
-        return (
-            log.log_start_offset, log.log_end_offset, sync.durable_offset, log.last_stable_offset, self.size_bytes,
-            self.segment_count, log.epoch, self.lost_offsets, self.glance.unsynced_count, self.unsynced_s,
-            sync.sync_count, int(self.glance.has_failed),
-        )  # fmt: skip
+
+class TopicStates(NamedTuple):
+    """A topic with its partitions, in order; None for one that nobody has opened since the machine started."""
+
+    topic: Topic
+    config: TopicConfig
+    partitions: list[PartitionState | None]
+
+
+class _Store(Protocol):
+    """What a store is asked for."""
+
+    def topics(self, *, internal: bool = False) -> list[str]: ...
+
+    def topic(self, name: str) -> Topic: ...
+
+    def opened_partitions(self) -> list[Partition]: ...
 
 
 class Partitions:
     """The partitions of a store. For one thread at a time."""
 
-    def __init__(self, store: LogStore, clock: Clock) -> None:
+    def __init__(self, store: _Store, clock: Clock, fs: FileSystem | None = None) -> None:
         self._store = store
         self._clock = clock
-        self._fs = FileSystem()
+        self._fs = fs or FileSystem()
         self._known: dict[tuple[str, int], _Known] = {}
         self.topic_count = self.partition_count = 0
         """Of the last look."""
 
     def look(self) -> Iterator[PartitionState]:
-        """Those that something is known of, by topic; half a topic when it is deleted in the middle."""
+        """Those that something is known of, by topic."""
+        for found in self.topics():
+            yield from (state for state in found.partitions if state is not None)
+
+    def topics(self) -> Iterator[TopicStates]:
+        """Every topic, those of the store itself, too; half of one that is deleted in the middle."""
         opened = {(one.topic, one.number): one for one in self._store.opened_partitions() if not one.is_stale}
         boot_id = self._fs.boot_id()
         before, self._known = self._known, {}
@@ -80,22 +93,24 @@ class Partitions:
         for name in self._store.topics(internal=True):
             try:
                 topic = self._store.topic(name)
-                count = topic.partition_count
+                found = TopicStates(topic, topic.config, [None] * topic.partition_count)
             except (SegmentlogError, OSError):  # deleted meanwhile
                 continue
             self.topic_count += 1
-            for number in range(count):
+            for number in range(len(found.partitions)):
                 self.partition_count += 1
                 if not self.partition_count % _BREATH:
                     time.sleep(0)
-                seen = _page_of(opened.get((name, number))) or glance(self._fs, f"{topic.folder}/{number}", boot_id)
+                folder = f"{topic.folder}/{number}"
+                seen = _page_of(opened.get((name, number))) or glance(self._fs, folder, boot_id)
                 if seen is None:
                     continue
                 known = before.get((name, number))
                 if known is None or known.topic_id != topic.id:
                     known = _Known(topic.id)
                 self._known[name, number] = known
-                yield self._state(name, number, f"{topic.folder}/{number}", seen, known)
+                found.partitions[number] = self._state(name, number, folder, seen, known)
+            yield found
 
     def _state(self, name: str, number: int, folder: str, seen: Glance, known: _Known) -> PartitionState:
         log = seen.log

@@ -1,0 +1,50 @@
+"""What people send: the parameters of a page, and forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl
+
+from segmentlog.http.problems import HttpProblem
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+_FORM_BYTES: Final = 2 << 20
+_FIELDS_MAX: Final = 20_000
+
+Form = Mapping[str, list[str]]
+
+
+async def read_form(request: Request) -> Form:
+    """The fields of a form, bounded in size and number."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a form is sent as application/x-www-form-urlencoded")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _FORM_BYTES:
+            raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {_FORM_BYTES:,} bytes")
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
+    except ValueError as error:
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the form cannot be read: {error}") from None
+    form: dict[str, list[str]] = {}
+    for name, value in pairs:
+        form.setdefault(name, []).append(value)
+    return form
+
+
+def first(form: Form, name: str, default: str = "") -> str:
+    """The first value of a field."""
+    return form.get(name, [default])[0]
+
+
+def number(text: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
+    """A whole number of an address; what is none, or is out of range, is the default, or the nearest there is."""
+    text = text.strip()
+    if not (text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20):
+        return default
+    return min(max(int(text), least), most)

@@ -1,0 +1,146 @@
+"""A small language for what is in a JSON value: a path, and maybe what is to be there.
+
+    user.id                 there is such a thing, and it is not null
+    user.id = 7             it is the number 7 or the text "7"
+    user.name ~ ann         its text has "ann" in it, whatever the case
+    items[0].price > 9.5    numbers; also >=, <, <=, !=
+    items[*].sku = "A 1"    one of a list's elements, or of an object's members; [-1] is the last element
+    ["odd key"].x           a name with other characters; $ at the front is the value itself, and may be left out
+
+It is a part of JSONPath (RFC 9535), so that what is copied from elsewhere has a chance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from segmentlog.errors import InvalidConfig
+
+_STEP: Final = re.compile(
+    r"""\.?(?P<name>[^\s.\[\]=<>!~"'$*]+)|\.?(?P<all>\*)|\[(?P<every>\*)\]|\[(?P<index>-?[0-9]{1,9})\]"""
+    r"""|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'[^']*')\]"""
+)
+_OPERATOR: Final = re.compile(r"\s*(?P<operator>!=|<=|>=|=|<|>|~)\s*(?P<wanted>.*)", re.DOTALL)
+_WANTED: Final = "a path as in user.id, items[0].name or $['odd key'], maybe with =, !=, <, <=, >, >= or ~ and a value"
+_STEPS_MAX: Final = 50
+_EVERY: Final = object()
+
+_decode = msgspec.json.Decoder().decode
+
+
+class JsonPath(NamedTuple):
+    """A path, and what is to be there."""
+
+    steps: tuple[Any, ...]
+    operator: str
+    wanted: str
+    number: float | None
+
+    @classmethod
+    def parse(cls, text: str) -> JsonPath:
+        """Raises `InvalidConfig`."""
+        rest = text.strip()
+        at = 1 if rest.startswith("$") else 0
+        steps: list[Any] = []
+        while at < len(rest) and (match := _STEP.match(rest, at)):
+            steps.append(_step(match))
+            at = match.end()
+        if len(steps) > _STEPS_MAX or not (steps or rest.startswith("$")):
+            raise InvalidConfig("JSON path", text, _WANTED)
+        if not rest[at:].strip():
+            return cls(tuple(steps), "", "", None)
+        found = _OPERATOR.fullmatch(rest, at)
+        if found is None:
+            raise InvalidConfig("JSON path", text, _WANTED)
+        wanted = found["wanted"].strip()
+        if len(wanted) > 1 and wanted[0] == wanted[-1] == '"':
+            try:
+                wanted = str(json.loads(wanted))
+            except ValueError:
+                raise InvalidConfig("JSON path", text, _WANTED) from None
+        number = _number(wanted)
+        if found["operator"] in ("<", ">", "<=", ">=") and number is None:
+            raise InvalidConfig("JSON path", text, f"a number behind {found['operator']}")
+        return cls(tuple(steps), found["operator"], wanted, number)
+
+    def matches(self, value: bytes | None) -> bool:
+        """Whether a value is JSON that has it."""
+        if not value:
+            return False
+        try:
+            document = _decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        return any(map(self._is_wanted, _walk(document, self.steps)))
+
+    def _is_wanted(self, found: Any) -> bool:
+        if not self.operator:
+            return found is not None
+        if self.operator in ("=", "!="):
+            return self._equals(found) == (self.operator == "=")
+        if self.operator == "~":
+            return self.wanted.lower() in _text(found).lower()
+        if not isinstance(found, int | float) or isinstance(found, bool) or self.number is None:
+            return False
+        if self.operator == "<":
+            return found < self.number
+        if self.operator == ">":
+            return found > self.number
+        return found <= self.number if self.operator == "<=" else found >= self.number
+
+    def _equals(self, found: Any) -> bool:
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return self.number is not None and found == self.number
+        return _text(found) == self.wanted
+
+
+def _step(match: re.Match[str]) -> Any:
+    if match["name"] is not None:
+        return match["name"]
+    if match["index"] is not None:
+        return int(match["index"])
+    if match["quoted"] is not None:
+        quoted = match["quoted"]
+        if quoted[0] == "'":
+            return quoted[1:-1]
+        try:
+            return json.loads(quoted)
+        except ValueError:
+            raise InvalidConfig("JSON path", quoted, _WANTED) from None
+    return _EVERY
+
+
+def _walk(document: Any, steps: tuple[Any, ...]) -> Iterator[Any]:
+    if not steps:
+        yield document
+        return
+    step, rest = steps[0], steps[1:]
+    if step is _EVERY:
+        parts = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+        for part in parts:
+            yield from _walk(part, rest)
+    elif isinstance(step, int):
+        if isinstance(document, list) and -len(document) <= step < len(document):
+            yield from _walk(document[step], rest)
+    elif isinstance(document, dict) and step in document:
+        yield from _walk(document[step], rest)
+
+
+def _text(found: Any) -> str:
+    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+
+
+def _number(text: str) -> float | None:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return None

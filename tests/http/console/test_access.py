@@ -1,0 +1,118 @@
+"""Who sees what on the console's pages, and who changes what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from doors import Client
+
+from segmentlog.http.settings import HttpSettings
+from segmentlog.http.site import Site
+from segmentlog.records import TopicPartition
+from segmentlog.security.acls import Authorizer
+from segmentlog.security.principals import Operation, Principal, ResourceType
+from segmentlog.store import LogStore
+
+
+class _Rules(Authorizer):
+    """What is allowed, as a set."""
+
+    def __init__(self, *allowed: tuple[Operation, ResourceType, str]) -> None:
+        self.allowed = set(allowed)
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return (operation, resource_type, name) in self.allowed
+
+
+@pytest.fixture
+def ruled(store: LogStore) -> Iterator[Callable[..., Client]]:
+    """A client that may do what is said."""
+    store.create_topic("open")
+    store.create_topic("secret")
+    for topic in ("open", "secret"):
+        store.topic(topic).partition(0).append([f"value of {topic}".encode()])
+    store.groups.reset("mine", {TopicPartition("open", 0): 0, TopicPartition("secret", 0): 0})
+    store.groups.reset("theirs", {TopicPartition("open", 0): 0})
+    with store.producer(name="their producer") as producer, producer.transaction():
+        producer.send("secret", b"x")
+    made: list[Client] = []
+
+    def make(*allowed: tuple[Operation, ResourceType, str]) -> Client:
+        made.append(Client(Site(store, HttpSettings(allow_writes=True), _Rules(*allowed))))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+_SEE = (Operation.DESCRIBE, ResourceType.TOPIC, "open")
+_READ = (Operation.READ, ResourceType.TOPIC, "open")
+_SEE_GROUP = (Operation.DESCRIBE, ResourceType.GROUP, "mine")
+
+
+def test_what_somebody_may_not_see_is_on_no_page(ruled: Callable[..., Client]) -> None:
+    """Topics, groups, producers, in lists and where they are mentioned; and the store's place."""
+    client = ruled(_SEE, _READ, _SEE_GROUP)
+    for path in (
+        "/",
+        "/?internal=1",
+        "/groups",
+        "/groups/group?group=mine",
+        "/transactions",
+        "/damage",
+        "/topics/open",
+    ):
+        text = client.get(f"/ui{path}").text
+        assert "secret" not in text, path
+        assert "theirs" not in text, path
+        assert "their producer" not in text, path
+        assert client.site.store.path not in text, path
+    assert "1 partitions of topics that you may not see" in client.get("/ui/groups/group?group=mine").text
+    assert "You may not see it" in client.get("/ui/topics/open").text
+    for path in ("/topics/secret", "/topics/secret/records", "/topics/secret/records/0/0", "/topics/secret/tail",
+                 "/topics/secret/records/0/0/value", "/topics/secret/tail/events", "/topics/secret/partitions/0",
+                 "/topics/nowhere", "/groups/group?group=theirs", "/groups/group?group=nobody"):  # fmt: skip
+        answer = client.get(f"/ui{path}")
+        assert answer.status_code == 403, path
+        assert "value of" not in answer.text
+
+
+def test_to_see_a_topic_is_not_to_read_it(ruled: Callable[..., Client]) -> None:
+    """Its pages have no link to its records, and those are refused."""
+    client = ruled(_SEE)
+    text = client.get("/ui/topics/open").text
+    assert "/ui/topics/open/records" not in text
+    for path in ("records", "records/0/0", "records/0/0/value", "tail", "tail/events"):
+        assert client.get(f"/ui/topics/open/{path}").status_code == 403
+
+
+def test_changes_need_their_own_permission(store: LogStore, ruled: Callable[..., Client]) -> None:
+    """Beside that the door allows writes."""
+    producer = "their producer"
+    forms = {
+        "/topics/open/delete": {"name": "open"},
+        "/topics/open/config": {"retention.ms": "1d"},
+        "/groups/reset?group=mine": {"move": "open/0/1"},
+        f"/transactions/abort?name={producer}": {"name": producer},
+    }
+    client = ruled(_SEE, _READ, _SEE_GROUP)
+    for path, form in forms.items():
+        assert client.get(f"/ui{path}").status_code == 403, path
+        assert client.post(f"/ui{path}", data=form).status_code == 403, path
+    for text in (client.get("/ui/topics/open").text, client.get("/ui/groups/group?group=mine").text):
+        assert "Delete" not in text
+        assert "Move its positions" not in text
+    everything = ruled(
+        _SEE, _READ, _SEE_GROUP, (Operation.ALTER_CONFIGS, *_SEE[1:]), (Operation.DELETE, *_SEE[1:]),
+        (Operation.READ, *_SEE_GROUP[1:]), (Operation.WRITE, ResourceType.TRANSACTIONAL_ID, producer),
+    )  # fmt: skip
+    assert everything.post("/ui/groups/reset?group=mine", data={"move": "secret/0/1"}).status_code == 403
+    assert everything.post("/ui/topics/open/config", data={"partitions": "5"}).status_code == 403  # that is ALTER
+    for path, form in reversed(forms.items()):
+        assert everything.get(f"/ui{path}").status_code == 200, path
+        assert everything.post(f"/ui{path}", data=form).status_code == 303, path
+    assert store.topics() == ["secret"]

@@ -1,0 +1,55 @@
+"""The small language for what is in a JSON value."""
+
+import pytest
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.http.console.json_path import JsonPath
+
+_VALUE = b"""{"user": {"id": 7, "name": "Ann O'Neil", "tags": []},
+ "items": [{"price": 9.5, "sku": "A 1"}, {"price": 12}], "odd key": {"x": true}, "none": null, "text": "7"}"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "user", "user.id", "$.user.id", "$['user']['id']", 'user["id"]', "items[0].price", "items[-1].price",
+        "items[*].sku",
+        "$['odd key'].x", "user.id = 7", "user.id=7", "user.id = 7.0", 'user.id = "7"', "text = 7",
+        "user.name ~ o'neil",
+        "items[*].price > 10", "items[0].price >= 9.5", "items[0].price <= 9.5", "user.id < 8", "user.id != 8",
+        'items[*].sku = "A 1"', "items[*].sku = A 1", "$['odd key'].x = true", "none = null", "user.* = 7", "$ ~ ann",
+        "items ~ 9.5", "none != 1",
+    ],
+)  # fmt: skip
+def test_what_is_there_is_found(path: str) -> None:
+    """By name, by place, by any place; compared as a number or as a text."""
+    assert JsonPath.parse(path).matches(_VALUE), path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "nobody", "user.nobody", "none", "items[2]", "items[0].sku.x", "user[0]", "user.id = 8", "user.id != 7",
+        "user.id > 7",
+        "text > 1", "user.name ~ bob", "items[*].price > 100", "$['odd key'].x = 1", "user.id = seven", "user.tags[*]",
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_not_found(path: str) -> None:
+    """Neither is a null, nor a text that one would have to take for a number."""
+    assert not JsonPath.parse(path).matches(_VALUE), path
+
+
+@pytest.mark.parametrize("value", [None, b"", b"no JSON", b"\xff\x00", b"[" * 100_000, b'{"user": '])
+def test_what_is_no_json_has_nothing(value: bytes | None) -> None:
+    """However it is broken."""
+    assert not JsonPath.parse("user").matches(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  ", "[", "a[", "a[x]", "= 7", "a ! b", "a > b", "a.b.", "a b", 'a = "\\x"', ".", "a" + "[0]" * 60, "a[*"],
+)
+def test_what_is_no_path_is_refused(text: str) -> None:
+    """With a word on what one looks like."""
+    with pytest.raises(InvalidConfig, match="JSON path"):
+        JsonPath.parse(text)
