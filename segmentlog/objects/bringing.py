@@ -88,11 +88,11 @@ class WholeFiles:
         """As `Bringing.extend`."""
         with opened(self._fs, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as fd:
             for span in spans:
-                is_whole = len(spans) == 1 and not span.key.startswith("tails/")
-                if span.end <= known_bytes and not is_whole:
+                is_sealed = not span.key.startswith("tails/")
+                if span.end <= known_bytes and not is_sealed:
                     continue
-                before = self._fs.pread(fd, max(known_bytes - span.position, 0), span.position)
-                if is_whole and before:
+                before = self._fs.pread(fd, min(max(known_bytes - span.position, 0), span.size_bytes), span.position)
+                if is_sealed and before:
                     data: Data = b"".join((before, self._range(span, len(before))))
                     if xxhash.xxh3_64_hexdigest(data) != span.xxh3_64:
                         return False
@@ -102,8 +102,8 @@ class WholeFiles:
                         return False
                 if len(data) > len(before):
                     write_all(self._fs, fd, [memoryview(data)[len(before) :]], span.position + len(before))
-                if is_whole:
-                    self._fs.fsync(fd)
+            if spans and not spans[-1].key.startswith("tails/"):
+                self._fs.fsync(fd)
             return self._fs.fstat(fd).st_size == size_of(spans)
 
     def prepare(self, path: str, spans: Spans) -> Place | None:

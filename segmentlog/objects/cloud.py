@@ -27,7 +27,8 @@ _RETRY_S: Final = 15
 """Who ships tries again by itself, and says why meanwhile."""
 _REQUEST_S: Final = 60
 """For one request with all its bytes: a part has to get through in it, beside as many as there are at a time."""
-_PART_BYTES: Final = 8 << 20
+_PART_BYTES: Final = 16 << 20
+"""What is put or got in one request."""
 _PARTS: Final = 4
 """At a time, of one object."""
 

@@ -362,7 +362,9 @@ class Looking:
     def forget_keys(self, gone: set[str]) -> None:
         """Of what nobody referred to for so long that somebody swept it; chunks that are held back are put anew."""
         for part in self.parts.values():
-            part.uploaded = {base: one for base, one in part.uploaded.items() if one[1].log.key not in gone}
+            part.uploaded = {
+                base: one for base, one in part.uploaded.items() if not any(it.key in gone for it in one[1].objects)
+            }
             part.snapshots = {base: one for base, one in part.snapshots.items() if one.object.key not in gone}
         self.forget_staged()
 
@@ -436,8 +438,13 @@ def _is_same(local: LocalPartition, log: LocalLog, segment: LocalSegment, shippe
     """Whether a file here is what was uploaded once."""
     if (segment.end_offset, segment.size_bytes) != (shipped.end_offset, shipped.log.size_bytes):
         return False
+    position = 0
     try:
-        data = local.read(log, segment.base_offset, 0, segment.size_bytes)
+        for one in shipped.log.objects:
+            data = local.read(log, segment.base_offset, position, one.size_bytes)
+            if xxhash.xxh3_64_hexdigest(data) != one.xxh3_64:
+                return False
+            position += one.size_bytes
     except Replaced:
         return False
-    return xxhash.xxh3_64_hexdigest(data) == shipped.log.xxh3_64
+    return True

@@ -45,7 +45,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.objects import checking
 from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
-from segmentlog.objects.checking import check_object, checked_parts, digest_of_file
+from segmentlog.objects.checking import check_object, checked_parts, is_same_file
 from segmentlog.objects.cutting import Piece, Target, target_of
 from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
@@ -276,7 +276,7 @@ class Restoring:
 
     def _bringing(self, path: str, stored: Stored) -> Job:
         def bring() -> int:
-            if self._is_there(path, stored.size_bytes, stored.xxh3_64):
+            if self._is_there(path, stored):
                 return stored.size_bytes
             if stored.size_bytes <= checking.PART_BYTES:
                 replace_file(self._fs, path, self._object(stored), sync_folder=False)
@@ -291,7 +291,7 @@ class Restoring:
         def bring() -> int:
             data = b"".join([self._chunk(chunk) for chunk in chunks])
             path = f"{folder}/{segment_name(base)}{LOG_SUFFIX}"
-            if not self._is_there(path, len(data), xxhash.xxh3_64_hexdigest(data)):
+            if not self._is_there(path, Stored("", len(data), xxhash.xxh3_64_hexdigest(data))):
                 replace_file(self._fs, path, data, sync_folder=False)
             return len(data)
 
@@ -315,20 +315,20 @@ class Restoring:
         return self._object(piece.log)
 
     def _object(self, stored: Stored) -> bytes:
+        if stored.parts:
+            return b"".join(checked_parts(self._bucket, stored))
         data, _ = self._bucket.get(stored.key)
         check_object(self._bucket, stored, data)
         return data
 
-    def _is_there(self, path: str, size_bytes: int, xxh3_64: str) -> bool:
+    def _is_there(self, path: str, stored: Stored) -> bool:
         """Whether an earlier run has brought the file."""
         try:
-            if self._fs.stat(path).st_size != size_bytes:
-                return False
-            is_whole = digest_of_file(self._fs, path, size_bytes) == xxh3_64
+            is_whole = is_same_file(self._fs, path, stored)
         except FileNotFoundError:
             return False
         if is_whole:
-            self._kept_bytes += size_bytes
+            self._kept_bytes += stored.size_bytes
             self._brought.add(path)
         return is_whole
 

@@ -44,6 +44,7 @@ from segmentlog.objects.capture import Replaced, as_shipped
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
+from segmentlog.objects.parts import Begun, SegmentPuts, key_of
 from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
@@ -127,6 +128,7 @@ class Shipper:
         """By path, files of the store that lie there, and what each looked like here when it was put."""
         self._next_tail = 0
         self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(self._parallel)
+        self._segments = SegmentPuts(self._fs, self._topics.path, self.bucket, self._parallel)
         self._put_bytes = self._left_bytes = 0
         """Of segments and tails: what lies there by now, and what is to be uploaded still."""
         self._looked_ms = 0
@@ -177,7 +179,8 @@ class Shipper:
         rounds = interval.rounds
         pending = len(self._uploads) + self._begin_uploads(rounds)
         before = self._manifest
-        self._left_bytes = sum(one.size_bytes for round_ in rounds.values() for one in round_.to_do.upload)
+        uploading = ((where, one) for where, round_ in rounds.items() for one in round_.to_do.upload)
+        self._left_bytes = self._segments.missing_bytes(uploading)
         size_bytes = self._put_tails(rounds)
         self._put_bytes += size_bytes
         self._put_files()
@@ -229,8 +232,10 @@ class Shipper:
         if self._lease is None:
             return False
         self._binding, self._owner, found = claim(self._topics, self.bucket, self._wanted, now_ms)
+        self._segments.load()
         if found is not None:
             self._manifest, self._tag = found
+            self._segments.settle(_said_of_objects(self._manifest))
         return True
 
     # ------------------------------------------------------------ uploading
@@ -238,6 +243,7 @@ class Shipper:
     def _begin_uploads(self, rounds: dict[Where, Round]) -> int:
         """How many segments have to wait for their turn."""
         waiting = 0
+        self._looking.orphans += self._segments.of_no_use(lambda one: self._is_wanted(one, rounds))
         for where, round_ in rounds.items():
             for segment in round_.to_do.upload:
                 key = (where, segment.base_offset)
@@ -245,16 +251,28 @@ class Shipper:
                     waiting += 1
         return waiting
 
+    def _is_wanted(self, begun: Begun, rounds: dict[Where, Round]) -> bool:
+        """Whether the file may still be there of which parts were put."""
+        if (begun.where, begun.base_offset) in self._uploads:
+            return True
+        if begun.where not in rounds:
+            return begun.where in self._looking.parts
+        found = rounds[begun.where].log.segments
+        is_behind = bool(found) and begun.base_offset >= found[-1].end_offset  # of what was looked at
+        return is_behind or any(one.stamp == begun.stamp for one in found)
+
     def _uploading(self, where: Where, round_: Round, segment: LocalSegment) -> Callable[[], Uploaded]:
-        local, bucket, log = round_.part.local, self.bucket, round_.log
-        key = f"segments/{where[0]}/{where[1]}/{segment.base_offset:020d}-{uploads.nonce()}"
+        local, log, stop = round_.part.local, round_.log, self._uploads.stop
+        bucket, segments, base = self.bucket, self._segments, segment.base_offset
+
+        def read(position: int, size_bytes: int) -> memoryview:
+            return local.read(log, base, position, size_bytes)
 
         def upload() -> Uploaded:
-            base = segment.base_offset
-            data = local.read(log, base, 0, segment.size_bytes)
-            base_timestamp = decode_header(data, 0).base_timestamp if data else -1
+            base_timestamp = decode_header(read(0, segment.size_bytes), 0).base_timestamp if segment.size_bytes else -1
             max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
-            stored = uploads.put(bucket, key, data)
+            stored = segments.put(where, segment, read, stop)
+            key = key_of(where, base) if stored.parts else stored.key
             snapshot = None if known is None else uploads.put(bucket, f"{key}.snapshot", known)
             entries = local.index(log, segment)
             index = None if entries is None else uploads.put(bucket, f"{key}.index", entries)
@@ -276,9 +294,10 @@ class Shipper:
             if error is None and part is not None:
                 self._looking.forget_upload(part, base)
                 stamp, segment = future.result()
-                if segment.log.key not in condemned:  # else it has taken so long that somebody swept it
+                if segment.log.key not in condemned and self._segments.is_whole(segment.log):
                     part.uploaded[base] = (stamp, segment)
-                    self._put_bytes += segment.log.size_bytes
+                    self._put_bytes += 0 if segment.is_in_parts else segment.log.size_bytes
+                # Else it has taken so long that somebody swept it.
             elif error is not None and not isinstance(error, Replaced | UnknownTopic | StoreClosed):
                 first = first or error
         if first is not None:
@@ -421,7 +440,8 @@ class Shipper:
     def _take_over(self, manifest: Manifest, tag: str) -> None:
         """Go on from a manifest that lies there."""
         assert self._binding is not None
-        kept = {stored.key for stored in manifest.objects()} | {one.key for one in manifest.condemned}
+        kept = _said_of_objects(manifest)
+        self._segments.settle(kept)
         if tag != self._tag:  # else a put that was sent may still take effect
             self._tried.clear()
         self._manifest, self._tag = manifest, tag
@@ -504,7 +524,7 @@ class Shipper:
 
         And `ShippingRefused` for partitions of which nothing more can be shipped; all else lies there then.
         """
-        put_before = self._put_bytes
+        put_before = self._put_bytes + self._segments.put_bytes
         first = self.tick()
         records, size_bytes, put = first.records, first.size_bytes, first.put
         while True:
@@ -515,7 +535,7 @@ class Shipper:
             now = self.tick()
             records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put
             if progress is not None:
-                done = self._put_bytes - put_before
+                done = self._put_bytes + self._segments.put_bytes - put_before
                 progress(done, done + self._left_bytes)
             if not now.pending and not now.waiting:
                 return ShippedNow(put, records, size_bytes)
@@ -569,6 +589,11 @@ def _max_timestamp(data: memoryview) -> int:
 def _said(manifest: Manifest) -> object:
     """What a manifest says of the store; nothing needs to be put for the rest."""
     return manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended
+
+
+def _said_of_objects(manifest: Manifest) -> set[str]:
+    """Keys that it refers to, or condemns."""
+    return {stored.key for stored in manifest.objects()} | {one.key for one in manifest.condemned}
 
 
 def _records(manifest: Manifest) -> int:

@@ -36,10 +36,20 @@ def segment_spans(partition: ShippedPartition, tails: Mapping[int, Stored]) -> d
     """Of every segment file of a partition, by base offset; the active one is there, with nothing in it perhaps."""
     found: dict[int, Spans] = {}
     for segment in partition.segments:
-        log = segment.log
-        found[segment.base_offset] = (Span(0, log.size_bytes, log.key, 0, log.xxh3_64),) if log.size_bytes else ()
+        found[segment.base_offset] = _spans_of(segment.log)
     for chunk in partition.chunks:
         span = Span(chunk.position, chunk.size_bytes, tails[chunk.tail].key, chunk.start, chunk.xxh3_64)
         found[chunk.segment] = (*found.get(chunk.segment, ()), span)
     found.setdefault(partition.active_base, ())
     return found
+
+
+def _spans_of(log: Stored) -> Spans:
+    """Of a file that lies there whole."""
+    spans: list[Span] = []
+    position = 0
+    for part in log.objects:
+        if part.size_bytes:
+            spans.append(Span(position, part.size_bytes, part.key, 0, part.xxh3_64))
+            position += part.size_bytes
+    return tuple(spans)

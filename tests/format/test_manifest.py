@@ -139,8 +139,8 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 def test_a_newer_format_says_what_to_do() -> None:
     """Whatever else it holds."""
-    with pytest.raises(MalformedManifest, match=r"format 2.*use the version that wrote it"):
-        decode_manifest(b'{"format": 2, "tables": []}')
+    with pytest.raises(MalformedManifest, match=r"format 3.*use the version that wrote it"):
+        decode_manifest(b'{"format": 3, "tables": []}')
 
 
 def test_any_byte_cut_off_is_noticed() -> None:

@@ -116,7 +116,7 @@ class Shelf:
         """What segment files a restore is to have: size and digest; an object that is not there leaves none."""
         files: dict[int, list[bytes]] = {partition.active_base: []}
         for segment in partition.segments:
-            files[segment.base_offset] = [self._bytes(segment.log.key)]
+            files[segment.base_offset] = [self._bytes(stored.key) for stored in segment.log.objects]
         for chunk in partition.chunks:
             data = self._bytes(tails[chunk.tail])[chunk.start : chunk.start + chunk.size_bytes]
             files.setdefault(chunk.segment, []).append(data)
