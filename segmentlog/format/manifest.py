@@ -138,6 +138,11 @@ class ShippedPartition(msgspec.Struct, frozen=True):
     """Of those segments."""
     stable_offset: int = -1
     """Below it every transaction is decided, by markers that are shipped; -1: nothing is known of that."""
+    markers_end_offset: int = -1
+    """From ``end_offset`` up to here markers of transactions were appended, and no record; -1: nothing is known.
+
+    Who stands behind one of them has missed nothing.
+    """
 
     @property
     def epoch(self) -> int:
@@ -283,6 +288,9 @@ def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
         return "its offsets do not ascend"
     if not -1 <= partition.stable_offset <= partition.end_offset:
         return "transactions are decided behind its end"
+    markers_end_offset = partition.markers_end_offset
+    if markers_end_offset != -1 and not partition.end_offset <= markers_end_offset <= partition.ceiling:
+        return "markers are said to lie where there are none"
     offset = 0
     for segment in partition.segments:
         if not offset <= segment.base_offset < segment.end_offset <= partition.end_offset:

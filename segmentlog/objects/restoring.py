@@ -50,6 +50,7 @@ from segmentlog.objects.cutting import Piece, Target, target_of
 from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.rewinding import CutPartition, Rewinding
+from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, replace_file_by_parts
 from segmentlog.topics.folders import TopicFile, TopicFolders
@@ -58,6 +59,7 @@ PARALLEL: Final = 4
 _MANIFESTS_MAX: Final = 20
 """So often the manifest may change under a restore before it gives up."""
 
+_MARKER: Final = "the marker of a transaction that was not on disk when it was shipped; no record is missing"
 _HARMLESS: Final = (SHIP_FILE, "lost+found")
 
 Progress = Callable[[int, int], None]
@@ -356,6 +358,15 @@ class Restoring:
                 self._remove(f"{folder}/{name}")
         position = self._fs.stat(f"{folder}/{active}").st_size
         checkpoint = checkpoint_of(partition, partition.end_offset, position)
+        markers = tuple(
+            LostRange(offset, offset + 1, partition.epoch, _MARKER, self._manifest.shipped_ms)
+            for offset in range(partition.end_offset, partition.markers_end_offset)
+        )
+        if markers:  # each is gone by: whoever stands behind one goes on, and is not taken for one who has read more
+            recovery_offset = partition.markers_end_offset
+            checkpoint = replace(
+                checkpoint, recovery_offset=recovery_offset, lost_ranges=(*checkpoint.lost_ranges, *markers)
+            )
         with contextlib.suppress(FileNotFoundError):  # of an earlier run: this is a new one, both of its slots
             self._fs.unlink(f"{folder}/{CHECKPOINT_FILE}")
         CheckpointFile(self._fs, f"{folder}/{CHECKPOINT_FILE}").write(checkpoint)

@@ -60,6 +60,8 @@ class LocalLog(msgspec.Struct, frozen=True):
     generation: int
     """Counts the times that segment files were removed or replaced."""
     segments: tuple[LocalSegment, ...]
+    markers_end_offset: int = -1
+    """From ``end_offset`` up to here nothing but markers of transactions was appended; they are not on disk."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -245,6 +247,7 @@ def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks
         chunks=tuple(made),
         snapshots=tuple(snapshot for snapshot in snapshots if snapshot.segment in there),
         stable_offset=stable_offset,
+        markers_end_offset=local.markers_end_offset if to_do.end_offset == local.end_offset else -1,
     )
 
 

@@ -112,6 +112,8 @@ def test_objects_are_all_that_it_refers_to() -> None:
         ({"chunks": (replace(PARTITION.chunks[0], start=-1),)}, "lies in no tail"),
         ({"active_base": 39}, "active segment at 39"),
         ({"active_base": 61}, "active segment at 61"),
+        ({"markers_end_offset": 59}, "markers"),
+        ({"markers_end_offset": PARTITION.ceiling + 1}, "markers"),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
