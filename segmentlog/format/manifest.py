@@ -6,6 +6,7 @@
     segments/<topic id>/<partition>/<base>-<nonce>.snapshot     what was known of producers where one begins
     segments/<topic id>/<partition>/<base>-<nonce>.index        its index, for who reads parts of it
     tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one behind the other
+                                                     (a few KiB lie in the manifest instead)
     files/<nonce>                                    small files of the store itself
 
 Objects are put once, under a name that no other has, and never changed. What the manifest does not refer to is not
@@ -25,7 +26,7 @@ from segmentlog.records import EpochStart, LostRange
 
 MANIFEST_KEY: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 2
-"""Written only where there is something in it that format 1 has not: a segment in parts."""
+"""Written only where there is something in it that format 1 has not: a segment in parts, a tail in the manifest."""
 
 _NUMBER_MAX: Final = 2**63 - 1
 
@@ -171,11 +172,17 @@ class ShippedTopic(msgspec.Struct, frozen=True):
     partitions: tuple[ShippedPartition, ...] = ()
 
 
-class Tail(msgspec.Struct, frozen=True):
-    """An object of chunks."""
+class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Chunks, one behind the other: an object, or where they are few bytes these themselves (base64 in the JSON)."""
 
     number: int
-    object: Stored
+    object: Stored | None = None
+    data: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its chunks."""
+        return len(self.data) if self.object is None else self.object.size_bytes
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -228,7 +235,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def objects(self) -> list[Stored]:
         """All that it refers to, sorted by key."""
-        found = [tail.object for tail in self.tails] + [file.object for file in self.files]
+        found = [tail.object for tail in self.tails if tail.object is not None] + [file.object for file in self.files]
         for topic in self.topics:
             for partition in topic.partitions:
                 found += [stored for segment in partition.segments for stored in segment.objects]
@@ -252,7 +259,8 @@ _CHECKSUM_BYTES: Final = len(_CHECKSUM % (b"0" * 16))
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of ``manifest.json``."""
     segments = (segment for topic in manifest.topics for part in topic.partitions for segment in part.segments)
-    written = MANIFEST_FORMAT if any(segment.is_in_parts for segment in segments) else 1
+    is_new = any(tail.object is None for tail in manifest.tails) or any(segment.is_in_parts for segment in segments)
+    written = MANIFEST_FORMAT if is_new else 1
     text = msgspec.json.encode(msgspec.structs.replace(manifest, format=written))
     return _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode() + text[1:]
 
@@ -272,7 +280,9 @@ def decode_manifest(data: bytes) -> Manifest:
         manifest = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedManifest(f"the manifest is damaged: {error}") from None
-    tails = {tail.number: tail.object.size_bytes for tail in manifest.tails}
+    tails = {tail.number: tail.size_bytes for tail in manifest.tails}
+    if both := [tail.number for tail in manifest.tails if (tail.object is None) != bool(tail.data)]:
+        raise MalformedManifest(f"the manifest contradicts itself: tail {both[0]} lies in two places, or in none")
     for topic in manifest.topics:
         for partition in topic.partitions:
             if wrong := _what_is_wrong(partition, tails):

@@ -20,7 +20,16 @@ from segmentlog.log import granting
 from segmentlog.log.partition import Partition
 from segmentlog.objects.capture import LocalPartition, Replaced, Signature, topics_of
 from segmentlog.objects.decisions import Ends, Where, ends_of_commits, ends_still_owed, find_markers
-from segmentlog.policy.shipping import TAIL_BYTES, LocalLog, LocalSegment, Plan, ceiling_for, plan, wasted_tails
+from segmentlog.policy.shipping import (
+    TAIL_BYTES,
+    LocalLog,
+    LocalSegment,
+    Plan,
+    ceiling_for,
+    plan,
+    tails_to_move,
+    wasted_tails,
+)
 from segmentlog.topics.folders import TopicFile
 from segmentlog.topics.topics import Topics
 
@@ -423,7 +432,8 @@ def _wasted_tails(manifest: Manifest | None, shipped: Mapping[Where, ShippedPart
     if manifest is None:
         return set()
     chunks = (chunk for part in shipped.values() for chunk in part.chunks)
-    return wasted_tails({tail.number: tail.object.size_bytes for tail in manifest.tails}, chunks)
+    inline = {tail.number: len(tail.data) for tail in manifest.tails if tail.object is None}
+    return tails_to_move(inline) | wasted_tails({tail.number: tail.size_bytes for tail in manifest.tails}, chunks)
 
 
 def _same_chunks(part: Part, log: LocalLog, chunks: Iterable[Chunk]) -> set[Chunk]:

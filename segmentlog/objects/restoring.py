@@ -50,6 +50,7 @@ from segmentlog.objects.cutting import Piece, Target, target_of
 from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.rewinding import CutPartition, Rewinding
+from segmentlog.objects.spans import chunk_data
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, replace_file_by_parts
@@ -135,7 +136,7 @@ class Restoring:
         self._manifest = manifest
         self._wanted = wanted
         self._topics = [topic for topic in manifest.topics if is_wanted(topic.name, wanted)]
-        self._tails = {tail.number: tail.object for tail in manifest.tails}
+        self._tails = {tail.number: tail for tail in manifest.tails}
         self._kept_bytes = 0
         self._brought: set[str] = set()
         """Files that this run has seen to."""
@@ -300,7 +301,10 @@ class Restoring:
         return bring
 
     def _chunk(self, chunk: Chunk) -> Data:
-        key = self._tails[chunk.tail].key
+        tail = self._tails[chunk.tail]
+        if tail.object is None:
+            return chunk_data(chunk, tail)
+        key = tail.object.key
         data = self._bucket.get_range(key, chunk.start, chunk.size_bytes)
         if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
             why = f"damaged: bytes {chunk.start} to {chunk.start + chunk.size_bytes} are not what was shipped"

@@ -1,5 +1,7 @@
 """Shipping a store: in each interval what is new goes into one object, and one conditional put says so.
 
+Few bytes that are new are part of what that one puts.
+
 look      which partitions have something new on disk; segments to upload whole, pieces for the tail (`looking`)
 upload    segments by threads of their own, over as many intervals as it takes; the tail at once
 put       the manifest, in the place of the one that was read or put last
@@ -45,7 +47,7 @@ from segmentlog.objects.decisions import Where
 from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.objects.parts import Begun, SegmentPuts, key_of
-from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise
+from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise, stands_inline
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
 from segmentlog.storage.fs import read_file
@@ -324,20 +326,32 @@ class Shipper:
                 self._put_snapshot(where, round_.part, segment)
         if size_bytes:
             self._next_tail = together + len(parts)
-            keys = {number: f"tails/{number:020d}-{uploads.nonce()}" for number, data in parts.items() if data}
-            self._looking.orphans += keys.values()  # until a manifest says otherwise
-
-            def put(number: int) -> Tail:
-                data = parts[number]
-                joined = data[0] if len(data) == 1 else b"".join(data)
-                return Tail(number, uploads.put(self.bucket, keys[number], joined))
-
-            self._tails.update((tail.number, tail) for tail in uploads.beside_each_other(put, keys, self._parallel))
+            if len(parts) == 1 and stands_inline(size_bytes, self._inline_bytes()):
+                self._tails[together] = Tail(together, data=b"".join(parts[together]))
+            else:
+                self._put_as_objects({number: data for number, data in parts.items() if data})
             self._looking.note_put(rounds)
         for round_ in rounds.values():
             if round_.is_held:
                 round_.part.staged = (*round_.to_do.keep, *round_.chunks)
         return size_bytes
+
+    def _inline_bytes(self) -> int:
+        """Of tails that stand in the manifest, or are to."""
+        tails = (*(self._manifest.tails if self._manifest else ()), *self._tails.values())
+        return sum(len(data) for data in {tail.number: tail.data for tail in tails}.values())
+
+    def _put_as_objects(self, parts: Mapping[int, list[memoryview]]) -> None:
+        """Put tails, by number."""
+        keys = {number: f"tails/{number:020d}-{uploads.nonce()}" for number in parts}
+        self._looking.orphans += keys.values()  # until a manifest says otherwise
+
+        def put(number: int) -> Tail:
+            data = parts[number]
+            joined = data[0] if len(data) == 1 else b"".join(data)
+            return Tail(number, uploads.put(self.bucket, keys[number], joined))
+
+        self._tails.update((tail.number, tail) for tail in uploads.beside_each_other(put, keys, self._parallel))
 
     def _put_snapshot(self, where: Where, part: Part, segment: int) -> None:
         """See to it that what was known of producers where a segment begins lies there."""
@@ -419,7 +433,10 @@ class Shipper:
         known = {one.key: one for one in before.condemned if one.key not in self._deleted} if before else {}
         kept = {stored.key for stored in manifest.objects()}
         staged = self._looking.staged_tails()
-        kept |= self._looking.kept() | {tail.object.key for number, tail in self._tails.items() if number in staged}
+        kept |= self._looking.kept()
+        kept |= {
+            tail.object.key for number, tail in self._tails.items() if number in staged and tail.object is not None
+        }
         gone = {stored.key for stored in before.objects()} if before else set()
         for key in sorted((gone | set(self._looking.orphans)) - kept):
             known.setdefault(key, Condemned(key, now_ms))

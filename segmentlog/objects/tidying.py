@@ -110,7 +110,8 @@ def described(manifest: Manifest) -> Iterator[tuple[str, Stored]]:
             for snapshot in partition.snapshots:
                 yield f"{topic.name}/{partition.number} producers at {snapshot.segment}", snapshot.object
     for tail in manifest.tails:
-        yield f"tail {tail.number}", tail.object
+        if tail.object is not None:
+            yield f"tail {tail.number}", tail.object
     for file in manifest.files:
         yield file.path, file.object
 

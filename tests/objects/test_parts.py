@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logs import FakeClock, NoSyncFileSystem, values_by_offset
+from logs import FakeClock, NoSyncFileSystem
 from msgspec.structs import replace
 from objects.buckets import SERVERS, Memory, cloud, disconnected, served, warm_up
+from objects.readers import check, contents, decoded, open_store
 
 import segmentlog
 from segmentlog.errors import ObjectStoreError
@@ -30,9 +31,7 @@ from segmentlog.format.manifest import (
     encode_manifest,
 )
 from segmentlog.format.names import UPLOADS_FILE
-from segmentlog.inspection.store import inspect_store
 from segmentlog.objects import parts as parts_module
-from segmentlog.objects.attached import Attached
 from segmentlog.objects.bucket import Bucket, Data
 from segmentlog.objects.folder import Folder
 from segmentlog.objects.replica import Replica
@@ -106,11 +105,6 @@ def bucket() -> Watched:
     return Watched()
 
 
-def open_store(path: Path, clock: FakeClock | None = None) -> LogStore:
-    """As the next process does."""
-    return LogStore(path, background=False, fs=NoSyncFileSystem(), clock=clock)
-
-
 def fill(store: LogStore, segments: int = 2, records: int = 24, *, name: str = "t", **config: Any) -> None:
     """So many sealed segments of about 6,000 bytes, and something in the active one."""
     log = store.create_topic(name, compression_type="none", **config).partition(0)
@@ -144,41 +138,6 @@ def ship(store: LogStore, bucket: Bucket, **options: Any) -> Manifest:
         shipper.close()
     assert shipper.manifest is not None
     return shipper.manifest
-
-
-def contents(store: LogStore) -> dict[str, dict[int, bytes | None]]:
-    """All values."""
-    return {
-        f"{topic}/{log.number}": values_by_offset(log)
-        for topic in store.topics() for log in store.topic(topic).partitions()
-    }  # fmt: skip
-
-
-def check(bucket: Bucket, folder: Path, wanted: dict[str, dict[int, bytes | None]]) -> None:
-    """Whoever reads what lies there has all of it, whichever way; and all of it is as the manifest says."""
-    assert not verify(bucket).problems
-    restore(bucket, str(folder / "restored"), parallel=0)
-    with open_store(folder / "restored") as restored:
-        assert contents(restored) == wanted
-    assert not [found for found in inspect_store(str(folder / "restored")) if found.severity == "damage"]
-    with Replica(bucket.url, folder / "replica", bucket=bucket, threads=False, fs=NoSyncFileSystem()) as replica:
-        replica.turn()
-        with open_store(folder / "replica") as read:
-            assert contents(read) == wanted
-    attached = Attached(
-        bucket.url,
-        bucket=bucket,
-        cache_dir=str(folder),
-        threads=False,
-        cache_bytes=1 << 30,
-        refresh_ms=1000,
-        parallel=0,
-    )
-    try:
-        with LogStore(attached.path, background=False, fs=attached.fs) as read:
-            assert contents(read) == wanted
-    finally:
-        attached.close()
 
 
 def segment_logs(manifest: Manifest) -> list[Stored]:
@@ -543,11 +502,6 @@ def test_who_takes_over_begins_anew(tmp_path: Path, store: LogStore, bucket: Wat
             sweep(bucket, late, grace_ms=GRACE_MS)
         assert not there & {one.key for one in bucket.list()}
         check(bucket, tmp_path, contents(new))
-
-
-def decoded(bucket: Bucket) -> Manifest:
-    """What lies there."""
-    return decode_manifest(bucket.get(MANIFEST_KEY)[0])
 
 
 # ---------------------------------------------------------------- what it takes
