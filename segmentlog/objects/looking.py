@@ -187,7 +187,7 @@ class Looking:
         """
         part = None if decisions is None else self.parts.get(decisions)
         if decisions is None or part is None:
-            has_come = TRANSACTIONS_TOPIC in self._topics.names(internal=True)  # after the others were looked at
+            has_come = self._topics.has(TRANSACTIONS_TOPIC)  # after the others were looked at
             return {where: _UNKNOWN for where, one in looked.items() if has_come and one.log.has_producers}
         there = shipped.get(decisions)
         decided = looked[decisions].log.end_offset if decisions in looked else part.local.partition.durable_offset

@@ -121,6 +121,8 @@ class Shipper:
         self._owner: Owner | None = None
         self._manifest: Manifest | None = None
         self._tag: str | None = None
+        self._keys: dict[str, frozenset[str]] = {}
+        """By nonce, all that the last manifests refer to."""
         self._tried: dict[str, Manifest] = {}
         """By nonce: puts of whose outcome nothing is known, and what each said."""
         self._looking = Looking(self._topics)
@@ -201,9 +203,10 @@ class Shipper:
         for where, there in shipped.items():
             self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
-        self._delete_condemned(now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         waiting = self._note_waiting(interval, shipped)
+        self._topics.ship_signals.tell()  # nobody waits for what is deleted
+        self._delete_condemned(now_ms)
         return ShippedNow(manifest is self._manifest, records, size_bytes, pending, waiting)
 
     def _note_waiting(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> dict[str, str]:
@@ -237,7 +240,7 @@ class Shipper:
         self._segments.load()
         if found is not None:
             self._manifest, self._tag = found
-            self._segments.settle(_said_of_objects(self._manifest))
+            self._segments.settle(self._keys_of(found[0]) | {one.key for one in found[0].condemned})
         return True
 
     # ------------------------------------------------------------ uploading
@@ -322,8 +325,9 @@ class Shipper:
                     round_.chunks.append(_chunk(piece, data, together, start))
                     start += len(data)
                 size_bytes += len(data)
-            for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
-                self._put_snapshot(where, round_.part, segment)
+            if round_.log.has_producers:
+                for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
+                    self._put_snapshot(where, round_.part, segment)
         if size_bytes:
             self._next_tail = together + len(parts)
             if len(parts) == 1 and stands_inline(size_bytes, self._inline_bytes()):
@@ -427,17 +431,27 @@ class Shipper:
         )
         return replace(manifest, condemned=self._condemn(manifest, now_ms))
 
+    def _keys_of(self, manifest: Manifest) -> frozenset[str]:
+        """All that it refers to."""
+        found = self._keys.get(manifest.nonce)
+        if found is None:
+            found = frozenset(stored.key for stored in manifest.objects())
+            last = self._manifest.nonce if self._manifest else ""
+            self._keys = {nonce: keys for nonce, keys in self._keys.items() if nonce == last}
+            self._keys[manifest.nonce] = found
+        return found
+
     def _condemn(self, manifest: Manifest, now_ms: int) -> tuple[Condemned, ...]:
         """What nothing refers to any more, with the time since when."""
         before = self._manifest
         known = {one.key: one for one in before.condemned if one.key not in self._deleted} if before else {}
-        kept = {stored.key for stored in manifest.objects()}
+        kept = set(self._keys_of(manifest))
         staged = self._looking.staged_tails()
         kept |= self._looking.kept()
         kept |= {
             tail.object.key for number, tail in self._tails.items() if number in staged and tail.object is not None
         }
-        gone = {stored.key for stored in before.objects()} if before else set()
+        gone = self._keys_of(before) if before else frozenset()
         for key in sorted((gone | set(self._looking.orphans)) - kept):
             known.setdefault(key, Condemned(key, now_ms))
         return tuple(one for key, one in known.items() if key not in kept)
@@ -457,7 +471,7 @@ class Shipper:
     def _take_over(self, manifest: Manifest, tag: str) -> None:
         """Go on from a manifest that lies there."""
         assert self._binding is not None
-        kept = _said_of_objects(manifest)
+        kept = self._keys_of(manifest) | {one.key for one in manifest.condemned}
         self._segments.settle(kept)
         if tag != self._tag:  # else a put that was sent may still take effect
             self._tried.clear()
@@ -606,11 +620,6 @@ def _max_timestamp(data: memoryview) -> int:
 def _said(manifest: Manifest) -> object:
     """What a manifest says of the store; nothing needs to be put for the rest."""
     return manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended
-
-
-def _said_of_objects(manifest: Manifest) -> set[str]:
-    """Keys that it refers to, or condemns."""
-    return {stored.key for stored in manifest.objects()} | {one.key for one in manifest.condemned}
 
 
 def _records(manifest: Manifest) -> int:
