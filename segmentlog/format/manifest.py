@@ -2,9 +2,11 @@
 
     manifest.json                                    the one object that changes, by conditional puts only
     segments/<topic id>/<partition>/<base>-<nonce>   sealed segments as they lie in a partition's folder
+    segments/<topic id>/<partition>/<base>-<nonce>.<part>       those that are large, in parts: 0, 1 and so on
     segments/<topic id>/<partition>/<base>-<nonce>.snapshot     what was known of producers where one begins
     segments/<topic id>/<partition>/<base>-<nonce>.index        its index, for who reads parts of it
     tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one behind the other
+                                                     (a few KiB lie in the manifest instead)
     files/<nonce>                                    small files of the store itself
 
 Objects are put once, under a name that no other has, and never changed. What the manifest does not refer to is not
@@ -23,7 +25,8 @@ from segmentlog.format.checkpoint import Compacted
 from segmentlog.records import EpochStart, LostRange
 
 MANIFEST_KEY: Final = "manifest.json"
-MANIFEST_FORMAT: Final = 1
+MANIFEST_FORMAT: Final = 2
+"""Written only where there is something in it that format 1 has not: a segment in parts, a tail in the manifest."""
 
 _NUMBER_MAX: Final = 2**63 - 1
 
@@ -32,19 +35,41 @@ class MalformedManifest(ValueError):
     """The object holds no manifest that this version can read."""
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """An object, and what it holds: checksums in hexadecimal digits."""
+class StoredPart(msgspec.Struct, frozen=True, array_like=True):
+    """What one of several objects holds that make a file."""
 
-    key: str
     size_bytes: int
     xxh3_64: str
     sha256: str
 
 
+class Stored(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An object, and what it holds: checksums in hexadecimal digits.
+
+    Or, where there are ``parts``, the objects ``<key>.0``, ``<key>.1`` and so on, which have checksums of their own.
+    """
+
+    key: str
+    size_bytes: int
+    xxh3_64: str = ""
+    sha256: str = ""
+    parts: tuple[StoredPart, ...] = ()
+
+    @property
+    def objects(self) -> tuple[Stored, ...]:
+        """What lies there, one behind the other."""
+        if not self.parts:
+            return (self,)
+        return tuple(
+            Stored(f"{self.key}.{number}", part.size_bytes, part.xxh3_64, part.sha256)
+            for number, part in enumerate(self.parts)
+        )
+
+
 class ShippedSegment(msgspec.Struct, frozen=True):
     """A sealed segment: offsets ``[base_offset, end_offset)``, timestamps as its batches have them (-1: none).
 
-    ``index`` as `format.index.pack_index` makes it.
+    ``index`` as `format.index.pack_index` makes it. The ``log`` alone may lie in parts.
     """
 
     base_offset: int
@@ -58,7 +83,12 @@ class ShippedSegment(msgspec.Struct, frozen=True):
     @property
     def objects(self) -> list[Stored]:
         """All that it refers to."""
-        return [stored for stored in (self.log, self.snapshot, self.index) if stored is not None]
+        return [*self.log.objects, *(stored for stored in (self.snapshot, self.index) if stored is not None)]
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether its log is more than one object."""
+        return bool(self.log.parts)
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -109,6 +139,11 @@ class ShippedPartition(msgspec.Struct, frozen=True):
     """Of those segments."""
     stable_offset: int = -1
     """Below it every transaction is decided, by markers that are shipped; -1: nothing is known of that."""
+    markers_end_offset: int = -1
+    """From ``end_offset`` up to here markers of transactions were appended, and no record; -1: nothing is known.
+
+    Who stands behind one of them has missed nothing.
+    """
 
     @property
     def epoch(self) -> int:
@@ -137,11 +172,17 @@ class ShippedTopic(msgspec.Struct, frozen=True):
     partitions: tuple[ShippedPartition, ...] = ()
 
 
-class Tail(msgspec.Struct, frozen=True):
-    """An object of chunks."""
+class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Chunks, one behind the other: an object, or where they are few bytes these themselves (base64 in the JSON)."""
 
     number: int
-    object: Stored
+    object: Stored | None = None
+    data: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its chunks."""
+        return len(self.data) if self.object is None else self.object.size_bytes
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -186,7 +227,7 @@ class Manifest(msgspec.Struct, frozen=True):
     next_tail: int = 0
     ended: bool = False
     """Whoever owned it ships no more, and goes on without: what it appends since, nobody here knows of."""
-    format: int = MANIFEST_FORMAT
+    format: int = 1
 
     def topic(self, topic_id: str) -> ShippedTopic | None:
         """The topic of that id."""
@@ -194,7 +235,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def objects(self) -> list[Stored]:
         """All that it refers to, sorted by key."""
-        found = [tail.object for tail in self.tails] + [file.object for file in self.files]
+        found = [tail.object for tail in self.tails if tail.object is not None] + [file.object for file in self.files]
         for topic in self.topics:
             for partition in topic.partitions:
                 found += [stored for segment in partition.segments for stored in segment.objects]
@@ -217,7 +258,10 @@ _CHECKSUM_BYTES: Final = len(_CHECKSUM % (b"0" * 16))
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of ``manifest.json``."""
-    text = msgspec.json.encode(manifest)
+    segments = (segment for topic in manifest.topics for part in topic.partitions for segment in part.segments)
+    is_new = any(tail.object is None for tail in manifest.tails) or any(segment.is_in_parts for segment in segments)
+    written = MANIFEST_FORMAT if is_new else 1
+    text = msgspec.json.encode(msgspec.structs.replace(manifest, format=written))
     return _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode() + text[1:]
 
 
@@ -225,10 +269,10 @@ def decode_manifest(data: bytes) -> Manifest:
     """What ``manifest.json`` says, checked as far as it can be by itself. Raises `MalformedManifest`."""
     try:
         found = _version_decoder.decode(data).format
-        if found != MANIFEST_FORMAT:
+        if not 1 <= found <= MANIFEST_FORMAT:
             raise MalformedManifest(
-                f"the manifest has format {found}, and this version of segmentlog reads format {MANIFEST_FORMAT};"
-                " use the version that wrote it"
+                f"the manifest has format {found}, and this version of segmentlog reads formats up to"
+                f" {MANIFEST_FORMAT}; use the version that wrote it"
             )
         text = b"{" + data[_CHECKSUM_BYTES:]
         if data[:_CHECKSUM_BYTES] != _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode():
@@ -236,7 +280,9 @@ def decode_manifest(data: bytes) -> Manifest:
         manifest = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedManifest(f"the manifest is damaged: {error}") from None
-    tails = {tail.number: tail.object.size_bytes for tail in manifest.tails}
+    tails = {tail.number: tail.size_bytes for tail in manifest.tails}
+    if both := [tail.number for tail in manifest.tails if (tail.object is None) != bool(tail.data)]:
+        raise MalformedManifest(f"the manifest contradicts itself: tail {both[0]} lies in two places, or in none")
     for topic in manifest.topics:
         for partition in topic.partitions:
             if wrong := _what_is_wrong(partition, tails):
@@ -252,10 +298,15 @@ def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
         return "its offsets do not ascend"
     if not -1 <= partition.stable_offset <= partition.end_offset:
         return "transactions are decided behind its end"
+    markers_end_offset = partition.markers_end_offset
+    if markers_end_offset != -1 and not partition.end_offset <= markers_end_offset <= partition.ceiling:
+        return "markers are said to lie where there are none"
     offset = 0
     for segment in partition.segments:
         if not offset <= segment.base_offset < segment.end_offset <= partition.end_offset:
             return f"segment {segment.base_offset} overlaps the one before it"
+        if segment.is_in_parts and not _adds_up(segment.log):
+            return f"the parts of segment {segment.base_offset} are not as large as the whole"
         offset = segment.end_offset
     continued = (-1, 0)
     for chunk in partition.chunks:
@@ -270,3 +321,8 @@ def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
     if not max(offset if not partition.chunks else continued[0], 0) <= partition.active_base <= partition.end_offset:
         return f"the active segment at {partition.active_base} begins before others end"
     return ""
+
+
+def _adds_up(stored: Stored) -> bool:
+    sizes = [part.size_bytes for part in stored.parts]
+    return min(sizes) > 0 and sum(sizes) == stored.size_bytes

@@ -27,6 +27,7 @@ from segmentlog.format.names import (
     STORE_FILE,
     TEMPORARY_SUFFIX,
     TOPIC_FILE,
+    UPLOADS_FILE,
     USERS_FILE,
 )
 from segmentlog.inspection.files import check_ship_file, check_store_file, read_topic_file, read_topic_id
@@ -102,7 +103,7 @@ def inspect_store(
         yield from check_ship_file(fs, path)
         yield from _ids_given_twice(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
-        known |= {REPLICA_FILE, REPLICA_STATUS_FILE}
+        known |= {REPLICA_FILE, REPLICA_STATUS_FILE, UPLOADS_FILE}
         for name in (USERS_FILE, ACLS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")

@@ -88,11 +88,10 @@ class WholeFiles:
         """As `Bringing.extend`."""
         with opened(self._fs, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as fd:
             for span in spans:
-                is_whole = len(spans) == 1 and not span.key.startswith("tails/")
-                if span.end <= known_bytes and not is_whole:
+                if span.end <= known_bytes and not span.is_sealed:
                     continue
-                before = self._fs.pread(fd, max(known_bytes - span.position, 0), span.position)
-                if is_whole and before:
+                before = self._fs.pread(fd, min(max(known_bytes - span.position, 0), span.size_bytes), span.position)
+                if span.is_sealed and before:
                     data: Data = b"".join((before, self._range(span, len(before))))
                     if xxhash.xxh3_64_hexdigest(data) != span.xxh3_64:
                         return False
@@ -102,8 +101,8 @@ class WholeFiles:
                         return False
                 if len(data) > len(before):
                     write_all(self._fs, fd, [memoryview(data)[len(before) :]], span.position + len(before))
-                if is_whole:
-                    self._fs.fsync(fd)
+            if spans and spans[-1].is_sealed:
+                self._fs.fsync(fd)
             return self._fs.fstat(fd).st_size == size_of(spans)
 
     def prepare(self, path: str, spans: Spans) -> Place | None:
@@ -130,17 +129,20 @@ class WholeFiles:
 
     def _get(self, span: Span) -> Data:
         """The bytes of a span, checked; a tail of which more is asked for is got whole."""
-        with self._mutex:
-            is_again = span.key in self._asked and span.key.startswith("tails/")
-            self._asked.add(span.key)
-            if is_again and span.key not in self._tails:
-                self._tails[span.key] = self._bucket.get(span.key)[0]
-            tail = self._tails.get(span.key)
-        data = self._range(span, 0) if tail is None else tail[span.start : span.start + span.size_bytes]
+        data = span.data or self._get_range(span)
         if xxhash.xxh3_64_hexdigest(data) != span.xxh3_64:
             where = f"{span.key}: damaged: bytes {span.start} to {span.start + span.size_bytes}"
             raise ShippingRefused(self._bucket.url, f"{where} are not what was shipped")
         return data
+
+    def _get_range(self, span: Span) -> Data:
+        with self._mutex:
+            is_again = span.key in self._asked and not span.is_sealed
+            self._asked.add(span.key)
+            if is_again and span.key not in self._tails:
+                self._tails[span.key] = self._bucket.get(span.key)[0]
+            tail = self._tails.get(span.key)
+        return self._range(span, 0) if tail is None else tail[span.start : span.start + span.size_bytes]
 
     def bring_file(self, path: str, stored: Stored) -> None:
         """As `Bringing.bring_file`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import xxhash
@@ -43,6 +43,7 @@ _LAST: Final = (TRANSACTIONS_TOPIC,)
 
 Signature = tuple[int, ...]
 
+_MARKERS_MAX: Final = 1000
 _STABLE_KEPT: Final = 8
 """Looks: what was on disk at one is shipped by the next, or the one after."""
 
@@ -155,7 +156,27 @@ class LocalPartition:
             has_producers=checkpoint.has_producers or bool(page.words[PRODUCERS_WORD]),
             generation=log.generation,
             segments=tuple(segments),
+            markers_end_offset=self._markers_behind(log, segments, end_offset, position),
         )
+
+    def _markers_behind(self, log: LogState, segments: Sequence[LocalSegment], end_offset: int, position: int) -> int:
+        """How far markers of transactions go behind what is on disk, with no record between them; -1 without any.
+
+        Groups may have committed positions behind them, which are on disk.
+        """
+        offset = end_offset
+        is_active = bool(segments) and segments[-1].base_offset == log.active_base_offset
+        if is_active and end_offset < log.log_end_offset and 0 <= position < log.end_position:
+            try:
+                data = self._handle.map_segment(log.active_base_offset).upto(log.end_position)
+                while position < len(data) and offset - end_offset < _MARKERS_MAX:
+                    header = decode_header(data, position)
+                    if not header.is_control or (header.base_offset, header.next_offset) != (offset, offset + 1):
+                        break
+                    offset, position = header.next_offset, position + header.size_bytes
+            except (OSError, SegmentlogError):  # cut, or removed meanwhile
+                return -1
+        return offset if offset > end_offset else -1
 
     def _note_stable(self, log: LogState) -> None:
         epoch, known = self._stable
@@ -193,7 +214,10 @@ class LocalPartition:
             except (Replaced, CorruptBatch):
                 return None
             last = replace(last, end_offset=offset, size_bytes=position, sealed=False, stamp=(last.stamp[0], 0, 0))
-        return replace(log, end_offset=offset, segments=(*kept, last))
+        now = self._handle.page.log.read()
+        is_same = (now.epoch, now.generation) == log.version
+        markers_end_offset = self._markers_behind(now, [last], offset, last.size_bytes) if is_same else -1
+        return replace(log, end_offset=offset, segments=(*kept, last), markers_end_offset=markers_end_offset)
 
     def _stat(self, base: int) -> os.stat_result:
         return self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)

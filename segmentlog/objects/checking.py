@@ -33,7 +33,12 @@ def _check_digests(bucket: Bucket, stored: Stored, xxh3_64: str, sha256: str) ->
 
 
 def checked_parts(bucket: Bucket, stored: Stored) -> Iterator[Data]:
-    """An object, part by part; behind the last one raises `ShippingRefused` unless they are what was shipped."""
+    """A file that lies there, part by part; raises `ShippingRefused` behind an object that is not what was shipped."""
+    for one in stored.objects:
+        yield from _checked_parts_of(bucket, one)
+
+
+def _checked_parts_of(bucket: Bucket, stored: Stored) -> Iterator[Data]:
     xxh3_64, sha256 = xxhash.xxh3_64(), hashlib.sha256()
     for start in range(0, stored.size_bytes, PART_BYTES):
         part = bucket.get_range(stored.key, start, min(PART_BYTES, stored.size_bytes - start))
@@ -43,10 +48,18 @@ def checked_parts(bucket: Bucket, stored: Stored) -> Iterator[Data]:
     _check_digests(bucket, stored, xxh3_64.hexdigest(), sha256.hexdigest())
 
 
-def digest_of_file(fs: FileSystem, path: str, size_bytes: int) -> str:
-    """The XXH3-64 of a file of that size."""
-    found = xxhash.xxh3_64()
+def is_same_file(fs: FileSystem, path: str, stored: Stored) -> bool:
+    """Whether a file holds what lies there. Raises FileNotFoundError."""
+    if fs.stat(path).st_size != stored.size_bytes:
+        return False
+    begin = 0
     with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
-        for position in range(0, size_bytes, PART_BYTES):
-            found.update(fs.pread(fd, PART_BYTES, position))
-    return found.hexdigest()
+        for one in stored.objects:
+            found = xxhash.xxh3_64()
+            end = begin + one.size_bytes
+            for position in range(begin, end, PART_BYTES):
+                found.update(fs.pread(fd, min(PART_BYTES, end - position), position))
+            if found.hexdigest() != one.xxh3_64:
+                return False
+            begin = end
+    return True

@@ -28,6 +28,9 @@ _RETRY_S: Final = 15
 _REQUEST_S: Final = 60
 """For one request with all its bytes: a part has to get through in it, beside as many as there are at a time."""
 _PART_BYTES: Final = 8 << 20
+"""What is got in one request."""
+_PUT_BYTES: Final = 16 << 20
+"""What is put in one request: a part of a segment is."""
 _PARTS: Final = 4
 """At a time, of one object."""
 
@@ -95,12 +98,12 @@ class Cloud:
         """As `Bucket.put`; in parts, at the same time, what is large."""
         paced: Data | Iterator[memoryview] = data
         if self._pace.is_limited:
-            if len(data) > _PART_BYTES:
+            if len(data) > _PUT_BYTES:
                 paced = self._pace.pieces(data)
             else:
                 self._pace.wait(len(data))
         with self._telling(key, writes=True):
-            self._obstore.put(self._store, key, paced, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
+            self._obstore.put(self._store, key, paced, chunk_size=_PUT_BYTES, max_concurrency=_PARTS)
 
     def swap(self, key: str, data: Data, tag: str | None) -> str:
         """As `Bucket.swap`."""

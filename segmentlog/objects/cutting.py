@@ -159,6 +159,7 @@ def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int)
         segments=segments,
         chunks=chunks,
         snapshots=snapshots,
+        markers_end_offset=-1,
     )
 
 

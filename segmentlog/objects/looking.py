@@ -20,7 +20,16 @@ from segmentlog.log import granting
 from segmentlog.log.partition import Partition
 from segmentlog.objects.capture import LocalPartition, Replaced, Signature, topics_of
 from segmentlog.objects.decisions import Ends, Where, ends_of_commits, ends_still_owed, find_markers
-from segmentlog.policy.shipping import TAIL_BYTES, LocalLog, LocalSegment, Plan, ceiling_for, plan, wasted_tails
+from segmentlog.policy.shipping import (
+    TAIL_BYTES,
+    LocalLog,
+    LocalSegment,
+    Plan,
+    ceiling_for,
+    plan,
+    tails_to_move,
+    wasted_tails,
+)
 from segmentlog.topics.folders import TopicFile
 from segmentlog.topics.topics import Topics
 
@@ -178,7 +187,7 @@ class Looking:
         """
         part = None if decisions is None else self.parts.get(decisions)
         if decisions is None or part is None:
-            has_come = TRANSACTIONS_TOPIC in self._topics.names(internal=True)  # after the others were looked at
+            has_come = self._topics.has(TRANSACTIONS_TOPIC)  # after the others were looked at
             return {where: _UNKNOWN for where, one in looked.items() if has_come and one.log.has_producers}
         there = shipped.get(decisions)
         decided = looked[decisions].log.end_offset if decisions in looked else part.local.partition.durable_offset
@@ -362,7 +371,9 @@ class Looking:
     def forget_keys(self, gone: set[str]) -> None:
         """Of what nobody referred to for so long that somebody swept it; chunks that are held back are put anew."""
         for part in self.parts.values():
-            part.uploaded = {base: one for base, one in part.uploaded.items() if one[1].log.key not in gone}
+            part.uploaded = {
+                base: one for base, one in part.uploaded.items() if not any(it.key in gone for it in one[1].objects)
+            }
             part.snapshots = {base: one for base, one in part.snapshots.items() if one.object.key not in gone}
         self.forget_staged()
 
@@ -421,7 +432,8 @@ def _wasted_tails(manifest: Manifest | None, shipped: Mapping[Where, ShippedPart
     if manifest is None:
         return set()
     chunks = (chunk for part in shipped.values() for chunk in part.chunks)
-    return wasted_tails({tail.number: tail.object.size_bytes for tail in manifest.tails}, chunks)
+    inline = {tail.number: len(tail.data) for tail in manifest.tails if tail.object is None}
+    return tails_to_move(inline) | wasted_tails({tail.number: tail.size_bytes for tail in manifest.tails}, chunks)
 
 
 def _same_chunks(part: Part, log: LocalLog, chunks: Iterable[Chunk]) -> set[Chunk]:
@@ -436,8 +448,13 @@ def _is_same(local: LocalPartition, log: LocalLog, segment: LocalSegment, shippe
     """Whether a file here is what was uploaded once."""
     if (segment.end_offset, segment.size_bytes) != (shipped.end_offset, shipped.log.size_bytes):
         return False
+    position = 0
     try:
-        data = local.read(log, segment.base_offset, 0, segment.size_bytes)
+        for one in shipped.log.objects:
+            data = local.read(log, segment.base_offset, position, one.size_bytes)
+            if xxhash.xxh3_64_hexdigest(data) != one.xxh3_64:
+                return False
+            position += one.size_bytes
     except Replaced:
         return False
-    return xxhash.xxh3_64_hexdigest(data) == shipped.log.xxh3_64
+    return True

@@ -17,7 +17,7 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import ObjectStoreError, ShippingRefused
-from segmentlog.format.manifest import Manifest, ShippedPartition, ShippedTopic, Stored
+from segmentlog.format.manifest import Manifest, ShippedPartition, ShippedTopic, Tail
 from segmentlog.format.names import (
     DELETED_PREFIX,
     INTERNAL_TOPICS,
@@ -151,7 +151,7 @@ class Mirror:
         topics = [topic for topic in manifest.topics if is_wanted(topic.name, self._wanted)]
         self._folders.store_id = manifest.store_id
         self._settle_topics(topics)
-        tails = {tail.number: tail.object for tail in manifest.tails}
+        tails = {tail.number: tail for tail in manifest.tails}
         ordered = sorted(topics, key=lambda topic: topic.name in INTERNAL_TOPICS)
         rounds = [
             one
@@ -265,7 +265,7 @@ class Mirror:
 
     # ------------------------------------------------------------ partitions
 
-    def _look(self, topic: ShippedTopic, partition: ShippedPartition, tails: Mapping[int, Stored]) -> _Round | None:
+    def _look(self, topic: ShippedTopic, partition: ShippedPartition, tails: Mapping[int, Tail]) -> _Round | None:
         """What is to be done about a partition; None when it is shown as it is."""
         part = self._part(topic, partition.number)
         if partition == part.there:

@@ -28,6 +28,7 @@ from segmentlog.log import granting
 from segmentlog.objects.binding import Binding, folder_id, read_binding, remove_binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectMissing
 from segmentlog.objects.capture import LocalPartition, open_local, topics_of
+from segmentlog.objects.parts import forget_journal
 from segmentlog.objects.uploads import nonce
 from segmentlog.topics.topics import Topics
 
@@ -184,4 +185,5 @@ def unbind(topics: Topics) -> None:
         for number in range(file.partitions):
             with contextlib.suppress(UnknownTopic):
                 granting.release(topics.open_partition(name, number, file.topic_id).handle)
+    forget_journal(topics.fs, topics.path)
     remove_binding(topics.fs, topics.path)

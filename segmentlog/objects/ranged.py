@@ -259,8 +259,11 @@ class RangedFile:
         for span in spans:
             low, high = max(span.position, start), min(span.end, end)
             if low < high:
-                data = self._cache.bucket.get_range(span.key, span.start + low - span.position, high - low)
-                held.write(data, low)
+                first, size_bytes = low - span.position, high - low
+                if span.data:
+                    held.write(span.data[first : first + size_bytes], low)
+                else:
+                    held.write(self._cache.bucket.get_range(span.key, span.start + first, size_bytes), low)
 
 
 class OpenedRanges:

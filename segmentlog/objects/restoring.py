@@ -45,11 +45,13 @@ from segmentlog.format.names import (
 )
 from segmentlog.objects import checking
 from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
-from segmentlog.objects.checking import check_object, checked_parts, digest_of_file
+from segmentlog.objects.checking import check_object, checked_parts, is_same_file
 from segmentlog.objects.cutting import Piece, Target, target_of
 from segmentlog.objects.jobs import Job, carried_out
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.rewinding import CutPartition, Rewinding
+from segmentlog.objects.spans import chunk_data
+from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem, read_file, replace_file, replace_file_by_parts
 from segmentlog.topics.folders import TopicFile, TopicFolders
@@ -58,6 +60,7 @@ PARALLEL: Final = 4
 _MANIFESTS_MAX: Final = 20
 """So often the manifest may change under a restore before it gives up."""
 
+_MARKER: Final = "the marker of a transaction that was not on disk when it was shipped; no record is missing"
 _HARMLESS: Final = (SHIP_FILE, "lost+found")
 
 Progress = Callable[[int, int], None]
@@ -133,7 +136,7 @@ class Restoring:
         self._manifest = manifest
         self._wanted = wanted
         self._topics = [topic for topic in manifest.topics if is_wanted(topic.name, wanted)]
-        self._tails = {tail.number: tail.object for tail in manifest.tails}
+        self._tails = {tail.number: tail for tail in manifest.tails}
         self._kept_bytes = 0
         self._brought: set[str] = set()
         """Files that this run has seen to."""
@@ -276,7 +279,7 @@ class Restoring:
 
     def _bringing(self, path: str, stored: Stored) -> Job:
         def bring() -> int:
-            if self._is_there(path, stored.size_bytes, stored.xxh3_64):
+            if self._is_there(path, stored):
                 return stored.size_bytes
             if stored.size_bytes <= checking.PART_BYTES:
                 replace_file(self._fs, path, self._object(stored), sync_folder=False)
@@ -291,14 +294,17 @@ class Restoring:
         def bring() -> int:
             data = b"".join([self._chunk(chunk) for chunk in chunks])
             path = f"{folder}/{segment_name(base)}{LOG_SUFFIX}"
-            if not self._is_there(path, len(data), xxhash.xxh3_64_hexdigest(data)):
+            if not self._is_there(path, Stored("", len(data), xxhash.xxh3_64_hexdigest(data))):
                 replace_file(self._fs, path, data, sync_folder=False)
             return len(data)
 
         return bring
 
     def _chunk(self, chunk: Chunk) -> Data:
-        key = self._tails[chunk.tail].key
+        tail = self._tails[chunk.tail]
+        if tail.object is None:
+            return chunk_data(chunk, tail)
+        key = tail.object.key
         data = self._bucket.get_range(key, chunk.start, chunk.size_bytes)
         if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
             why = f"damaged: bytes {chunk.start} to {chunk.start + chunk.size_bytes} are not what was shipped"
@@ -315,20 +321,20 @@ class Restoring:
         return self._object(piece.log)
 
     def _object(self, stored: Stored) -> bytes:
+        if stored.parts:
+            return b"".join(checked_parts(self._bucket, stored))
         data, _ = self._bucket.get(stored.key)
         check_object(self._bucket, stored, data)
         return data
 
-    def _is_there(self, path: str, size_bytes: int, xxh3_64: str) -> bool:
+    def _is_there(self, path: str, stored: Stored) -> bool:
         """Whether an earlier run has brought the file."""
         try:
-            if self._fs.stat(path).st_size != size_bytes:
-                return False
-            is_whole = digest_of_file(self._fs, path, size_bytes) == xxh3_64
+            is_whole = is_same_file(self._fs, path, stored)
         except FileNotFoundError:
             return False
         if is_whole:
-            self._kept_bytes += size_bytes
+            self._kept_bytes += stored.size_bytes
             self._brought.add(path)
         return is_whole
 
@@ -356,6 +362,15 @@ class Restoring:
                 self._remove(f"{folder}/{name}")
         position = self._fs.stat(f"{folder}/{active}").st_size
         checkpoint = checkpoint_of(partition, partition.end_offset, position)
+        markers = tuple(
+            LostRange(offset, offset + 1, partition.epoch, _MARKER, self._manifest.shipped_ms)
+            for offset in range(partition.end_offset, partition.markers_end_offset)
+        )
+        if markers:  # each is gone by: whoever stands behind one goes on, and is not taken for one who has read more
+            recovery_offset = partition.markers_end_offset
+            checkpoint = replace(
+                checkpoint, recovery_offset=recovery_offset, lost_ranges=(*checkpoint.lost_ranges, *markers)
+            )
         with contextlib.suppress(FileNotFoundError):  # of an earlier run: this is a new one, both of its slots
             self._fs.unlink(f"{folder}/{CHECKPOINT_FILE}")
         CheckpointFile(self._fs, f"{folder}/{CHECKPOINT_FILE}").write(checkpoint)

@@ -1,5 +1,7 @@
 """Shipping a store: in each interval what is new goes into one object, and one conditional put says so.
 
+Few bytes that are new are part of what that one puts.
+
 look      which partitions have something new on disk; segments to upload whole, pieces for the tail (`looking`)
 upload    segments by threads of their own, over as many intervals as it takes; the tail at once
 put       the manifest, in the place of the one that was read or put last
@@ -44,7 +46,8 @@ from segmentlog.objects.capture import Replaced, as_shipped
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
-from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise
+from segmentlog.objects.parts import Begun, SegmentPuts, key_of
+from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise, stands_inline
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
 from segmentlog.storage.fs import read_file
@@ -118,6 +121,8 @@ class Shipper:
         self._owner: Owner | None = None
         self._manifest: Manifest | None = None
         self._tag: str | None = None
+        self._keys: dict[str, frozenset[str]] = {}
+        """By nonce, all that the last manifests refer to."""
         self._tried: dict[str, Manifest] = {}
         """By nonce: puts of whose outcome nothing is known, and what each said."""
         self._looking = Looking(self._topics)
@@ -127,6 +132,7 @@ class Shipper:
         """By path, files of the store that lie there, and what each looked like here when it was put."""
         self._next_tail = 0
         self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(self._parallel)
+        self._segments = SegmentPuts(self._fs, self._topics.path, self.bucket, self._parallel)
         self._put_bytes = self._left_bytes = 0
         """Of segments and tails: what lies there by now, and what is to be uploaded still."""
         self._looked_ms = 0
@@ -177,7 +183,8 @@ class Shipper:
         rounds = interval.rounds
         pending = len(self._uploads) + self._begin_uploads(rounds)
         before = self._manifest
-        self._left_bytes = sum(one.size_bytes for round_ in rounds.values() for one in round_.to_do.upload)
+        uploading = ((where, one) for where, round_ in rounds.items() for one in round_.to_do.upload)
+        self._left_bytes = self._segments.missing_bytes(uploading)
         size_bytes = self._put_tails(rounds)
         self._put_bytes += size_bytes
         self._put_files()
@@ -196,9 +203,10 @@ class Shipper:
         for where, there in shipped.items():
             self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
-        self._delete_condemned(now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         waiting = self._note_waiting(interval, shipped)
+        self._topics.ship_signals.tell()  # nobody waits for what is deleted
+        self._delete_condemned(now_ms)
         return ShippedNow(manifest is self._manifest, records, size_bytes, pending, waiting)
 
     def _note_waiting(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> dict[str, str]:
@@ -229,8 +237,10 @@ class Shipper:
         if self._lease is None:
             return False
         self._binding, self._owner, found = claim(self._topics, self.bucket, self._wanted, now_ms)
+        self._segments.load()
         if found is not None:
             self._manifest, self._tag = found
+            self._segments.settle(self._keys_of(found[0]) | {one.key for one in found[0].condemned})
         return True
 
     # ------------------------------------------------------------ uploading
@@ -238,6 +248,7 @@ class Shipper:
     def _begin_uploads(self, rounds: dict[Where, Round]) -> int:
         """How many segments have to wait for their turn."""
         waiting = 0
+        self._looking.orphans += self._segments.of_no_use(lambda one: self._is_wanted(one, rounds))
         for where, round_ in rounds.items():
             for segment in round_.to_do.upload:
                 key = (where, segment.base_offset)
@@ -245,16 +256,28 @@ class Shipper:
                     waiting += 1
         return waiting
 
+    def _is_wanted(self, begun: Begun, rounds: dict[Where, Round]) -> bool:
+        """Whether the file may still be there of which parts were put."""
+        if (begun.where, begun.base_offset) in self._uploads:
+            return True
+        if begun.where not in rounds:
+            return begun.where in self._looking.parts
+        found = rounds[begun.where].log.segments
+        is_behind = bool(found) and begun.base_offset >= found[-1].end_offset  # of what was looked at
+        return is_behind or any(one.stamp == begun.stamp for one in found)
+
     def _uploading(self, where: Where, round_: Round, segment: LocalSegment) -> Callable[[], Uploaded]:
-        local, bucket, log = round_.part.local, self.bucket, round_.log
-        key = f"segments/{where[0]}/{where[1]}/{segment.base_offset:020d}-{uploads.nonce()}"
+        local, log, stop = round_.part.local, round_.log, self._uploads.stop
+        bucket, segments, base = self.bucket, self._segments, segment.base_offset
+
+        def read(position: int, size_bytes: int) -> memoryview:
+            return local.read(log, base, position, size_bytes)
 
         def upload() -> Uploaded:
-            base = segment.base_offset
-            data = local.read(log, base, 0, segment.size_bytes)
-            base_timestamp = decode_header(data, 0).base_timestamp if data else -1
+            base_timestamp = decode_header(read(0, segment.size_bytes), 0).base_timestamp if segment.size_bytes else -1
             max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
-            stored = uploads.put(bucket, key, data)
+            stored = segments.put(where, segment, read, stop)
+            key = key_of(where, base) if stored.parts else stored.key
             snapshot = None if known is None else uploads.put(bucket, f"{key}.snapshot", known)
             entries = local.index(log, segment)
             index = None if entries is None else uploads.put(bucket, f"{key}.index", entries)
@@ -276,9 +299,10 @@ class Shipper:
             if error is None and part is not None:
                 self._looking.forget_upload(part, base)
                 stamp, segment = future.result()
-                if segment.log.key not in condemned:  # else it has taken so long that somebody swept it
+                if segment.log.key not in condemned and self._segments.is_whole(segment.log):
                     part.uploaded[base] = (stamp, segment)
-                    self._put_bytes += segment.log.size_bytes
+                    self._put_bytes += 0 if segment.is_in_parts else segment.log.size_bytes
+                # Else it has taken so long that somebody swept it.
             elif error is not None and not isinstance(error, Replaced | UnknownTopic | StoreClosed):
                 first = first or error
         if first is not None:
@@ -301,24 +325,37 @@ class Shipper:
                     round_.chunks.append(_chunk(piece, data, together, start))
                     start += len(data)
                 size_bytes += len(data)
-            for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
-                self._put_snapshot(where, round_.part, segment)
+            if round_.log.has_producers:
+                for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
+                    self._put_snapshot(where, round_.part, segment)
         if size_bytes:
             self._next_tail = together + len(parts)
-            keys = {number: f"tails/{number:020d}-{uploads.nonce()}" for number, data in parts.items() if data}
-            self._looking.orphans += keys.values()  # until a manifest says otherwise
-
-            def put(number: int) -> Tail:
-                data = parts[number]
-                joined = data[0] if len(data) == 1 else b"".join(data)
-                return Tail(number, uploads.put(self.bucket, keys[number], joined))
-
-            self._tails.update((tail.number, tail) for tail in uploads.beside_each_other(put, keys, self._parallel))
+            if len(parts) == 1 and stands_inline(size_bytes, self._inline_bytes()):
+                self._tails[together] = Tail(together, data=b"".join(parts[together]))
+            else:
+                self._put_as_objects({number: data for number, data in parts.items() if data})
             self._looking.note_put(rounds)
         for round_ in rounds.values():
             if round_.is_held:
                 round_.part.staged = (*round_.to_do.keep, *round_.chunks)
         return size_bytes
+
+    def _inline_bytes(self) -> int:
+        """Of tails that stand in the manifest, or are to."""
+        tails = (*(self._manifest.tails if self._manifest else ()), *self._tails.values())
+        return sum(len(data) for data in {tail.number: tail.data for tail in tails}.values())
+
+    def _put_as_objects(self, parts: Mapping[int, list[memoryview]]) -> None:
+        """Put tails, by number."""
+        keys = {number: f"tails/{number:020d}-{uploads.nonce()}" for number in parts}
+        self._looking.orphans += keys.values()  # until a manifest says otherwise
+
+        def put(number: int) -> Tail:
+            data = parts[number]
+            joined = data[0] if len(data) == 1 else b"".join(data)
+            return Tail(number, uploads.put(self.bucket, keys[number], joined))
+
+        self._tails.update((tail.number, tail) for tail in uploads.beside_each_other(put, keys, self._parallel))
 
     def _put_snapshot(self, where: Where, part: Part, segment: int) -> None:
         """See to it that what was known of producers where a segment begins lies there."""
@@ -394,14 +431,27 @@ class Shipper:
         )
         return replace(manifest, condemned=self._condemn(manifest, now_ms))
 
+    def _keys_of(self, manifest: Manifest) -> frozenset[str]:
+        """All that it refers to."""
+        found = self._keys.get(manifest.nonce)
+        if found is None:
+            found = frozenset(stored.key for stored in manifest.objects())
+            last = self._manifest.nonce if self._manifest else ""
+            self._keys = {nonce: keys for nonce, keys in self._keys.items() if nonce == last}
+            self._keys[manifest.nonce] = found
+        return found
+
     def _condemn(self, manifest: Manifest, now_ms: int) -> tuple[Condemned, ...]:
         """What nothing refers to any more, with the time since when."""
         before = self._manifest
         known = {one.key: one for one in before.condemned if one.key not in self._deleted} if before else {}
-        kept = {stored.key for stored in manifest.objects()}
+        kept = set(self._keys_of(manifest))
         staged = self._looking.staged_tails()
-        kept |= self._looking.kept() | {tail.object.key for number, tail in self._tails.items() if number in staged}
-        gone = {stored.key for stored in before.objects()} if before else set()
+        kept |= self._looking.kept()
+        kept |= {
+            tail.object.key for number, tail in self._tails.items() if number in staged and tail.object is not None
+        }
+        gone = self._keys_of(before) if before else frozenset()
         for key in sorted((gone | set(self._looking.orphans)) - kept):
             known.setdefault(key, Condemned(key, now_ms))
         return tuple(one for key, one in known.items() if key not in kept)
@@ -421,7 +471,8 @@ class Shipper:
     def _take_over(self, manifest: Manifest, tag: str) -> None:
         """Go on from a manifest that lies there."""
         assert self._binding is not None
-        kept = {stored.key for stored in manifest.objects()} | {one.key for one in manifest.condemned}
+        kept = self._keys_of(manifest) | {one.key for one in manifest.condemned}
+        self._segments.settle(kept)
         if tag != self._tag:  # else a put that was sent may still take effect
             self._tried.clear()
         self._manifest, self._tag = manifest, tag
@@ -504,7 +555,7 @@ class Shipper:
 
         And `ShippingRefused` for partitions of which nothing more can be shipped; all else lies there then.
         """
-        put_before = self._put_bytes
+        put_before = self._put_bytes + self._segments.put_bytes
         first = self.tick()
         records, size_bytes, put = first.records, first.size_bytes, first.put
         while True:
@@ -515,7 +566,7 @@ class Shipper:
             now = self.tick()
             records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put
             if progress is not None:
-                done = self._put_bytes - put_before
+                done = self._put_bytes + self._segments.put_bytes - put_before
                 progress(done, done + self._left_bytes)
             if not now.pending and not now.waiting:
                 return ShippedNow(put, records, size_bytes)

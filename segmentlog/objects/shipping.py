@@ -181,6 +181,8 @@ class _Run:
 
     def ensure_running(self) -> None:
         """Start the threads that this process is to have and has not."""
+        if self._worker is not None:
+            self._topics.ship_signals.wake_by(self._worker.wake)
         for worker in (self._worker, self._watcher):
             if worker is not None:
                 worker.ensure_running()

@@ -103,13 +103,15 @@ def described(manifest: Manifest) -> Iterator[tuple[str, Stored]]:
         for partition in topic.partitions:
             for segment in partition.segments:
                 what = f"{topic.name}/{partition.number} [{segment.base_offset}, {segment.end_offset})"
-                yield what, segment.log
+                for number, stored in enumerate(segment.log.objects):
+                    yield (f"{what} part {number}" if segment.is_in_parts else what), stored
                 if segment.snapshot is not None:
                     yield f"{topic.name}/{partition.number} producers at {segment.base_offset}", segment.snapshot
             for snapshot in partition.snapshots:
                 yield f"{topic.name}/{partition.number} producers at {snapshot.segment}", snapshot.object
     for tail in manifest.tails:
-        yield f"tail {tail.number}", tail.object
+        if tail.object is not None:
+            yield f"tail {tail.number}", tail.object
     for file in manifest.files:
         yield file.path, file.object
 

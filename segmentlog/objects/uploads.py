@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
@@ -12,6 +13,7 @@ import xxhash
 
 from segmentlog.format.manifest import Stored
 from segmentlog.objects.bucket import Bucket, Data
+from segmentlog.storage import forks
 
 PARALLEL: Final = 4
 
@@ -54,6 +56,8 @@ class Uploads(Generic[Key, Result]):
         self._parallel = parallel
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: dict[Key, Future[Result]] = {}
+        self.stop: threading.Event = forks.event(self, "stop")
+        """Set once what is begun from now on is to end early."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._under_way
@@ -90,7 +94,9 @@ class Uploads(Generic[Key, Result]):
         return done
 
     def close(self) -> None:
-        """Begin nothing more; what is under way comes to its end by itself."""
+        """Begin nothing more; what is under way comes to its end by itself, in parts at the end of one."""
+        self.stop.set()
+        self.stop = forks.event(self, "stop")
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool, self._under_way = None, {}

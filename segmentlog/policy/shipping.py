@@ -25,6 +25,8 @@ TAIL_BYTES: Final = 128 << 20
 """What is shipped in chunks at a time, at most: of what is older whole segments are waited for."""
 SEALED_PIECE_BYTES: Final = 4 << 20
 """Of a sealed segment at most so much goes in a chunk, lest its end waits for the upload: else it were put twice."""
+INLINE_BYTES: Final = 8 << 10
+"""So little is not put as a tail, but stands in the manifest: one request less. As much may stand there already."""
 _FINAL_PARTS: Final = 64
 """A chunk is not written anew any more once it is such a part of its segment."""
 _FINAL_MIN_BYTES: Final = 64 << 10
@@ -60,6 +62,8 @@ class LocalLog(msgspec.Struct, frozen=True):
     generation: int
     """Counts the times that segment files were removed or replaced."""
     segments: tuple[LocalSegment, ...]
+    markers_end_offset: int = -1
+    """From ``end_offset`` up to here nothing but markers of transactions was appended; they are not on disk."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -245,6 +249,7 @@ def entry(local: LocalLog, shipped: ShippedPartition | None, to_do: Plan, chunks
         chunks=tuple(made),
         snapshots=tuple(snapshot for snapshot in snapshots if snapshot.segment in there),
         stable_offset=stable_offset,
+        markers_end_offset=local.markers_end_offset if to_do.end_offset == local.end_offset else -1,
     )
 
 
@@ -276,6 +281,19 @@ def ceiling_for(end_offset: int, ceiling: int, records_per_s: float) -> int:
     """The ceiling that a partition needs, whose log ends there: the same one until half of what lay ahead is used."""
     window = max(WINDOW_MIN, int(_WINDOW_S * records_per_s))
     return ceiling if end_offset + window // 2 <= ceiling else end_offset + window
+
+
+def stands_inline(size_bytes: int, inline_bytes: int) -> bool:
+    """Whether what is new is to stand in the manifest, where so much stands already."""
+    return size_bytes <= INLINE_BYTES and inline_bytes <= INLINE_BYTES
+
+
+def tails_to_move(sizes: Mapping[int, int]) -> set[int]:
+    """Of the tails that stand in the manifest those that are to go into the next one; ``sizes`` by number, in bytes.
+
+    All of them, once they are more than is put there at a time: that one is an object then.
+    """
+    return set(sizes) if sum(sizes.values()) > INLINE_BYTES else set()
 
 
 def wasted_tails(sizes: Mapping[int, int], chunks: Iterable[Chunk]) -> set[int]:

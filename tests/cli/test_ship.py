@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import subprocess
@@ -116,6 +117,8 @@ def test_only_the_topics_that_match(shell: Shell) -> None:
 
 def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
     """Damage is found, with its key; what nobody refers to goes in two turns."""
+    shell.run("create", "large")  # else it stands in the manifest
+    shell.run("produce", "large", stdin=random.Random(1).randbytes(10_000).hex() + "\n")
     shell.run("ship", shell.url)
     (tail,) = shell.json("objects", "ls", shell.url)
     assert str(tail["key"]).startswith("tails/")

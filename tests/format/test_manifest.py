@@ -112,6 +112,8 @@ def test_objects_are_all_that_it_refers_to() -> None:
         ({"chunks": (replace(PARTITION.chunks[0], start=-1),)}, "lies in no tail"),
         ({"active_base": 39}, "active segment at 39"),
         ({"active_base": 61}, "active segment at 61"),
+        ({"markers_end_offset": 59}, "markers"),
+        ({"markers_end_offset": PARTITION.ceiling + 1}, "markers"),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -139,8 +141,8 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 def test_a_newer_format_says_what_to_do() -> None:
     """Whatever else it holds."""
-    with pytest.raises(MalformedManifest, match=r"format 2.*use the version that wrote it"):
-        decode_manifest(b'{"format": 2, "tables": []}')
+    with pytest.raises(MalformedManifest, match=r"format 3.*use the version that wrote it"):
+        decode_manifest(b'{"format": 3, "tables": []}')
 
 
 def test_any_byte_cut_off_is_noticed() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from logs import FakeClock
 
 from segmentlog.errors import ObjectStoreError
-from segmentlog.format.manifest import MANIFEST_KEY, Manifest, ShippedPartition, decode_manifest
+from segmentlog.format.manifest import MANIFEST_KEY, Manifest, ShippedPartition, Tail, decode_manifest
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
 from segmentlog.testing.faults import Died
 
@@ -103,7 +103,7 @@ class Shelf:
             do()
 
     def _described(self, manifest: Manifest) -> dict[str, Any]:
-        tails = {tail.number: tail.object.key for tail in manifest.tails}
+        tails = {tail.number: self._tail(tail) for tail in manifest.tails}
         return {
             f"{topic.id}/{partition.number}": {
                 "start": partition.log_start_offset, "end": partition.end_offset, "ceiling": partition.ceiling,
@@ -112,16 +112,19 @@ class Shelf:
             for topic in manifest.topics for partition in topic.partitions
         }  # fmt: skip
 
-    def _segments(self, partition: ShippedPartition, tails: dict[int, str]) -> dict[str, tuple[int, str]]:
+    def _segments(self, partition: ShippedPartition, tails: dict[int, bytes]) -> dict[str, tuple[int, str]]:
         """What segment files a restore is to have: size and digest; an object that is not there leaves none."""
         files: dict[int, list[bytes]] = {partition.active_base: []}
         for segment in partition.segments:
-            files[segment.base_offset] = [self._bytes(segment.log.key)]
+            files[segment.base_offset] = [self._bytes(stored.key) for stored in segment.log.objects]
         for chunk in partition.chunks:
-            data = self._bytes(tails[chunk.tail])[chunk.start : chunk.start + chunk.size_bytes]
+            data = tails[chunk.tail][chunk.start : chunk.start + chunk.size_bytes]
             files.setdefault(chunk.segment, []).append(data)
         joined = {base: b"".join(parts) for base, parts in files.items()}
         return {str(base): (len(data), hashlib.sha256(data).hexdigest()[:16]) for base, data in joined.items()}
+
+    def _tail(self, tail: Tail) -> bytes:
+        return tail.data if tail.object is None else self._bytes(tail.object.key)
 
     def _bytes(self, key: str) -> bytes:
         return self.objects.get(key, (b"it is gone", ""))[0]

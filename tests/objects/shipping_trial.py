@@ -87,6 +87,10 @@ class Trial:
         seen["little room"] += self._has_little_room
         self._waits_for_uploads = self.rng.random() < 0.2
         seen["sealed pieces wait"] += self._waits_for_uploads
+        self._inline_bytes = self.rng.choice((0, 0, 400, 8 << 10))
+        seen["tails in the manifest"] += self._inline_bytes > 0
+        self._puts_in_parts = self.rng.random() < 0.4
+        seen["segments in parts"] += self._puts_in_parts
 
     def note(self, kind: str, *rest: Any) -> None:
         """Write an event down."""
@@ -143,6 +147,9 @@ class Trial:
                 ],
                 *[("policy.shipping.SEALED_PIECE_BYTES", 100) for _ in range(self._waits_for_uploads)],
                 *[("objects.shipper._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
+                ("policy.shipping.INLINE_BYTES", self._inline_bytes),
+                *[("objects.parts.PART_BYTES", 150) for _ in range(self._puts_in_parts)],
+                ("objects.parts.PAUSE_S", 0),
                 ("objects.ranged.BLOCK_BYTES", 64),
                 ("objects.uploads.nonce", nonce),
                 ("objects.tidying.nonce", nonce),

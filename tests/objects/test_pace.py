@@ -50,6 +50,7 @@ def test_an_object_is_the_same_at_any_pace(
 ) -> None:
     """In one request or in parts."""
     monkeypatch.setattr(cloud, "_PART_BYTES", 300_000)
+    monkeypatch.setattr(cloud, "_PUT_BYTES", 300_000)
     data = bytes(range(256)) * (size_bytes // 256) + b"x" * (size_bytes % 256)
     for bucket in (Cloud("memory:///", pace=Pace(1 << 20)), Folder(str(tmp_path / "place"), pace=Pace(1 << 20))):
         bucket.put("a/b", memoryview(data))

@@ -298,8 +298,11 @@ def test_a_tail_of_many_partitions_is_one_request(tmp_path: Path, store: LogStor
         assert bucket.asked == ["manifest.json"]
 
 
-def test_a_damaged_object_is_refused_and_what_is_shown_stays(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
+def test_a_damaged_object_is_refused_and_what_is_shown_stays(
+    tmp_path: Path, store: LogStore, bucket: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told which; once it is whole again the next turn goes on."""
+    monkeypatch.setattr("segmentlog.policy.shipping.INLINE_BYTES", 0)
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         before = contents(copy)
         store.topic("b").partition(0).append([b"x"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,9 +15,11 @@ from objects.shipping_trial import Broken, Trial
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.manifest import Tail
 from segmentlog.log.mirrored import MirroredLog
 from segmentlog.objects.bucket import ObjectChanged
 from segmentlog.objects.capture import LocalPartition
+from segmentlog.objects.parts import Begun, SegmentPuts
 from segmentlog.objects.shipper import Shipper
 from segmentlog.policy.shipping import Plan, plan
 
@@ -78,6 +80,24 @@ def _end_of_page(self: LocalPartition) -> Any:
         return real_look(self)
 
 
+@contextlib.contextmanager
+def _parts_believed() -> Iterator[None]:
+    """What the journal says is not looked at, and nobody takes note of what was condemned."""
+    with (
+        mock.patch.object(SegmentPuts, "_lies_there", return_value=True),
+        mock.patch.object(SegmentPuts, "settle"),
+    ):
+        yield
+
+
+def _put_part(self: SegmentPuts, begun: Begun, number: int, data: Any) -> None:
+    """The last part is said to be there, and is not."""
+    real_put_part(self, begun, number, data)
+    if number == len(begun.sizes) - 1 and number:
+        self._bucket.delete([f"{begun.key}.{number}"])
+
+
+real_put_part = SegmentPuts._put_part
 real_look = LocalPartition.look
 real_show = MirroredLog.show
 
@@ -100,6 +120,11 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
     "no look at who owns it": patched(f"{_SHIPPER}.fence", lambda *_: None),
     "followers who do not tell that files were replaced": patched(
         "segmentlog.log.mirrored.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
+    ),
+    "parts believed to lie there": _parts_believed,
+    "segments without their last part": patched("segmentlog.objects.parts.SegmentPuts._put_part", _put_part),
+    "bytes of another chunk": patched(
+        f"{_SHIPPER}.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
     ),
     "files kept for their size": patched(
         "segmentlog.objects.bringing._is_there", lambda there, span: len(there) >= span.end

@@ -180,6 +180,7 @@ def test_what_was_staged_is_put_anew_where_it_was_swept(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody referred to it for so long that somebody took it for rubbish."""
+    monkeypatch.setattr("segmentlog.policy.shipping.INLINE_BYTES", 0)
     shipper.tick()
     little_room(monkeypatch, 5000)
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
@@ -218,8 +219,11 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
     assert restored(bucket, tmp_path / "restored")["keys/0"] == [old, old, new]
 
 
-def test_what_lies_there_for_nobody_is_condemned(store: LogStore, shipper: Shipper, bucket: Unreliable) -> None:
+def test_what_lies_there_for_nobody_is_condemned(
+    store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tails whose manifests were never put."""
+    monkeypatch.setattr("segmentlog.policy.shipping.INLINE_BYTES", 0)
     log = store.topic("b").partition(0)
     for number in range(3):
         log.append([b"%d" % number])
