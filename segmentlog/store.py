@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.arguments import as_bool, as_mapping
+from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.defaults import (
@@ -30,7 +30,7 @@ from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.fs import FileSystem, Ranges, Reach
 from segmentlog.topics.topics import Topic as Topic
 from segmentlog.topics.topics import Topics
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from segmentlog.objects.attached import Attached
     from segmentlog.objects.shipper import ShippedNow
     from segmentlog.objects.shipping import Shipping
+    from segmentlog.objects.tiered import Tiered
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
     from segmentlog.producing.producer import Producer
@@ -120,8 +121,11 @@ class LogStore:
         self._shipping: Shipping | None = None
         self._members: weakref.WeakSet[Consumer] = weakref.WeakSet()
         """Consumers that are members of groups: they leave when the store is closed."""
+        self._reaching = _Reaching(fs or FileSystem(), as_int("cache_bytes", cache_bytes, 1), cache_dir)
+        if self._attached is None:
+            self._reaching.begin(ship)
         self._topics = Topics(
-            fs or FileSystem(),
+            self._reaching.fs,
             clock,
             self.path,
             create=create,
@@ -427,6 +431,7 @@ class LogStore:
         that were put, bytes in all). Raises `ShippingRefused` (something else lies there, another process is at it, or
         a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
         """
+        self._reaching.know(url)
         return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)
 
     def ship_tick(self, now_ms: int | None = None) -> float:
@@ -497,6 +502,7 @@ class LogStore:
             status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
             if status is not None and status.error:
                 problems["replica"] = status.error
+        problems |= self._reaching.health()
         return problems if self._shipping is None else problems | self._shipping.health()
 
     def close(self) -> None:
@@ -519,6 +525,7 @@ class LogStore:
             first = first or error
         if self._attached is not None:
             self._attached.close()
+        self._reaching.close()
         _open_stores.discard(self)
         if first is not None:
             raise first
@@ -527,6 +534,53 @@ class LogStore:
     def unsent_count(self) -> int:
         """Records that producers of this store have yet to append."""
         return 0 if self._producers is None else self._producers.unsent_count
+
+
+class _Reaching:
+    """How a store in a folder reaches segments that lie in an object store alone; loaded when the first one is read."""
+
+    def __init__(self, fs: FileSystem, cache_bytes: int, cache_dir: str | os.PathLike[str] | None) -> None:
+        self.fs = fs
+        self._cache_bytes, self._cache_dir = cache_bytes, cache_dir
+        self._url: str | None = None
+        self._tiered: Tiered | None = None
+        self._mutex = forks.lock(self, "_mutex")
+        self._before: Reach | None = None
+
+    def begin(self, url: str | None) -> None:
+        """From now on, until it is closed. ``url``: where it is shipped to, as it was given."""
+        self._url = url
+        self._before, self.fs.reach_by = self.fs.reach_by, self
+
+    def know(self, url: str) -> None:
+        """It is shipped there, too."""
+        self._url = url
+        if self._tiered is not None and isinstance(url, str):
+            self._tiered.know(url)
+
+    def __call__(self, path: str) -> Ranges | None:
+        """As `FileSystem.ranged`."""
+        if self._tiered is None:
+            from segmentlog.objects.tiered import Tiered
+
+            with self._mutex:
+                if self._tiered is None:
+                    tiered = Tiered(cache_bytes=self._cache_bytes, cache_dir=self._cache_dir)
+                    if isinstance(self._url, str):
+                        tiered.know(self._url)
+                    self._tiered = tiered
+        return self._tiered.reach(self.fs, path)
+
+    def health(self) -> dict[str, str]:
+        """What could not be reached."""
+        return {} if self._tiered is None else self._tiered.health()
+
+    def close(self) -> None:
+        """What was brought goes. Idempotent."""
+        if self.fs.reach_by is self:
+            self.fs.reach_by = self._before
+        if self._tiered is not None:
+            self._tiered.close()
 
 
 def _as_path(path: object) -> str:

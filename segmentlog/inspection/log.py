@@ -21,6 +21,7 @@ from segmentlog.inspection.segment import InspectSegment, SegmentFound, index_fl
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import segment_stem
 
 _PAUSE_S = 0.01
@@ -113,7 +114,10 @@ class LogLook:
         path = self._paths.get(base) or segment_stem(self._folder, base) + LOG_SUFFIX
         segment = self._inspect_segment(self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally)
         for position, size in segment.unreadable:
-            found.add("damage", segment.path, "the disk does not give these bytes", position, size)
+            what = "the disk does not give these bytes"
+            if read_stub(self._fs, segment.path) is not None:
+                what = "the object is gone that these bytes lie in alone"
+            found.add("damage", segment.path, what, position, size)
         breaks_before = len(self._tail_breaks)
         for broken in segment.broken:
             self._judge(segment, broken, end_offset, tail_from, is_active)

@@ -284,6 +284,15 @@ class Partition:
         self._check_open()
         return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
 
+    def move_recovery_point(self) -> int:
+        """fsync everything, and have a recovery begin there; the base offset of the segment that it lies in.
+
+        No segment before that is read by a recovery, or changes any more. Raises `DiskFull`, `PartitionFailed`.
+        """
+        self._check_open()
+        with self._handle.telling():
+            return self._syncer.checkpoint_now()
+
     def wait_shipped(self, offset: int) -> None:
         """Return once everything below ``offset``, which is on disk, lies in the object store.
 
@@ -399,6 +408,14 @@ class Partition:
     def log_start_offset(self) -> int:
         """Offset of the first record that is still there."""
         return self._handle.page.log.read().log_start_offset
+
+    @property
+    def local_log_start_offset(self) -> int:
+        """From here on all of the log lies on this machine; what is before it may lie in the object store alone.
+
+        The log start offset where nothing does, see `remote.storage.enable`.
+        """
+        return self._reader.local_start()
 
     @property
     def log_end_offset(self) -> int:

@@ -42,6 +42,7 @@ from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
 from segmentlog.objects.capture import Replaced, as_shipped
 from segmentlog.objects.decisions import Where
+from segmentlog.objects.evicting import Evicting
 from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise
@@ -120,7 +121,8 @@ class Shipper:
         self._tag: str | None = None
         self._tried: dict[str, Manifest] = {}
         """By nonce: puts of whose outcome nothing is known, and what each said."""
-        self._looking = Looking(self._topics)
+        self._looking = Looking(self._topics, self.bucket)
+        self._evicting = Evicting(self.bucket)
         self._tails: dict[int, Tail] = {}
         """By number, those that no manifest refers to yet."""
         self._files: dict[str, tuple[tuple[int, ...], StoreFile]] = {}
@@ -197,6 +199,7 @@ class Shipper:
             self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
         self._delete_condemned(now_ms)
+        self._evicting.turn(self._looking.parts, shipped, self._busy(), now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         waiting = self._note_waiting(interval, shipped)
         return ShippedNow(manifest is self._manifest, records, size_bytes, pending, waiting)
@@ -283,6 +286,10 @@ class Shipper:
                 first = first or error
         if first is not None:
             raise first
+
+    def _busy(self) -> set[Where]:
+        """Partitions of which segments are being uploaded."""
+        return {where for where, _ in self._uploads.under_way}
 
     def _put_tails(self, rounds: dict[Where, Round]) -> int:
         """Put what is new of all partitions, as one object, beside others of what is large; how many bytes it is."""
@@ -529,6 +536,11 @@ class Shipper:
     def manifest(self) -> Manifest | None:
         """The one that was put last; None before the first."""
         return self._manifest
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Partitions whose segments should lie in the object store alone, or here again, and why they do not."""
+        return dict(self._evicting.troubles)
 
     @property
     def unshipped_bytes(self) -> int:

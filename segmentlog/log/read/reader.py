@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.codecs import Buffer
-from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
+from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
@@ -22,10 +22,12 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.read.checked import CheckedRuns
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.swap import finish_swaps
+from segmentlog.log.tiering import is_remote
 from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import REWRITING, LogState
 
@@ -439,11 +441,39 @@ class Reader:
         """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""
         bases = self._handle.segments(log)
         with contextlib.suppress(FileNotFoundError, ValueError):
+            if (known := self._remote(base)) is not None:
+                return known[1]
             segment = self._segment(bases, bases.index(base), log)
             if base != log.active_base_offset:
                 self._unmap(base)
             return segment.index.max_timestamp if len(segment.mapped.view) else -1
         return -1
+
+    def _remote(self, base: int) -> tuple[int, int] | None:
+        """(size, largest timestamp) of a segment that lies in the object store alone, as far as nothing is brought.
+
+        None for one that is here, or has no complete index. Raises FileNotFoundError.
+        """
+        handle = self._handle
+        stem = segment_stem(handle.folder, base)
+        with handle.staying():
+            if not handle.fs.exists(stem + REMOTE_SUFFIX) or read_stub(handle.fs, stem + LOG_SUFFIX) is None:
+                return None
+            size_bytes = handle.fs.stat(stem + LOG_SUFFIX).st_size
+            index = handle.index_of(base, writable=False)
+            index.load(sealed=True, limit=size_bytes)
+        return (size_bytes, index.max_timestamp) if index.is_complete(size_bytes) else None
+
+    def local_start(self) -> int:
+        """The offset from which on all of the log lies here."""
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log)
+        for at in range(len(bases) - 2, -1, -1):
+            if bases[at + 1] <= log.log_start_offset:
+                break
+            if is_remote(self._handle, bases[at]):
+                return max(bases[at + 1], log.log_start_offset)
+        return log.log_start_offset
 
     def describe(self) -> list[SegmentInfo]:
         """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""
@@ -455,6 +485,10 @@ class Reader:
             path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
             size_bytes, max_timestamp = 0, -1
             with contextlib.suppress(FileNotFoundError):
+                known = None if active else self._remote(base)
+                if known is not None:
+                    infos.append(SegmentInfo(base, bases[at + 1], *known, False, path, True))
+                    continue
                 segment = self._segment(bases, at, log)
                 size_bytes = log.end_position if active else len(segment.mapped.view)
                 max_timestamp = segment.index.max_timestamp if size_bytes else -1

@@ -13,6 +13,7 @@ from segmentlog.log.files import remove_segment
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import MappedSegment, segment_stem
 
 
@@ -36,6 +37,7 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
         aborted = _aborts_among(handle, base, len(data), [cut for cut in cuts if cut.segment == base])
         if rest.strip(b"\0") or keep_empty:
             replace_file(handle.fs, path, rest)
+            remove_stub(handle.fs, path)
             _keep_aborts(handle, base, aborted)
         else:
             remove_segment(handle, base)
