@@ -36,6 +36,8 @@ class Evicting:
         """By partition, what it looked like when it was looked at last, and when that was."""
         self.troubles: dict[str, str] = {}
         """By the name of a partition."""
+        self.is_behind = False
+        """The last turn did as much as one may do: there may be more."""
 
     def turn(
         self, parts: Mapping[Where, Part], shipped: Mapping[Where, ShippedPartition], busy: Collection[Where],
@@ -63,6 +65,7 @@ class Evicting:
                 self._looked.pop(where, None)
             except (SegmentlogError, OSError) as error:
                 self.troubles[name] = str(error)
+        self.is_behind = left <= 0
 
     def _is_due(self, where: Where, local: LocalPartition, now_ms: int) -> bool:
         handle = local.partition.handle
@@ -108,6 +111,7 @@ class Evicting:
         if there != local.at(segment, start):
             why = f"{stored.key} is not what was put there; see 'segmentlog objects verify'"
             raise ShippingRefused(self._bucket.url, why)
+        local.max_timestamp(segment.base_offset)  # completes the index: afterwards it would have to be brought for that
         stub = Stub(self._bucket.url, stored.key, stored.size_bytes, stored.xxh3_64, stored.sha256, now_ms)
         return evict(local.partition.handle, segment.base_offset, segment.stamp, stub)
 

@@ -524,7 +524,7 @@ class Shipper:
             if progress is not None:
                 done = self._put_bytes - put_before
                 progress(done, done + self._left_bytes)
-            if not now.pending and not now.waiting:
+            if not now.pending and not now.waiting and not self._evicting.is_behind:
                 return ShippedNow(put, records, size_bytes)
             if not now.pending and (stuck := self.stuck):
                 what = "; ".join(f"{name}: {why}" for name, why in stuck.items())

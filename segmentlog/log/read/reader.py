@@ -353,6 +353,9 @@ class Reader:
         start = bisect_right(bases, log.log_start_offset) - 1
         for at in range(max(start, 0), len(bases)):
             try:
+                known = self._remote(bases[at]) if at + 1 < len(bases) else None
+                if known is not None and known[1] < timestamp:
+                    continue
                 segment = self._segment(bases, at, log)
             except FileNotFoundError:
                 continue
@@ -483,9 +486,9 @@ class Reader:
         for at, base in enumerate(bases):
             active = at + 1 == len(bases)
             path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
-            size_bytes, max_timestamp = 0, -1
+            size_bytes, max_timestamp, remote = 0, -1, not active and is_remote(self._handle, base)
             with contextlib.suppress(FileNotFoundError):
-                known = None if active else self._remote(base)
+                known = self._remote(base) if remote else None
                 if known is not None:
                     infos.append(SegmentInfo(base, bases[at + 1], *known, False, path, True))
                     continue
@@ -495,7 +498,7 @@ class Reader:
                 if not active:
                     self._unmap(base)
             end_offset = log.log_end_offset if active else bases[at + 1]
-            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path))
+            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path, remote))
         return infos
 
     def _unmap(self, base: int) -> None:
