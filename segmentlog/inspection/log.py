@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from segmentlog.errors import CorruptBatch, ObjectStoreError, SegmentlogError
+from segmentlog.errors import CorruptBatch, ObjectStoreError, SegmentGone, SegmentlogError
 from segmentlog.format.examine import Broken
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLDER
 from segmentlog.inspection.files import StateReader
@@ -22,7 +22,6 @@ from segmentlog.inspection.segment import InspectSegment, SegmentFound, index_fl
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import segment_stem
 
 _PAUSE_S = 0.01
@@ -118,12 +117,9 @@ class LogLook:
                 self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally
             )
         except (CorruptBatch, ObjectStoreError) as error:
-            return self._not_looked_at(path, base, next_base, error)
+            return self._not_read(path, base, next_base, error)
         for position, size in segment.unreadable:
-            what = "the disk does not give these bytes"
-            if read_stub(self._fs, segment.path) is not None:
-                what = "the object is gone that these bytes lie in alone"
-            found.add("damage", segment.path, what, position, size)
+            found.add("damage", segment.path, "the disk does not give these bytes", position, size)
         breaks_before = len(self._tail_breaks)
         for broken in segment.broken:
             self._judge(segment, broken, end_offset, tail_from, is_active)
@@ -141,15 +137,21 @@ class LogLook:
             self._check_index(segment, next_base, end_position, tail_from)
         return segment
 
-    def _not_looked_at(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFound:
-        """Tell of a segment that lies in the object store alone, and that nobody can read now: nothing is cut out."""
-        if isinstance(error, CorruptBatch):  # its stub; the manifest says the same
+    def _not_read(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFound:
+        """Tell of a segment that lies in the object store alone, and that nobody can read.
+
+        Only where it is known to be gone it is cut out.
+        """
+        size_bytes, end_offset = self._fs.stat(path).st_size, base if next_base is None else next_base
+        if isinstance(error, SegmentGone):
+            self._found.add("damage", path, str(error), 0, size_bytes, base, end_offset)
+            self._found.cuts.append(Cut(base, path, 0, size_bytes, base, end_offset, str(error)))
+        elif isinstance(error, CorruptBatch):  # its stub; the manifest says the same
             what = f"{error.found}: nobody can read the segment; 'segmentlog ship' makes it anew"
             self._found.add("damage", error.path, what)
         else:
             self._found.add("warning", path, f"it lies in the object store alone, and was not looked at: {error}")
-        size_bytes = self._fs.stat(path).st_size
-        return SegmentFound(base, path, size_bytes, size_bytes, base if next_base is None else next_base)
+        return SegmentFound(base, path, size_bytes, size_bytes, end_offset)
 
     def _judge(self, segment: SegmentFound, broken: Broken, end_offset: int | None, tail_from: int | None,
                is_active: bool) -> None:  # fmt: skip

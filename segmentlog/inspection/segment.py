@@ -14,7 +14,6 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from segmentlog.errors import SegmentGone
 from segmentlog.format.batch import MAX_RAW_SIZE, TRANSACTIONAL
 from segmentlog.format.control import Marker
 from segmentlog.format.examine import Broken, Whole, examine
@@ -210,7 +209,7 @@ def read_segment(
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
     """(size of the file, its bytes up to the end position, what could not be read: zeros stand there).
 
-    What lies in an object store alone is brought. Raises `ObjectStoreError` where that cannot be reached.
+    What lies in an object store alone is brought. Raises `ObjectStoreError`, `SegmentGone`.
     """
     ranges = fs.ranged(path)
     if ranges is not None:
@@ -239,13 +238,10 @@ def read_segment(
 
 
 def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """`read_segment` of one that lies in an object store alone: none of it can be read once it is gone there."""
+    """`read_segment` of one that lies in an object store alone."""
     view = ranges.map()
     end = len(view) if end_position is None else min(end_position, len(view))
-    try:
-        ranges.need(0, end)
-    except SegmentGone:
-        return len(view), bytearray(end), [(0, end)]
+    ranges.need(0, end)
     return len(view), bytearray(view[:end]), []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
+from segmentlog.errors import CorruptBatch
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.stub import Stub, encode_stub
 from segmentlog.log.handle import Handle
@@ -17,10 +18,14 @@ from segmentlog.storage.segment import segment_stem
 
 
 def is_remote(handle: Handle, base: int) -> bool:
-    """Whether the bytes of a segment lie in an object store alone."""
-    with contextlib.suppress(FileNotFoundError), handle.staying():
-        return read_stub(handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX) is not None
-    return False
+    """Whether the bytes of a segment lie in an object store alone; also where its stub is damaged."""
+    try:
+        with handle.staying():
+            return read_stub(handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX) is not None
+    except FileNotFoundError:
+        return False
+    except CorruptBatch:
+        return True
 
 
 def evict(handle: Handle, base: int, stamp: Stamp, stub: Stub) -> bool:

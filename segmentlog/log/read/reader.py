@@ -27,7 +27,6 @@ from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import REWRITING, LogState
 
@@ -460,7 +459,7 @@ class Reader:
         handle = self._handle
         stem = segment_stem(handle.folder, base)
         with handle.staying():
-            if not handle.fs.exists(stem + REMOTE_SUFFIX) or read_stub(handle.fs, stem + LOG_SUFFIX) is None:
+            if not handle.fs.exists(stem + REMOTE_SUFFIX) or not is_remote(handle, base):
                 return None
             size_bytes = handle.fs.stat(stem + LOG_SUFFIX).st_size
             index = handle.index_of(base, writable=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from segmentlog.errors import SegmentGone
 from segmentlog.format.names import ABORTED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
 from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
 from segmentlog.inspection.found import Cut
@@ -22,7 +23,12 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
     kept: list[str] = []
     for base in dict.fromkeys(cut.segment for cut in cuts):
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
-        _, data, _ = read_segment(handle.fs, path)
+        try:
+            _, data, _ = read_segment(handle.fs, path)
+        except SegmentGone:  # it lay in an object store alone: there is nothing to keep
+            remove_segment(handle, base)
+            handle.fs.sync_folder(handle.folder)
+            continue
         whole: list[bytes] = []
         position = 0
         for cut in cuts:
