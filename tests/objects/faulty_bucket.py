@@ -52,6 +52,7 @@ class Shelf:
         self._late: list[tuple[int, Callable[[], object]]] = []
         self._requests = 0
         self._hashes: dict[str, str] = {}
+        self._needed: tuple[str, set[str]] = "", set()
 
     def put(self, who: str, key: str, data: bytes) -> str:
         """Put it; its tag."""
@@ -80,6 +81,15 @@ class Shelf:
         """Of the owner that the manifest names; 0 without one."""
         found = self.objects.get(MANIFEST_KEY)
         return 0 if found is None else decode_manifest(found[0]).owner.epoch
+
+    def needed(self) -> set[str]:
+        """Objects that lie there and the manifest refers to."""
+        found = self.objects.get(MANIFEST_KEY)
+        if found is None:
+            return set()
+        if self._needed[0] != found[1]:
+            self._needed = found[1], {stored.key for stored in decode_manifest(found[0]).objects()}
+        return self._needed[1] & self.objects.keys()
 
     def delete(self, who: str, keys: Iterable[str]) -> str:
         """Remove what is there of them."""

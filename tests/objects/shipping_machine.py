@@ -163,11 +163,9 @@ class Machine:
             return Path(segment.path).read_bytes()[: segment.size_bytes]
         shelf = self.bucket.shelf
         key = decode_stub(Path(segment.path.replace(".log", ".remote")).read_bytes()).key
-        if key in shelf.objects:
-            return shelf.objects[key][0]
-        if shelf.owner_epoch() == self.epoch:
-            self._note("error", self.label, f"{key} is gone, and {segment.path} lies there alone")
-        return None
+        if shelf.owner_epoch() == self.epoch and key not in shelf.needed():
+            self._note("error", self.label, f"no manifest speaks of {key}, and {segment.path} lies there alone")
+        return shelf.objects.get(key, (None, ""))[0]
 
 
 def logs_of(store: LogStore, *, internal: bool = False) -> Iterator[tuple[str, Partition]]:

@@ -15,7 +15,9 @@ from objects.shipping_trial import Broken, Trial
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.stub import Stub
 from segmentlog.log.mirrored import MirroredLog
+from segmentlog.log.tiering import evict
 from segmentlog.objects.bucket import ObjectChanged
 from segmentlog.objects.capture import LocalPartition
 from segmentlog.objects.shipper import Shipper
@@ -82,6 +84,19 @@ real_look = LocalPartition.look
 real_show = MirroredLog.show
 
 
+def _put_evicted(self: Shipper, manifest: Any) -> None:
+    """What was uploaded leaves the machine before the manifest says that it is there."""
+    for part in self._looking.parts.values():
+        log = part.local.partition
+        for base, (stamp, segment) in list(part.uploaded.items()) if log.config.remote_storage_enable else ():
+            stored = segment.log
+            stub = Stub(self.bucket.url, stored.key, stored.size_bytes, stored.xxh3_64, stored.sha256, 0)
+            with contextlib.suppress(SegmentlogError, OSError):
+                log.move_recovery_point()
+                evict(log.handle, base, stamp, stub)
+    real_put(self, manifest)
+
+
 SABOTAGES: dict[str, Callable[[], Any]] = {
     "offsets without grants": patched("segmentlog.log.append.appender.read_grant", lambda *_: None),
     "a restore that resumes at the end": patched(
@@ -101,6 +116,7 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
     "followers who do not tell that files were replaced": patched(
         "segmentlog.log.mirrored.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
     ),
+    "evicted before the manifest says so": patched(f"{_SHIPPER}.Shipper._put", _put_evicted),
     "files kept for their size": patched(
         "segmentlog.objects.bringing._is_there", lambda there, span: len(there) >= span.end
     ),
