@@ -433,6 +433,12 @@ class Partition:
         return self._handle.page.words[SHIPPED_WORD]
 
     @property
+    def tiered_offset(self) -> int:
+        """As `shipped_offset`, of a topic with `remote.storage.enable`; 0 of any other."""
+        self._handle.refresh_config()
+        return self.shipped_offset if self._handle.config.remote_storage_enable else 0
+
+    @property
     def last_stable_offset(self) -> int:
         """Everything below it belongs to no open transaction."""
         return self._handle.page.log.read().last_stable_offset

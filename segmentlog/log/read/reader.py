@@ -37,6 +37,8 @@ _KEPT_SEGMENTS = 64
 _KEPT_IN_PROCESS = 1024
 """Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
 _REWRITE_WAIT_S = 0.05
+_WIRE_AHEAD_BYTES = 64 << 10
+"""Brought beyond what is asked for: of batches before it in the same entry of an index, and of headers."""
 _CHECKED_IN_PROCESS = 1 << 20
 """Batches of which is known where they lie, 8 bytes each: 8 MB, and twice that while others' parts are in use."""
 
@@ -263,8 +265,6 @@ class Reader:
             return [], offset, False
         try:
             segment = self._segment(bases, at, log)
-            if segment.mapped.ranges is not None:
-                return [], offset, False
             end = log.end_position if segment.mapped.base_offset == log.active_base_offset else len(segment.mapped.view)
             view = segment.mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
@@ -279,6 +279,9 @@ class Reader:
             else:
                 position, expected = segment.index.position_for_offset(offset)
             upto = bound if next_base is None else min(bound, next_base)
+            if segment.mapped.ranges is not None:
+                end = min(end, position + max_bytes + _WIRE_AHEAD_BYTES)
+                segment.mapped.ranges.need(position, end)
             run, is_full = walk(view, position, end, expected, offset, upto, max_bytes)
             if run is None:
                 return [], offset, is_full
@@ -397,8 +400,8 @@ class Reader:
                     index.log_inode = mapped.inode
                 index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
             handle.check_usable()  # else these may be the files of a topic that has the name since
-            # Both are mapped now: no other file has the number.
-            is_same = before is not None and before.mapped.inode == mapped.inode
+            # Both are mapped now: no other file has the number. What was brought into the one is not in the other.
+            is_same = before is not None and before.mapped.inode == mapped.inode and mapped.ranges is None
             segment = _Segment(mapped, index, sealed, before.checked if before and is_same else CheckedRuns())
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:
