@@ -30,7 +30,8 @@ from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, Ranges, Reach
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.reaching import Reaching
 from segmentlog.topics.topics import Topic as Topic
 from segmentlog.topics.topics import Topics
 
@@ -121,11 +122,21 @@ class LogStore:
         self._shipping: Shipping | None = None
         self._members: weakref.WeakSet[Consumer] = weakref.WeakSet()
         """Consumers that are members of groups: they leave when the store is closed."""
-        self._reaching = _Reaching(fs or FileSystem(), as_int("cache_bytes", cache_bytes, 1), cache_dir)
+        fs, cache_bytes = fs or FileSystem(), as_int("cache_bytes", cache_bytes, 1)
+
+        def make_tiered() -> Tiered:
+            from segmentlog.objects.tiered import Tiered
+
+            return Tiered(cache_bytes=cache_bytes, cache_dir=cache_dir)
+
+        self._reaching: Reaching[Tiered] = Reaching(fs, make_tiered)
+        """How segments are reached that lie in an object store alone."""
         if self._attached is None:
-            self._reaching.begin(ship)
+            self._reaching.begin()
+        if ship is not None:
+            self._reaching.know(ship)
         self._topics = Topics(
-            self._reaching.fs,
+            fs,
             clock,
             self.path,
             create=create,
@@ -502,7 +513,8 @@ class LogStore:
             status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
             if status is not None and status.error:
                 problems["replica"] = status.error
-        problems |= self._reaching.health()
+        if (tiered := self._reaching.made) is not None:
+            problems |= tiered.health()
         return problems if self._shipping is None else problems | self._shipping.health()
 
     def close(self) -> None:
@@ -534,53 +546,6 @@ class LogStore:
     def unsent_count(self) -> int:
         """Records that producers of this store have yet to append."""
         return 0 if self._producers is None else self._producers.unsent_count
-
-
-class _Reaching:
-    """How a store in a folder reaches segments that lie in an object store alone; loaded when the first one is read."""
-
-    def __init__(self, fs: FileSystem, cache_bytes: int, cache_dir: str | os.PathLike[str] | None) -> None:
-        self.fs = fs
-        self._cache_bytes, self._cache_dir = cache_bytes, cache_dir
-        self._url: str | None = None
-        self._tiered: Tiered | None = None
-        self._mutex = forks.lock(self, "_mutex")
-        self._before: Reach | None = None
-
-    def begin(self, url: str | None) -> None:
-        """From now on, until it is closed. ``url``: where it is shipped to, as it was given."""
-        self._url = url
-        self._before, self.fs.reach_by = self.fs.reach_by, self
-
-    def know(self, url: str) -> None:
-        """It is shipped there, too."""
-        self._url = url
-        if self._tiered is not None and isinstance(url, str):
-            self._tiered.know(url)
-
-    def __call__(self, path: str) -> Ranges | None:
-        """As `FileSystem.ranged`."""
-        if self._tiered is None:
-            from segmentlog.objects.tiered import Tiered
-
-            with self._mutex:
-                if self._tiered is None:
-                    tiered = Tiered(cache_bytes=self._cache_bytes, cache_dir=self._cache_dir)
-                    if isinstance(self._url, str):
-                        tiered.know(self._url)
-                    self._tiered = tiered
-        return self._tiered.reach(self.fs, path)
-
-    def health(self) -> dict[str, str]:
-        """What could not be reached."""
-        return {} if self._tiered is None else self._tiered.health()
-
-    def close(self) -> None:
-        """What was brought goes. Idempotent."""
-        if self.fs.reach_by is self:
-            self.fs.reach_by = self._before
-        if self._tiered is not None:
-            self._tiered.close()
 
 
 def _as_path(path: object) -> str:

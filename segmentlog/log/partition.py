@@ -329,7 +329,8 @@ class Partition:
         ``control`` hands out control batches too: how transactions ended (`format.control`).
 
         Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
-        range. At the very start of one it does not: who stands there missed nothing.
+        range. At the very start of one it does not: who stands there missed nothing. While it reads `ObjectStoreError`
+        when a segment that lies in the object store alone cannot be brought: once it can, reading goes on there.
         """
         if self._closed or self._handle.is_moved:
             self._check_open()

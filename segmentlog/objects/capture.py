@@ -233,7 +233,11 @@ class LocalPartition:
         except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
             raise Replaced(str(error)) from error
         now = self._handle.page.log.read()
-        if mapped.inode != known.stamp[0] or (now.epoch, now.generation) != log.version:
+        if known.sealed:  # it stays what it is when others are replaced: one that leaves for the object store, say
+            is_same = (mapped.inode, len(mapped.view), mapped.written_ns) == known.stamp
+        else:
+            is_same = mapped.inode == known.stamp[0] and now.generation == log.generation
+        if not is_same or now.epoch != log.version[0]:
             raise Replaced(f"segment {segment} of {self._handle.log_name} was replaced while it was to be shipped")
         return data
 

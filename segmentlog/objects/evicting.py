@@ -6,7 +6,7 @@ recall   the topic's configuration wants no tiered storage any more: back, a seg
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from segmentlog.errors import SegmentlogError, ShippingRefused, StoreClosed, UnknownTopic
@@ -37,43 +37,42 @@ class Evicting:
         self.troubles: dict[str, str] = {}
         """By the name of a partition."""
         self.is_behind = False
-        """The last turn did as much as one may do: there may be more."""
+        """The last turn did as much as one may do: there may be more to do at once."""
 
     def turn(
-        self, parts: Mapping[Where, Part], shipped: Mapping[Where, ShippedPartition], busy: Collection[Where],
-        now_ms: int,
+        self, parts: Mapping[Where, Part], shipped: Mapping[Where, ShippedPartition], now_ms: int
     ) -> None:  # fmt: skip
-        """``shipped`` is what the manifest says that lies there; of ``busy`` partitions segments are being uploaded.
+        """``shipped`` is what the manifest says that lies there.
 
-        These are left alone: an upload is begun anew when files of its partition are replaced. What keeps a segment
-        from leaving or coming back is in `troubles`, and is tried again.
+        What keeps a segment from leaving or coming back is in `troubles`, and is tried again.
         """
         left = _SEGMENTS_MAX
+        self.is_behind = False
         for where, part in parts.items():
             there = shipped.get(where)
-            if where in busy or there is None or left <= 0:
+            if there is None or left <= 0:
                 continue
             name = part.local.partition.handle.log_name
             try:
-                if self._is_due(where, part.local, now_ms):
+                if self._is_due(where, part.local, there, now_ms):
                     done = self._turn(part, there, left, now_ms)
                     left -= done
                     if done:
                         self._looked.pop(where)  # there may be more
+                        self.is_behind |= left <= 0 or not part.local.partition.config.remote_storage_enable
                 self.troubles.pop(name, None)
             except (UnknownTopic, StoreClosed, Replaced, FileNotFoundError):
                 self._looked.pop(where, None)
             except (SegmentlogError, OSError) as error:
                 self.troubles[name] = str(error)
-        self.is_behind = left <= 0
 
-    def _is_due(self, where: Where, local: LocalPartition, now_ms: int) -> bool:
+    def _is_due(self, where: Where, local: LocalPartition, there: ShippedPartition, now_ms: int) -> bool:
         handle = local.partition.handle
         handle.refresh_config()
         generation = handle.page.log.read().generation
         # Where nothing leaves something may have to come back; that is there by another generation.
         tiered = is_tiered(handle.config)
-        looks = (local.signature() if tiered else generation, handle.page.config_version)
+        looks = (handle.page.config_version, (local.signature(), there.segments) if tiered else generation)
         before, looked_ms = self._looked.get(where, (None, 0))
         if looks == before and not (tiered and now_ms - looked_ms >= _EVERY_MS):
             return False

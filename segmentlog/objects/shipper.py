@@ -199,7 +199,7 @@ class Shipper:
             self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
         self._delete_condemned(now_ms)
-        self._evicting.turn(self._looking.parts, shipped, self._busy(), now_ms)
+        self._evicting.turn(self._looking.parts, shipped, now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         waiting = self._note_waiting(interval, shipped)
         return ShippedNow(manifest is self._manifest, records, size_bytes, pending, waiting)
@@ -286,10 +286,6 @@ class Shipper:
                 first = first or error
         if first is not None:
             raise first
-
-    def _busy(self) -> set[Where]:
-        """Partitions of which segments are being uploaded."""
-        return {where for where, _ in self._uploads.under_way}
 
     def _put_tails(self, rounds: dict[Where, Round]) -> int:
         """Put what is new of all partitions, as one object, beside others of what is large; how many bytes it is."""

@@ -61,11 +61,6 @@ class Uploads(Generic[Key, Result]):
     def __len__(self) -> int:
         return len(self._under_way)
 
-    @property
-    def under_way(self) -> list[Key]:
-        """The keys."""
-        return list(self._under_way)
-
     def begin(self, key: Key, do: Callable[[], Result]) -> bool:
         """Have a thread do it; False when there are enough of them at work."""
         if not self._parallel:  # by whoever asks

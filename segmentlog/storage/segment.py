@@ -269,6 +269,12 @@ class MappedSegment:
         self.written_ns = self._fs.stat(self.path).st_mtime_ns
         self.inode, self.ranges, self.view = ranges.inode, ranges, view
 
+    def bring(self) -> None:
+        """Have all of it here, and what it grows by. Raises `ObjectStoreError`."""
+        self._ranged = False
+        if self.ranges is not None:
+            self.ranges.need(0, len(self.view))
+
     def upto(self, end_position: int) -> memoryview:
         """The first ``end_position`` bytes. Raises `CorruptBatch` when the file has fewer."""
         if len(self.view) < end_position:

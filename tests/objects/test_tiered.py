@@ -63,7 +63,7 @@ def test_a_place_is_found_by_offset_and_by_time_without_bringing_it_all(store: L
     assert next(iter(log.read(23))).values[0] == value(23)
     assert log.max_timestamp(30) == 1_039
     sizes = [segment.size_bytes for segment in log.segments()]
-    tiered = store._reaching._tiered
+    tiered = store._reaching.made
     assert tiered is not None
     assert tiered.got_bytes == sizes[1] + sizes[2]
 
@@ -127,7 +127,7 @@ def test_a_small_cache_is_enough(tmp_path: Path) -> None:
         log = store.topic("a").partition(0)
         for _ in range(2):
             assert values_by_offset(log) == ALL
-        tiered = store._reaching._tiered
+        tiered = store._reaching.made
         assert tiered is not None
         assert tiered.held_bytes <= max(segment.size_bytes for segment in log.segments())
         assert len(os.listdir(tmp_path / "cache")) == 1

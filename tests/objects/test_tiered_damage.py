@@ -133,7 +133,12 @@ def test_the_object_store_cannot_be_reached(tmp_path: Path, store: LogStore, log
     assert values(log, start=40) == [value(number) for number in range(40, 45)]
     assert log.append([b"on"]) == 45
     assert [one.severity for one in findings(store)] == ["warning"] * 4
-    os.rename(tmp_path / "away", tmp_path / "bucket")
+    with store.consumer("a", start="earliest") as consumer:
+        for _ in range(2):
+            with pytest.raises(ObjectStoreError):
+                next(iter(consumer))
+        os.rename(tmp_path / "away", tmp_path / "bucket")
+        assert [record.offset for record in consumer] == list(range(46))
     assert values_by_offset(log) == ALL | {45: b"on"}
     assert store.health() == {}
 
