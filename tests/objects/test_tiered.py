@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from logs import FakeClock, values, values_by_offset
-from objects.tiering import TIERED, fill, remote, taken, tiered_store, turn, url_of, value
+from objects.tiering import TIERED, fill, hurried, remote, taken, tiered_store, turn, url_of, value
 
 import segmentlog
 from segmentlog.errors import OffsetOutOfRange
@@ -27,6 +27,7 @@ from segmentlog.objects.tiered import reaching
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
+__all__ = ["hurried"]
 ALL = {number: value(number) for number in range(45)}
 
 

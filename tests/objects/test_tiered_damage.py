@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from logs import NoSyncFileSystem, values, values_by_offset
 from objects.buckets import Memory
-from objects.tiering import TIERED, fill, remote, tiered_store, turn, url_of, value
+from objects.tiering import TIERED, fill, hurried, remote, tiered_store, turn, url_of, value
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, ObjectStoreError, SegmentGone
@@ -32,6 +32,7 @@ from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died, FaultyFileSystem
 
+__all__ = ["hurried"]
 ALL = {number: value(number) for number in range(45)}
 
 
@@ -254,6 +255,7 @@ def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub
     return store, log, stub, (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["evict", "bring back"])
 def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> None:
     """Whatever call a process dies at: who comes next reads all of it, and brings it to its end."""
@@ -289,6 +291,7 @@ def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> No
     assert call > 15
 
 
+@pytest.mark.long
 def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
     """Whatever of it is on the disk by then, in whatever order: the bytes are here, or the stub says where they are."""
     rng = random.Random(7)

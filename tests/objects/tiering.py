@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from logs import FakeClock
 
 from segmentlog.log.partition import Partition
 from segmentlog.objects.shipper import Shipper
+from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
 TIERED: dict[str, Any] = {
@@ -17,6 +19,13 @@ TIERED: dict[str, Any] = {
     "file_delete_delay_ms": 0, "retention_ms": -1, "compression_type": "none", "index_interval_bytes": 64,
 }  # fmt: skip
 """Of a topic whose sealed segments leave as soon as they are shipped."""
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test does not take the power from need not be on the disk."""
+    for call in ("fsync", "fdatasync"):
+        monkeypatch.setattr(FileSystem, call, staticmethod(lambda fd: None))
 
 
 def url_of(folder: Path) -> str:
