@@ -19,9 +19,12 @@ from segmentlog.store import LogStore
 PARTITIONS = 3
 
 
-def append_for_ever(store: LogStore, rng: random.Random, life: str) -> None:
+def append_for_ever(store: LogStore, url: str, rng: random.Random, life: str) -> None:
     """All sorts of appends, and transactions over all partitions."""
-    topic = store.topic("t") if "t" in store.topics() else store.create_topic("t", PARTITIONS, segment_bytes=30_000)
+    if "t" not in store.topics():
+        store.create_topic("t", PARTITIONS, segment_bytes=30_000, remote_storage_enable=True, local_retention_ms=0)
+        store.ship(url)  # or whoever takes over makes another topic of the name, with offsets of its own
+    topic = store.topic("t")
     producer = store.producer(name="p", ack="shipped")
     number = 0
     while True:
@@ -53,7 +56,7 @@ def main() -> int:
         say("open")
         try:
             store.ship(url)  # who has taken over has no offsets before
-            append_for_ever(store, rng, life)
+            append_for_ever(store, url, rng, life)
         except StoreFenced:
             say("fenced")
             return 3
