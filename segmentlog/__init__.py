@@ -315,6 +315,8 @@ def serve(
     acls: str | None = None,
     insecure: bool = False,
     metrics: str | None = None,
+    http: str | None = None,
+    allow_writes: bool = False,
     ship: str | None = None,
     ship_interval_ms: int = SHIP_INTERVAL_MS,
 ) -> Server:
@@ -323,6 +325,8 @@ def serve(
     store      a folder, which is opened (or made) and closed with the server; or a store that is open, and stays so
     port       0 takes one that is free; ``bootstrap_servers`` of the server says which
     metrics    ``"127.0.0.1:9644"``: what Prometheus asks for there; port 0 as above, ``metrics_address`` says which
+    http       ``"127.0.0.1:8080"``: pages for people, REST and the schema registry there (`docs/http.md`), which with
+               ``allow_writes`` also change something; ``http_url`` says where. Extra: ``http``
     ship       as `open` has it, where it is this that opens the store
 
     The rest are the options of ``segmentlog serve``, which does the same with a process a core. Needs the extra
@@ -341,6 +345,18 @@ def serve(
     security = Security(
         tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
     )
+    open_http = None
+    if http is not None:
+        from segmentlog.http.serving import HttpServer
+        from segmentlog.http.settings import HttpSettings
+        from segmentlog.security.listening import parse_address
+
+        http_host, http_port = parse_address(http, option="http")
+        http_settings = HttpSettings(allow_writes=allow_writes)
+
+        def open_http(of: LogStore) -> HttpServer:
+            return HttpServer(of, http_host, http_port, settings=http_settings, security=security)
+
     owns_store = not isinstance(store, LogStore)
     if ship is not None and not owns_store:
         raise InvalidConfig("ship", ship, "given when the store is opened: this one is open already")
@@ -348,7 +364,7 @@ def serve(
     try:
         return Server(
             opened, host=host, port=port, advertise=advertise, settings=settings, security=security,
-            owns_store=owns_store, metrics=metrics,
+            owns_store=owns_store, metrics=metrics, open_http=open_http,
         )  # fmt: skip
     except BaseException:
         if owns_store:

@@ -45,6 +45,7 @@ _COMMANDS: Final = {
     "objects": ("segmentlog.cli.objects:objects", "what lies in an object store: ls, verify, gc"),
     "users": ("segmentlog.cli.users:users", "who may come in over Kafka's protocol: add, remove, list"),
     "serve": ("segmentlog.cli.serve:serve", "let Kafka's clients produce and consume"),
+    "http": ("segmentlog.cli.http:http", "pages for people, REST and the schema registry"),
     "bench": ("segmentlog.cli.bench:bench", "measure this disk under each fsync policy"),
     "demo": ("segmentlog.cli.demo:demo", "watch the log at work on 336,776 real flights"),
 }

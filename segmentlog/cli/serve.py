@@ -13,14 +13,13 @@ import click
 
 from segmentlog.cli.common import say, store_folder
 from segmentlog.cli.options import DURATION_S, SIZE
+from segmentlog.cli.security import security_options
 
 if TYPE_CHECKING:
     from segmentlog.server.supervisor import Supervisor
 
 _STATUS_S = 1.0
 """How often the status line is drawn."""
-
-_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
 class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # type: ignore[misc]
@@ -43,12 +42,11 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
               help="Processes; auto is one a core. To a client each is a broker.")  # fmt: skip
 @click.option("--metrics", metavar="HOST:PORT",
               help="Prometheus, /healthz and /readyz; worker n on the n-th port from there.")  # fmt: skip
-@click.option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate, PEM: encrypt.")
-@click.option("--tls-key", type=_FILE, metavar="FILE", help="Its private key, PEM.")
-@click.option("--tls-client-ca", type=_FILE, metavar="FILE", help="Take only clients with a certificate of these.")
-@click.option("--users", type=_FILE, metavar="FILE", help="Take only these users (see `segmentlog users`).")
-@click.option("--acls", type=_FILE, metavar="FILE", help="What they may do; whatever it does not allow is denied.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS or users.")
+@click.option(
+    "--http", "http_at", metavar="HOST:PORT", help="Pages for people, REST, the schema registry (docs/http.md)."
+)
+@click.option("--allow-writes", is_flag=True, help="Let people change something there, not only look.")
+@security_options
 @click.option("--auto-create/--no-auto-create", default=True, show_default=True,
               help="Make a topic that somebody asks for.")  # fmt: skip
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True,
@@ -66,7 +64,8 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def serve(
-    ctx: click.Context, listen: str, advertise: str | None, workers: int, metrics: str | None, tls_cert: str | None,
+    ctx: click.Context, listen: str, advertise: str | None, workers: int, metrics: str | None, http_at: str | None,
+    allow_writes: bool, tls_cert: str | None,
     tls_key: str | None, tls_client_ca: str | None, users: str | None, acls: str | None, insecure: bool,
     auto_create: bool, partitions: int, acks_all: Any, durable_reads: bool, max_request: int, max_connections: int,
     cache: int, ship: str | None, ship_interval: int, log_format: str,
@@ -86,6 +85,16 @@ def serve(
     set_up_logs(log_format)
     os.makedirs(store_folder(ctx), exist_ok=True)
     host, port = parse_address(listen)
+    security = Security(
+        tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
+    )
+    beside = None
+    if http_at is not None:
+        from segmentlog.cli.serve_http import http_beside
+
+        beside = http_beside(http_at, security, allow_writes=allow_writes)
+    elif allow_writes:
+        raise click.UsageError("--allow-writes is about --http, which is not given")
     plan = Plan(
         path=ctx.obj,
         host=host,
@@ -102,12 +111,10 @@ def serve(
             durable_reads=durable_reads,
             limits=Limits(request_bytes=max_request, connections=max_connections, rendered_bytes=cache),
         ),
-        security=Security(
-            tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
-        ),
+        security=security,
     )
     told = _Told(log_format)
-    supervisor = Supervisor(plan, run, on_change=told.tell)
+    supervisor = Supervisor(plan, run, beside=beside, on_change=told.tell)
     is_clean = False
     try:
         supervisor.run()
@@ -163,7 +170,7 @@ class _Told:
         self._requests, self._at_s, self._is_shown = requests, now_s, True
         connections = sum(word.get("connections", 0) for word in said)
         ready = supervisor.ready_count
-        parts = [] if ready == len(said) else [f"{ready} of {len(said)} workers"]
+        parts = [] if ready == len(said) else [f"{ready} of {len(said)} processes"]
         parts += [f"{connections:,} connection{'s' * (connections != 1)}", f"{rate:,.0f} requests/s"]
         _draw(", ".join(parts))
 
@@ -173,6 +180,7 @@ def _beginning(supervisor: Supervisor) -> str:
     some = f", {count} workers" if count > 1 else ""
     metrics = supervisor.said()[0].get("metrics")
     told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
+    told += "".join(f" ({said['http']})" for said in supervisor.said() if "http" in said)
     return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told}"
 
 

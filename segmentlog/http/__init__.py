@@ -1,1 +1,1 @@
-"""A door for people and for programs without a Kafka client: the console, REST and the schema registry on one HTTP port."""
+"""A door for people, and programs without a Kafka client: console, REST and schema registry on one port."""

@@ -74,6 +74,22 @@ def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
     )
 
 
+def check_safe_for_passwords(host: str, tls: bool, insecure: bool) -> None:
+    """The same where users prove who they are by sending their passwords, as over HTTP: those need TLS."""
+    if tls or insecure:
+        return
+    try:
+        if is_loopback(host):
+            return
+    except OSError as error:
+        raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}") from None
+    raise UnsafeListening(
+        host,
+        "others can reach that address, and would read passwords and records on their way: give --tls-cert and"
+        " --tls-key, or --insecure if the network keeps them out; or listen on 127.0.0.1",
+    )
+
+
 def check_safe_to_tell(host: str, insecure: bool) -> None:
     """The same for metrics, which are neither encrypted nor for users alone."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from segmentlog.security.errors import AuthenticationFailed
-from segmentlog.security.saslprep import saslprep
+from segmentlog.security.saslprep import prepared
 from segmentlog.security.users import HASHES
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PlainExchange:
             authorize, name, password = token.decode().split("\0")
         except ValueError:  # neither UTF-8 nor three parts
             raise failed from None
-        name, authorize, password = map(_prepared, (name, authorize, password))
+        name, authorize, password = map(prepared, (name, authorize, password))
         if not name or not password:
             raise failed
         # To be somebody else is not offered, in Kafka neither.
@@ -98,11 +98,3 @@ class ScramExchange:
         found, self._is_known = self._users.challenge(name, self._mechanism)
         self._claimed = name
         return found.salt, found.stored_key, found.server_key, found.iterations
-
-
-def _prepared(text: str) -> str:
-    """As the users file has it; what cannot be prepared fits nobody there, and is taken as it is."""
-    try:
-        return saslprep(text)
-    except ValueError:
-        return text

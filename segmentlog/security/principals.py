@@ -43,3 +43,5 @@ class Operation(IntEnum):
 
 CLUSTER_NAME = "kafka-cluster"
 """The name of the only resource of type `ResourceType.CLUSTER`."""
+ANONYMOUS = Principal("User", "ANONYMOUS")
+"""Who has not been asked who he is."""

@@ -31,15 +31,15 @@ def saslprep(text: str) -> str:
         for character in text
         if not stringprep.in_table_b1(character)
     )
-    prepared = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
-    if any(is_in_table(character) for character in prepared for is_in_table in _PROHIBITED):
+    normal = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
+    if any(is_in_table(character) for character in normal for is_in_table in _PROHIBITED):
         raise ValueError("it has characters that SASLprep (RFC 4013) does not allow")
-    if any(map(stringprep.in_table_d1, prepared)) and (
-        any(map(stringprep.in_table_d2, prepared))
-        or not (stringprep.in_table_d1(prepared[0]) and stringprep.in_table_d1(prepared[-1]))
+    if any(map(stringprep.in_table_d1, normal)) and (
+        any(map(stringprep.in_table_d2, normal))
+        or not (stringprep.in_table_d1(normal[0]) and stringprep.in_table_d1(normal[-1]))
     ):
         raise ValueError("it mixes directions of writing as SASLprep (RFC 4013) does not allow")
-    return prepared
+    return normal
 
 
 def is_prepared(text: str) -> bool:
@@ -48,3 +48,11 @@ def is_prepared(text: str) -> bool:
         return saslprep(text) == text
     except ValueError:
         return False
+
+
+def prepared(text: str) -> str:
+    """As the users file has it; what cannot be prepared fits nobody there, and is taken as it is."""
+    try:
+        return saslprep(text)
+    except ValueError:
+        return text

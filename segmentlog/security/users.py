@@ -104,6 +104,10 @@ class Users:
         """Look at the file now, and not within the next half second."""
         self._file.reload()
 
+    def version(self) -> object:
+        """The same object as long as the file says the same."""
+        return self._file.current()
+
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
         """(what to challenge somebody of this name with, whether there is such a user).
 

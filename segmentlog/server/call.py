@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
+from segmentlog.security.principals import ANONYMOUS, CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import frame_response
 from segmentlog.server.outbox import Later
@@ -18,8 +18,6 @@ from segmentlog.server.transport import Buffer
 if TYPE_CHECKING:
     from segmentlog.server.broker import Broker
     from segmentlog.server.connection import Connection
-
-ANONYMOUS: Final = Principal("User", "ANONYMOUS")
 
 _JOINED_BYTES: Final = 4096
 """A first buffer up to this size is joined with the head: one less for the kernel."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.tls import ServerTls, principal_of
 from segmentlog.server.buffers import BufferPool
-from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.connection import Connection, Turn
 from segmentlog.server.frames import FrameReader
 from segmentlog.server.logs import Seldom

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from segmentlog.security.listening import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
 from segmentlog.security.settings import Security
@@ -17,6 +18,15 @@ from segmentlog.server.worker import Worker
 if TYPE_CHECKING:
     from segmentlog.server.metrics import MetricsServer
     from segmentlog.store import LogStore
+
+
+class Beside(Protocol):
+    """What else answers for the store in this process; the doors do not know each other."""
+
+    url: str
+
+    def close(self) -> None:
+        """Answer nobody any more."""
 
 
 class Server:
@@ -36,6 +46,7 @@ class Server:
         security: Security,
         owns_store: bool,
         metrics: str | None = None,
+        open_http: Callable[[LogStore], Beside] | None = None,
     ) -> None:
         security = security.with_those_of(store.path)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
@@ -48,6 +59,7 @@ class Server:
         self._owns_store = owns_store
         self._is_closed = False
         self._metrics: MetricsServer | None = None
+        self._http: Beside | None = None
         self._lock = ServerLock(store.path)
         sockets: list[socket.socket] = []
         worker: Worker | None = None
@@ -60,9 +72,13 @@ class Server:
                 from segmentlog.server.metrics import MetricsServer
 
                 self._metrics = MetricsServer(self.worker, *metrics_at, is_first=True)
+            if open_http is not None:
+                self._http = open_http(store)
             self._lock.tell(self.bootstrap_servers)
             self.worker.start()
         except BaseException:
+            if self._http is not None:
+                self._http.close()
             if self._metrics is not None:
                 self._metrics.close()
             if worker is not None:
@@ -88,6 +104,11 @@ class Server:
         """Where its metrics are to be had, as HOST:PORT; None where nobody asked for them."""
         return None if self._metrics is None else self._metrics.address
 
+    @property
+    def http_url(self) -> str | None:
+        """Where its pages and APIs are, as ``http://HOST:PORT``; None where nobody asked for them."""
+        return None if self._http is None else self._http.url
+
     def close(self, timeout_s: float = FINISH_S) -> None:
         """Finish what is in flight, disconnect everybody, and close the store if it was opened for this. Idempotent."""
         if self._is_closed:
@@ -97,6 +118,8 @@ class Server:
             self.worker.close(timeout_s)
         finally:
             try:
+                if self._http is not None:
+                    self._http.close()
                 if self._metrics is not None:
                     self._metrics.close()
                 if self._owns_store:

@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -65,6 +65,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     security: Security = Security()
 
 
+class Beside(NamedTuple):
+    """A process beside the workers, with a port of its own where it speaks something else."""
+
+    name: str
+    host: str
+    port: int
+    run: Callable[[Plan, socket.socket, int, int], None]
+    """Plan, its socket, the pipe to the supervisor, and the one that ends when that does."""
+
+
 class WorkerFailed(SegmentlogError):
     """A worker could not begin: it says why."""
 
@@ -77,10 +87,11 @@ class WorkerFailed(SegmentlogError):
 
 
 class _Child:
-    """A worker process."""
+    """A worker process, or the one beside them."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, name: str) -> None:
         self.number = number
+        self.name = name
         self.pid = 0
         self.status_fd = -1
         self.is_ready = False
@@ -100,7 +111,14 @@ that ends when that does."""
 class Supervisor:
     """Runs the workers of a server until it is told to stop. `run` is for the main thread of a process of its own."""
 
-    def __init__(self, plan: Plan, child: Child, *, on_change: Callable[[Supervisor], None] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        child: Child,
+        *,
+        beside: Beside | None = None,
+        on_change: Callable[[Supervisor], None] | None = None,
+    ) -> None:
         security = plan.security.with_those_of(plan.path)
         plan = msgspec.structs.replace(plan, security=security)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
@@ -110,8 +128,10 @@ class Supervisor:
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
         self._child = child
+        self._beside = beside
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
+        self._socket_beside: socket.socket | None = None
         open_store_file(FileSystem(), plan.path, True, Clock().now_ms())  # or the lock would make it no empty folder
         self._lock = ServerLock(plan.path)
         try:
@@ -121,10 +141,14 @@ class Supervisor:
                     self._sockets.append(listen(plan.host, plan.port + number if plan.port else 0))
             self.nodes, self.bootstrap_servers = nodes_of(plan.host, self._sockets, advertised)
             self._lock.tell(self.bootstrap_servers)
+            if beside is not None:
+                self._socket_beside = listen(beside.host, beside.port)
         except BaseException:
             self._close()
             raise
-        self._children = [_Child(number) for number in range(1, plan.workers + 1)]
+        self._children = [_Child(number, f"worker {number}") for number in range(1, plan.workers + 1)]
+        if beside is not None:
+            self._children.append(_Child(plan.workers + 1, beside.name))
         self._alive_read, self._alive_write = os.pipe2(os.O_CLOEXEC)
         self._stops = 0
         self.was_ready = False
@@ -272,19 +296,31 @@ class Supervisor:
             for child in self._children:
                 if child.status_fd >= 0:
                     os.close(child.status_fd)
-            sockets = [self._sockets[0]]
-            for index, sock in enumerate(self._sockets[1:], 1):
-                if index == number:
-                    sockets.append(sock)
-                else:
-                    sock.close()
-            self._child(self.plan, sockets, self.nodes, number, status_fd, self._alive_read)
+            if number > self.plan.workers:
+                self._be_beside(status_fd)
+            else:
+                sockets = [self._sockets[0]]
+                for index, sock in enumerate(self._sockets[1:], 1):
+                    if index == number:
+                        sockets.append(sock)
+                    else:
+                        sock.close()
+                if self._socket_beside is not None:
+                    self._socket_beside.close()
+                self._child(self.plan, sockets, self.nodes, number, status_fd, self._alive_read)
             code = 0
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.write(status_fd, json.dumps({"failed": f"{error}" or type(error).__name__}).encode() + b"\n")
         finally:
             os._exit(code)  # the supervisor's frames are not the worker's to unwind
+
+    def _be_beside(self, status_fd: int) -> None:
+        assert self._beside is not None
+        assert self._socket_beside is not None
+        for sock in self._sockets:
+            sock.close()
+        self._beside.run(self.plan, self._socket_beside, status_fd, self._alive_read)
 
     # ------------------------------------------------------------ ending
 
@@ -312,13 +348,13 @@ class Supervisor:
                 child.pid = 0
 
     def _close(self) -> None:
-        for sock in self._sockets:
+        for sock in (*self._sockets, *([] if self._socket_beside is None else [self._socket_beside])):
             sock.close()
         self._lock.release()
 
 
 def _log(level: int, child: _Child, what: str) -> None:
-    logger.log(level, "worker %d (process %d) %s", child.number, child.pid, what, extra={"worker": child.number})
+    logger.log(level, "%s (process %d) %s", child.name, child.pid, what, extra={"worker": child.number})
 
 
 def _how_ended(pid: int) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from segmentlog.security.settings import Security
-from segmentlog.server import supervisor, worker_process
+from segmentlog.server import child, supervisor, worker_process
 from segmentlog.server.settings import ServerSettings
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     path, port, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if len(sys.argv) > 4:
         supervisor.SILENT_S = float(sys.argv[4])  # type: ignore[misc]
-        worker_process.BEAT_S = supervisor.BEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
+        child.BEAT_S = supervisor.BEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
     users = sys.argv[5] if len(sys.argv) > 5 else None
     plan = supervisor.Plan(
         path=path, host="127.0.0.1", port=port, workers=workers,

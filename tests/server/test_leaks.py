@@ -21,9 +21,8 @@ from server.hostile import Asker, every_api
 from server.wire_client import Desk, request_bytes
 
 from segmentlog.security.acls import Authorizer
-from segmentlog.security.principals import Principal
+from segmentlog.security.principals import ANONYMOUS, Principal
 from segmentlog.server.broker import Broker
-from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol

@@ -19,9 +19,9 @@ from server.wire_client import WireClient, request_bytes
 from wire import Sent, foreign
 
 from segmentlog.log.partition import Partition
+from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.settings import Security
 from segmentlog.server.buffers import BufferPool
-from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.list_groups import ListGroupsRequest

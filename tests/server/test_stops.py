@@ -26,6 +26,7 @@ import segmentlog
 from segmentlog.security.users import add_user
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -180,11 +181,20 @@ def test_who_waits_for_a_group_is_answered(start: Start) -> None:
         client.send(
             11, 3, JoinGroupRequest("g", 300_000, 300_000, protocol_type="consumer", protocols=[protocol])
         )  # fmt: skip
-        time.sleep(0.3)
+        _until_it_waits(server.address, "g")
         server.terminate()
         assert client.answer().error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert client.is_closed_by_peer()
     assert server.has_ended_well(_SOON_S)
+
+
+def _until_it_waits(address: str, group: str) -> None:
+    """Until somebody has come to join a group."""
+    deadline_s = time.monotonic() + _WAIT_S
+    with WireClient(address) as other:
+        while not other.ask(15, 1, DescribeGroupsRequest([group])).groups[0].members:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
 
 
 def fill(path: Path) -> None:

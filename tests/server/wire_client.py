@@ -18,9 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from segmentlog.security.principals import Principal
+from segmentlog.security.principals import ANONYMOUS, Principal
 from segmentlog.server.broker import Broker
-from segmentlog.server.call import ANONYMOUS
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
 from segmentlog.server.connection import Connection

@@ -1,0 +1,82 @@
+"""The application: what the doors behind it answer to, and how problems are told."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.http.guard import PAGES, Guard
+from segmentlog.http.problems import HttpProblem, problem_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Scope
+
+    from segmentlog.http.accounts import Accounts
+    from segmentlog.http.site import Site
+
+logger = logging.getLogger("segmentlog.http")
+
+
+def make_app(site: Site, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False) -> ASGIApp:
+    """All doors behind their guard. ``host`` is where it listens."""
+    app = Starlette(
+        routes=[*_routes(site)],
+        exception_handlers={
+            HTTPException: _on_http,
+            SegmentlogError: _on_error,
+            OSError: _on_error,
+            Exception: _on_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Guard(app, site.settings, accounts, host, is_tls, _render)
+
+
+def _routes(site: Site) -> list[BaseRoute]:
+    def home(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{PAGES}/")
+        return JSONResponse({})  # what programs ask for to see whether there is anybody
+
+    def health(request: Request) -> Response:
+        if site.store.is_closed:
+            return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return PlainTextResponse("ok\n")
+
+    return [Route("/", home), Route("/healthz", health)]
+
+
+# ------------------------------------------------------------ problems
+
+
+def _render(scope: Scope, problem: HttpProblem) -> Response:
+    """For people a page, for programs JSON."""
+    path = scope["path"]
+    if path == PAGES or path.startswith(f"{PAGES}/"):
+        return PlainTextResponse(f"{problem.message}\n", problem.status, headers=problem.headers)
+    return JSONResponse(
+        {"error_code": problem.error_code, "message": problem.message}, problem.status, headers=problem.headers
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """What the router says: there is no such path, or no such method."""
+    assert isinstance(error, HTTPException)
+    return _render(request.scope, HttpProblem(error.status_code, error.detail, headers=error.headers))
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        # The path as it came: names of topics are in it, values of records never are.
+        logger.error("%s %s", request.method, request.url.path, exc_info=error)
+    return _render(request.scope, problem)

@@ -1,0 +1,198 @@
+"""What stands before every page and every API: who is let in, from where, with how much; and what browsers are told.
+
+its name     where nobody has to say who he is, only names of this machine are answered to: a page elsewhere could
+             have its own name resolve to this address, and read what is here in its visitor's browser
+cross-site   what a browser sends on behalf of a page that is not ours is refused, but for following a link
+who          name and password, or the certificate that TLS has checked; without either, whoever got here
+how much     bodies end at a size
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+
+from segmentlog.http.problems import HttpProblem
+from segmentlog.http.site import PRINCIPAL
+from segmentlog.security.principals import ANONYMOUS, Principal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from segmentlog.http.accounts import Accounts
+    from segmentlog.http.settings import HttpSettings
+
+logger = logging.getLogger("segmentlog.http")
+
+TLS_PRINCIPAL: Final = "segmentlog.tls_principal"
+"""Under this key the scope has whose certificate TLS has checked; set by the connection."""
+PAGES: Final = "/ui"
+"""Below this path are pages for people; everything else is for programs."""
+_FAILED_DELAY_S: Final = 0.1
+_SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS: Final = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Guard:
+    """Around an application. ``answer`` renders a refusal."""
+
+    def __init__(
+        self, app: ASGIApp, settings: HttpSettings, accounts: Accounts | None, host: str, is_tls: bool,
+        answer: Callable[[Scope, HttpProblem], ASGIApp],
+    ) -> None:  # fmt: skip
+        self._app = app
+        self._settings = settings
+        self._limits = settings.limits
+        self._accounts = accounts
+        self._answer = answer
+        self._names = {"localhost", host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+        self._is_open = accounts is None and not is_tls
+        """Whoever reaches us is let in: then a browser that was misled is, too."""
+        self._log_ins = asyncio.Semaphore(self._limits.log_ins)
+        self._waiting = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a WebSocket
+            await send({"type": "websocket.close", "code": 1002})
+            return
+        send = _with_headers(send)
+        try:
+            headers = Headers(scope=scope)
+            self._check_name(headers)
+            _check_site(scope, headers)
+            self._check_size(headers)
+            scope[PRINCIPAL] = await self._who(scope, headers)
+        except HttpProblem as problem:
+            await self._answer(scope, problem)(scope, receive, send)
+            return
+        await self._app(scope, self._bounded(receive), send)
+
+    def _check_name(self, headers: Headers) -> None:
+        asked = headers.get("host", "")
+        if self._is_open and not self._is_own(_without_port(asked)):
+            raise HttpProblem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"{asked!r} is no name of this machine: --allowed-host adds one",
+            )
+
+    def _is_own(self, name: str) -> bool:
+        if name.lower() in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+            return True  # nobody can have an address resolve to another one
+        except ValueError:
+            return False
+
+    def _check_size(self, headers: Headers) -> None:
+        given = headers.get("content-length", "0")
+        if given.isascii() and given.isdecimal() and int(given) > self._limits.request_bytes:
+            raise _too_large(self._limits.request_bytes)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        taken = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._limits.request_bytes:
+                raise _too_large(self._limits.request_bytes)
+            return message
+
+        return receive_bounded
+
+    async def _who(self, scope: Scope, headers: Headers) -> Principal:
+        by_certificate: Principal | None = scope.get(TLS_PRINCIPAL)
+        if self._accounts is None:
+            return by_certificate or ANONYMOUS
+        header = headers.get("authorization", "")
+        if not header:
+            raise _unknown("say who you are, with a name and a password")
+        known = self._accounts.known(header)
+        if known is not None:
+            return known
+        if self._waiting >= self._limits.log_ins_waiting:
+            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again",
+                              headers={"retry-after": "1"})  # fmt: skip
+        self._waiting += 1
+        try:
+            async with self._log_ins:
+                found = await asyncio.to_thread(self._accounts.verify, header)
+        finally:
+            self._waiting -= 1
+        if found is None:
+            await asyncio.sleep(_FAILED_DELAY_S)
+            client = scope.get("client")
+            logger.warning("%s: authentication failed", client[0] if client else "?")
+            raise _unknown("invalid name or password")
+        return found
+
+
+def _check_site(scope: Scope, headers: Headers) -> None:
+    """Browsers say on whose behalf a request is; programs say nothing, and are no browsers."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    is_foreign = site not in (None, "same-origin", "none")
+    if site is None and origin is not None:
+        is_foreign = origin.partition("://")[2].lower() != headers.get("host", "").lower()
+    follows_link = (
+        scope["method"] in _SAFE
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+        and (scope["path"] == "/" or scope["path"] == PAGES or scope["path"].startswith(f"{PAGES}/"))
+    )
+    if is_foreign and not follows_link:
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "a page of another site may not ask for this")
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("cache-control", "no-store")
+        await send(message)
+
+    return send_with_headers
+
+
+def _too_large(limit_bytes: int) -> HttpProblem:
+    return HttpProblem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {limit_bytes:,} bytes",
+        headers={"connection": "close"},
+    )  # fmt: skip
+
+
+def _unknown(message: str) -> HttpProblem:
+    return HttpProblem(
+        HTTPStatus.UNAUTHORIZED, message, headers={"www-authenticate": 'Basic realm="segmentlog", charset="UTF-8"'}
+    )
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.rpartition(":")[0] if ":" in host else host

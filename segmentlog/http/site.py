@@ -1,0 +1,70 @@
+"""What every page and every API is given: the store, and who may do what with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import HTTPConnection
+
+from segmentlog.http.problems import Forbidden
+from segmentlog.http.settings import HttpSettings
+from segmentlog.security.acls import Authorizer, OpenAuthorizer
+from segmentlog.security.principals import ANONYMOUS, CLUSTER_NAME, Operation, Principal, ResourceType
+
+if TYPE_CHECKING:
+    from segmentlog.store import LogStore
+
+PRINCIPAL: Final = "segmentlog.principal"
+"""Under this key the scope of a request has who sent it."""
+READ_ONLY: Final = "this door is read-only: start it with --allow-writes"
+
+
+class Site:
+    """One store, behind one door. Thread-safe. The store stays its caller's."""
+
+    def __init__(
+        self, store: LogStore, settings: HttpSettings | None = None, authorizer: Authorizer | None = None
+    ) -> None:
+        self.store = store
+        self.settings = settings or HttpSettings()
+        self.authorizer = authorizer or OpenAuthorizer()
+        self.is_closing = False
+        """Whether the door is being closed: answers that go on for long end then. They look within a second."""
+
+    @property
+    def allow_writes(self) -> bool:
+        """Whether people may change something here, and the store lets them."""
+        return self.settings.allow_writes and not self.store.read_only
+
+    def principal(self, request: HTTPConnection) -> Principal:
+        """Who asks."""
+        found = request.scope.get(PRINCIPAL, ANONYMOUS)
+        assert isinstance(found, Principal)
+        return found
+
+    def allows(
+        self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME
+    ) -> bool:
+        """Whether who asks may do that to the resource of this name."""
+        return self.authorizer.allows(self.principal(request), _host(request), operation, resource, name)
+
+    def check(
+        self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME
+    ) -> None:
+        """Raises `Forbidden` where `allows` says no."""
+        if not self.allows(request, operation, resource, name):
+            what = "the cluster" if resource is ResourceType.CLUSTER else f"{_words(resource)} {name!r}"
+            raise Forbidden(f"{self.principal(request)} may not {_words(operation)} {what}")
+
+    def check_writes(self) -> None:
+        """Raises `Forbidden` unless people may change something here."""
+        if not self.allow_writes:
+            raise Forbidden("the store is read-only" if self.store.read_only else READ_ONLY)
+
+
+def _host(request: HTTPConnection) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+def _words(word: Operation | ResourceType) -> str:
+    return word.name.lower().replace("_", " ")

@@ -1,0 +1,62 @@
+"""A client of the HTTP door without a port: requests go straight to the application, from a loop of its own."""
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from segmentlog.http.accounts import Accounts
+from segmentlog.http.app import make_app
+from segmentlog.http.site import Site
+
+
+class Client:
+    """``client.get("/topics")`` and the like, as httpx has them; from any thread."""
+
+    def __init__(self, site: Site, accounts: Accounts | None = None, **options: Any) -> None:
+        self.site = site
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        transport = httpx.ASGITransport(
+            app=make_app(site, accounts), client=("127.0.0.1", 1), raise_app_exceptions=False
+        )
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20, **options)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One request and all of its answer."""
+        return asyncio.run_coroutine_threadsafe(self._client.request(method, path, **options), self._loop).result(60)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """As httpx's."""
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """As httpx's."""
+        return self.request("POST", path, **options)
+
+    def put(self, path: str, **options: Any) -> httpx.Response:
+        """As httpx's."""
+        return self.request("PUT", path, **options)
+
+    def delete(self, path: str, **options: Any) -> httpx.Response:
+        """As httpx's."""
+        return self.request("DELETE", path, **options)
+
+    def close(self) -> None:
+        """Its loop and the threads of that end."""
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
