@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import segmentlog
-from segmentlog.errors import StoreFenced
+from segmentlog.errors import StoreFenced, TransactionAborted
 from segmentlog.store import LogStore
 
 PARTITIONS = 3
@@ -57,7 +57,9 @@ def main() -> int:
         try:
             store.ship(url)  # who has taken over has no offsets before
             append_for_ever(store, url, rng, life)
-        except StoreFenced:
+        except (StoreFenced, TransactionAborted) as error:
+            if not isinstance(error, StoreFenced) and not isinstance(error.__cause__, StoreFenced):
+                raise
             say("fenced")
             return 3
     return 0
