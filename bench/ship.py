@@ -5,6 +5,8 @@ cold store     shipped whole, against putting the same bytes with the same clien
 restore        against getting the same objects with the same client and writing them to files
 read there     all records, partition after partition, of a store that is opened by its URL, against getting the same
                objects with the same client, as many at a time
+tiered topic   all records of a store whose sealed segments lie there alone (`remote.storage.enable`), against getting
+               the same objects with the same client, as many at a time
 acknowledged   `append(ack="shipped")`, against a put and a conditional put, one after the other
 lag            from an append until its offset is told as shipped, at a steady rate, against the interval and two puts
 
@@ -179,14 +181,39 @@ def _read_there(size_bytes: int, places: Places, folder: Path, scale: float) -> 
                     pass
             return megabytes / (time.perf_counter() - started)
 
-    def limit() -> float:
-        started = time.perf_counter()
-        with ThreadPoolExecutor(READ_PARALLEL) as pool:
-            for _ in pool.map(lambda key: len(bucket.get(key)[0]), keys):
-                pass
-        return megabytes / (time.perf_counter() - started)
+    return ours, partial(_got, bucket, keys, megabytes)
 
-    return ours, limit
+
+def _got(bucket: Bucket, keys: list[str], megabytes: float) -> float:
+    """MB/s of getting objects, as many at a time as a reader does."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(READ_PARALLEL) as pool:
+        for _ in pool.map(lambda key: len(bucket.get(key)[0]), keys):
+            pass
+    return megabytes / (time.perf_counter() - started)
+
+
+def _read_tiered(size_bytes: int, places: Places, folder: Path, scale: float) -> tuple[Side, Side]:
+    source, bucket = folder / "source", open_bucket(places.new())
+    _fill(source, int(size_bytes * scale))
+    with segmentlog.open(source, background=False) as store:
+        store.alter_topic("t", remote_storage_enable=True, local_retention_ms=0)
+        for log in store.topic("t").partitions():
+            log.roll()
+        store.ship(bucket.url)
+        logs = store.topic("t").partitions()
+        megabytes = sum(one.size_bytes for log in logs for one in log.segments() if one.remote) / 1e6
+    keys = [one.key for one in bucket.list("segments/") if not one.key.endswith((".index", ".snapshot"))]
+
+    def ours() -> float:
+        started = time.perf_counter()
+        with segmentlog.open(source, cache_dir=folder, background=False) as store:
+            for log in store.topic("t").partitions():
+                for _ in log.read(0):
+                    pass
+            return megabytes / (time.perf_counter() - started)
+
+    return ours, partial(_got, bucket, keys, megabytes)
 
 
 # ---------------------------------------------------------------- one record at a time
@@ -258,6 +285,7 @@ def rows(places: Places, size_bytes: int) -> list[Row]:
         Row("cold store shipped", "MB/s", 0.8, True, partial(_cold_store, size_bytes, places)),
         Row("restore", "MB/s", 0.8, True, partial(_restore, size_bytes, places)),
         Row("read there", "MB/s", 0.7, True, partial(_read_there, size_bytes, places)),
+        Row("tiered topic read", "MB/s", 0.7, True, partial(_read_tiered, size_bytes, places)),
         Row("acknowledged as shipped, p50", "ms", 1.25, False, partial(_acknowledged, places)),
         Row("worst lag, interval 200 ms", "ms", 1.0, False, partial(_lag, places)),
     ]

@@ -78,8 +78,9 @@ and -1 or 9223372036854775807 are without limit.
 
 _KAFKAS: Final = frozenset((
     "cleanup.policy", "compression.type", "delete.retention.ms", "file.delete.delay.ms", "index.interval.bytes",
-    "max.compaction.lag.ms", "max.message.bytes", "message.timestamp.type", "min.cleanable.dirty.ratio",
-    "min.compaction.lag.ms", "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
+    "local.retention.bytes", "local.retention.ms", "max.compaction.lag.ms", "max.message.bytes",
+    "message.timestamp.type", "min.cleanable.dirty.ratio", "min.compaction.lag.ms", "remote.storage.enable",
+    "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
 ))  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from segmentlog.defaults import CLEANER_BUFFER_BYTES as CLEANER_BUFFER_BYTES
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.codecs import CODEC_NAMES, Compression, compression
 from segmentlog.quantities import (
+    AS_RETENTION,
     INT64_MAX,
     MIB,
     UNLIMITED,
@@ -161,6 +162,26 @@ def _choice(*names: str) -> _Kind:
     return _Kind(parse, str, f"{', '.join(names[:-1])} or {names[-1]}")
 
 
+def _as_retention(kind: _Kind, key: str) -> _Kind:
+    """The same, or `AS_RETENTION`."""
+
+    def parse(value: object) -> object:
+        text = value.strip() if isinstance(value, str) else value
+        is_same = not isinstance(text, bool) and text in (AS_RETENTION, str(AS_RETENTION))
+        return AS_RETENTION if is_same else kind.parse(value)
+
+    def show(value: Any) -> str:
+        return str(AS_RETENTION) if value == AS_RETENTION else kind.show(value)
+
+    return _Kind(parse, show, f"{kind.accepted}, or {AS_RETENTION}: that of {key}")
+
+
+def _parse_flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False}[_text(value)]
+
+
 def _parse_cleanup_policy(value: object) -> str:
     words = {word.strip() for word in _text(value).split(",")}
     if not words <= {"delete", "compact"}:
@@ -187,6 +208,7 @@ _LEVEL = _Kind(
     _parse_level, lambda level: "default" if level is None else str(level), "a level of the codec, or default"
 )
 _CLEANUP_POLICY = _Kind(_parse_cleanup_policy, str, "delete, compact or delete,compact")
+_FLAG = _Kind(_parse_flag, lambda value: "true" if value else "false", "true or false")
 _RATIO = _Kind(_parse_ratio, str, "a number from 0 to 1")
 _FSYNC = _Kind(FsyncPolicy.parse, str, _FSYNC_ACCEPTED)
 
@@ -290,6 +312,19 @@ class TopicConfig:
     producer_id_expiration_ms: int = _key(
         86_400_000, _duration(1), "how long a producer without a name is remembered after its last append"
     )
+    remote_storage_enable: bool = _key(
+        False, _FLAG, "old segments lie in the object store alone, once the store is shipped there (tiered storage)"
+    )
+    local_retention_ms: int = _key(
+        AS_RETENTION,
+        _as_retention(_duration(0, UNLIMITED), "retention.ms"),
+        "with tiered storage: a segment leaves this machine once its newest record is so old",
+    )
+    local_retention_bytes: int = _key(
+        AS_RETENTION,
+        _as_retention(_size(0, INT64_MAX, UNLIMITED), "retention.bytes"),
+        "with tiered storage: the oldest segments leave this machine while more than this lies here",
+    )
     fsync: FsyncPolicy = _key(
         FsyncPolicy("ms", 1000), _FSYNC, "when records are forced to the disk: what a power cut may take"
     )
@@ -313,6 +348,23 @@ class TopicConfig:
                 self.min_compaction_lag_ms,
                 f"at most max.compaction.lag.ms, which is {most}",
             )
+        if self.remote_storage_enable and self.deletes:  # as Kafka: what lies here is part of what is kept at all
+            for here, whole in (("local.retention.ms", "retention.ms"), ("local.retention.bytes", "retention.bytes")):
+                least, most = (getattr(self, key.replace(".", "_")) for key in (here, whole))
+                if most != UNLIMITED and (least == UNLIMITED or least > most):
+                    raise InvalidConfig(
+                        here, least, f"at most {whole}, which is {most}, or {AS_RETENTION} for the same"
+                    )
+
+    @property
+    def kept_here_ms(self) -> int:
+        """What `local.retention.ms` comes to; UNLIMITED for no limit."""
+        return self.retention_ms if self.local_retention_ms == AS_RETENTION else self.local_retention_ms
+
+    @property
+    def kept_here_bytes(self) -> int:
+        """What `local.retention.bytes` comes to; UNLIMITED for no limit."""
+        return self.retention_bytes if self.local_retention_bytes == AS_RETENTION else self.local_retention_bytes
 
     @property
     def deletes(self) -> bool:

@@ -312,6 +312,18 @@ class ObjectStoreError(SegmentlogError):
         return f"{self.url}: {self.what}: {self.why}"
 
 
+class SegmentGone(ObjectStoreError):
+    """A segment that lies in an object store alone is not there any more: ``what`` is the object that it was.
+
+    Somebody has deleted it, or another machine has taken the store over and has no use for it. `segmentlog repair`
+    makes a lost range of its offsets.
+    """
+
+    def __init__(self, url: str, what: str, why: str) -> None:
+        super().__init__(url, what, why, False)
+        self.args = (url, what, why)
+
+
 class ShippingRefused(SegmentlogError):
     """What lies in the object store and what this store is do not go together; nothing was changed."""
 

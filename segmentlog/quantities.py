@@ -11,6 +11,8 @@ GIB = 1024 * MIB
 
 UNLIMITED = -1
 """Kafka's way to write "no limit" for a size or a duration."""
+AS_RETENTION = -2
+"""Kafka's way to write "as the retention of all of it" for what is kept here of a topic with tiered storage."""
 INT64_MAX = 2**63 - 1
 UNLIMITED_MS = INT64_MAX
 """Kafka's way to write it for the other durations: longer than any record is old."""

@@ -116,7 +116,10 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
-    """One segment: offsets ``[base_offset, end_offset)``, its bytes, its largest timestamp (-1 while empty)."""
+    """One segment: offsets ``[base_offset, end_offset)``, its bytes, its largest timestamp (-1 while empty).
+
+    ``remote``: its bytes lie in the object store alone (`remote.storage.enable`).
+    """
 
     base_offset: int
     end_offset: int
@@ -124,6 +127,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
     max_timestamp: int
     active: bool
     path: str
+    remote: bool = False
 
 
 class Appended(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.arguments import as_bool, as_mapping
+from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.clients import Clients
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
@@ -32,6 +32,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.reaching import Reaching
 from segmentlog.topics.topics import Topic as Topic
 from segmentlog.topics.topics import Topics
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from segmentlog.objects.attached import Attached
     from segmentlog.objects.shipper import ShippedNow
     from segmentlog.objects.shipping import Shipping
+    from segmentlog.objects.tiered import Tiered
     from segmentlog.schemas.registry import SchemaRegistry
     from segmentlog.tables.table import Table
     from segmentlog.transactions.transactions import Transactions
@@ -116,8 +118,21 @@ class LogStore(Clients):
         self._schemas: SchemaRegistry | None = None
         self._shipping: Shipping | None = None
         self._members = weakref.WeakSet()
+        fs, cache_bytes = fs or FileSystem(), as_int("cache_bytes", cache_bytes, 1)
+
+        def make_tiered() -> Tiered:
+            from segmentlog.objects.tiered import Tiered
+
+            return Tiered(cache_bytes=cache_bytes, cache_dir=cache_dir)
+
+        self._reaching: Reaching[Tiered] = Reaching(fs, make_tiered)
+        """How segments are reached that lie in an object store alone."""
+        if self._attached is None:
+            self._reaching.begin()
+        if ship is not None:
+            self._reaching.know(ship)
         self._topics = Topics(
-            fs or FileSystem(),
+            fs,
             clock,
             self.path,
             create=create,
@@ -370,6 +385,7 @@ class LogStore(Clients):
         that were put, bytes in all). Raises `ShippingRefused` (something else lies there, another process is at it, or
         a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
         """
+        self._reaching.know(url)
         return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)
 
     def ship_tick(self, now_ms: int | None = None) -> float:
@@ -440,6 +456,8 @@ class LogStore(Clients):
             status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
             if status is not None and status.error:
                 problems["replica"] = status.error
+        if (tiered := self._reaching.made) is not None:
+            problems |= tiered.health()
         return problems if self._shipping is None else problems | self._shipping.health()
 
     def close(self) -> None:
@@ -462,6 +480,7 @@ class LogStore(Clients):
             first = first or error
         if self._attached is not None:
             self._attached.close()
+        self._reaching.close()
         _open_stores.discard(self)
         if first is not None:
             raise first

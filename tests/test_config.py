@@ -196,6 +196,9 @@ def test_defaults_are_kafkas_where_kafka_has_them():
         "compression.level": "default",
         "file.delete.delay.ms": "1m",
         "producer.id.expiration.ms": "1d",
+        "remote.storage.enable": "false",
+        "local.retention.ms": "-2",
+        "local.retention.bytes": "-2",
         "fsync": "1000ms",
     }
     assert TopicConfig().to_mapping() == {}
@@ -280,6 +283,10 @@ def test_no_limit_has_one_value_a_key():
         ("message.timestamp.type", "Now", "CreateTime or LogAppendTime"),
         ("compression.type", "brotli", "lz4, zstd or none"),
         ("compression.type", None, "lz4, zstd or none"),
+        ("remote.storage.enable", "yes", "true or false"),
+        ("remote.storage.enable", 1, "true or false"),
+        ("local.retention.ms", -3, "a time of at least 0ms, or unlimited, or -2: that of retention.ms"),
+        ("local.retention.bytes", True, "a size of at least 0B, or unlimited, or -2: that of retention.bytes"),
         ("fsync", "sometimes", "always, everysec, never"),
     ],
 )
@@ -291,6 +298,23 @@ def test_a_bad_value_is_named_with_what_is_accepted(key, value, accepted):
     assert error.value.value is value
     assert error.value.accepted.startswith(accepted)
     assert key in str(error.value)
+
+
+def test_what_is_kept_here_is_part_of_what_is_kept():
+    """As in Kafka: -2 stands for the retention of all, and more than that is refused once the topic is tiered."""
+    assert (TopicConfig().kept_here_ms, TopicConfig().kept_here_bytes) == (7 * 86_400_000, -1)
+    config = TopicConfig.from_mapping({"remote.storage.enable": "true", "local.retention.ms": "1h"})
+    assert (config.remote_storage_enable, config.kept_here_ms) == (True, 3_600_000)
+    assert config.to_mapping() == {"remote.storage.enable": True, "local.retention.ms": 3_600_000}
+    assert TopicConfig.from_mapping(config.to_mapping()) == config
+    assert TopicConfig.from_mapping({"local.retention.ms": "-2", "local.retention.bytes": -2}).to_mapping() == {}
+    for key, value in (("local.retention.ms", "8d"), ("local.retention.ms", -1)):
+        TopicConfig.from_mapping({key: value})
+        with pytest.raises(InvalidConfig, match=r"at most retention\.ms"):
+            TopicConfig.from_mapping({key: value, "remote.storage.enable": True})
+        TopicConfig.from_mapping({key: value, "remote.storage.enable": True, "cleanup.policy": "compact"})
+    with pytest.raises(InvalidConfig, match=r"at most retention\.bytes"):
+        TopicConfig(remote_storage_enable=True, retention_bytes=100, local_retention_bytes=101)
 
 
 def test_an_unknown_key_is_named_with_its_neighbour():

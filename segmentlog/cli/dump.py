@@ -20,14 +20,13 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
     """Print the batches of one segment file, even of a broken one: damage is told and stepped over.
 
     By its name FILE may also be an index (.index, .timeindex), a list of aborted transactions
-    (.txnindex), what was known of producers (.snapshot), a checkpoint or a state page; anything
-    else, as what a repair put into quarantine, is read as a segment. Exits with 3 when something
-    is damaged.
+    (.txnindex), what was known of producers (.snapshot), where a segment lies in the object store
+    (.remote), a checkpoint or a state page; anything else, as what a repair put into quarantine, is
+    read as a segment. Exits with 3 when something is damaged.
     """
     from segmentlog.inspection.dump import describe_file
 
-    with open(file, "rb") as opened:
-        data = opened.read()
+    data = _read(file)
     if from_position > len(data):
         raise click.BadParameter(f"the file has {len(data)} bytes", param_hint="--from")
     damaged = False
@@ -38,3 +37,20 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
         else:
             click.echo(text)
     return EXIT_DAMAGE if damaged else EXIT_DONE
+
+
+def _read(file: str) -> bytes:
+    """All of a file; of a segment that lies in the object store alone what lies there."""
+    from segmentlog.format.names import LOG_SUFFIX
+    from segmentlog.inspection.segment import read_segment
+    from segmentlog.storage.fs import FileSystem
+    from segmentlog.storage.remote import stub_path
+
+    fs = FileSystem()
+    if file.endswith(LOG_SUFFIX) and fs.exists(stub_path(file)):
+        from segmentlog.objects.tiered import reaching
+
+        with reaching(fs):
+            return bytes(read_segment(fs, file)[1])
+    with open(file, "rb") as opened:
+        return opened.read()

@@ -162,11 +162,19 @@ def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_j
     Other processes may go on: appends wait while a partition is being repaired. Exits with 3
     when there is damage that cannot be repaired, and after --dry-run when there is any.
     """
-    from segmentlog.inspection.store import inspect_partitions, size_of
-    from segmentlog.log.repair.repair import plan_repair
+    from segmentlog.objects.tiered import reaching
     from segmentlog.storage.fs import FileSystem
 
-    fs, path = FileSystem(), os.path.abspath(store_folder(ctx))
+    path = os.path.abspath(store_folder(ctx))
+    with reaching(FileSystem()) as fs:
+        return _mend(fs, path, topic, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _mend(fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Look, tell, ask, and repair."""
+    from segmentlog.inspection.store import inspect_partitions, size_of
+    from segmentlog.log.repair.repair import plan_repair
+
     topics = check_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
     planned: list[tuple[PartitionFound, RepairReport]] = []

@@ -167,6 +167,8 @@ def _describe(partition: Partition, newest: int, sizes: bool, names: _ProducerNa
         "last_stable_offset": partition.last_stable_offset,
         "epoch": partition.epoch,
         "stored_bytes": sum(segment.size_bytes for segment in segments),
+        "remote_bytes": sum(segment.size_bytes for segment in segments if segment.remote),
+        "local_log_start_offset": partition.local_log_start_offset,
         "raw_bytes": None,
         "segment_count": len(segments),
         "segments": segments[len(segments) - newest :] if newest else [],
@@ -244,6 +246,9 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
     if any(partition["producer_count"] for partition in partitions):
         columns.append("producers")
         fields.append("producer_count")
+    if any(partition["remote_bytes"] for partition in partitions):  # of the stored bytes, those that are not here
+        columns.append("of these remote")
+        fields.append("remote_bytes")
     if sizes:
         columns.append("raw bytes")
         fields.append("raw_bytes")
@@ -261,7 +266,7 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
                     segment.end_offset,
                     segment.size_bytes,
                     format_time(segment.max_timestamp),
-                    "active" if segment.active else "sealed",
+                    "active" if segment.active else "remote" if segment.remote else "sealed",
                 )
                 for number, segment in segments
             ],

@@ -36,10 +36,12 @@ ABORTED_SUFFIX: Final = ".txnindex"
 """Of a sealed segment: the transactions whose abort is told in it."""
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 """What was known of every producer when the segment began."""
+REMOTE_SUFFIX: Final = ".remote"
+"""Of a sealed segment whose bytes lie in an object store alone: where; see `format.stub`."""
 CACHE_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
 """Of files that are made from a segment's `.log`, and go when it is replaced."""
-SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, *CACHE_SUFFIXES, SNAPSHOT_SUFFIX)
-"""Of all files of a segment."""
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, *CACHE_SUFFIXES, SNAPSHOT_SUFFIX, REMOTE_SUFFIX)
+"""Of all files of a segment, in the order in which they are removed: no log stands there without its stub."""
 DELETED_SUFFIX: Final = ".deleted"
 TEMPORARY_SUFFIX: Final = ".tmp"
 CLEANED_SUFFIX: Final = ".cleaned"

@@ -16,10 +16,11 @@ from segmentlog.format.checkpoint import MalformedCheckpoint, decode_slot
 from segmentlog.format.codecs import codec_name
 from segmentlog.format.examine import Broken, Whole, examine
 from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, decode_entries
-from segmentlog.format.names import parse_segment_name
+from segmentlog.format.names import REMOTE_SUFFIX, parse_segment_name
 from segmentlog.format.producers import Malformed, ProducerEntry, decode_aborted, decode_end, decode_snapshot
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, looks_like_batch, walk_over_damage
+from segmentlog.format.stub import MalformedStub, decode_stub
 from segmentlog.format.wire_codecs import WIRE_CODEC_NAMES
 from segmentlog.inspection.segment import around as around_file
 from segmentlog.quantities import format_time
@@ -47,6 +48,8 @@ def describe_file(path: str, data: bytes, start: int, records: bool, tell: Tell)
         return _aborted_lines(data)
     if name.endswith(".snapshot"):
         return _snapshot_lines(data)
+    if name.endswith(REMOTE_SUFFIX):
+        return _stub_lines(data)
     if name == "producers":
         return _end_snapshot_lines(data)
     if name == "checkpoint":
@@ -223,6 +226,17 @@ def _aborted_lines(data: bytes) -> Iterator[Line]:
             document,
             f"producer {abort.producer_id}: from offset {abort.first_offset} to its marker at {abort.last_offset}",
         )
+
+
+def _stub_lines(data: bytes) -> Iterator[Line]:
+    try:
+        stub = decode_stub(data)
+    except MalformedStub as error:
+        document: Document = {"type": "damage", "size_bytes": len(data), "why": str(error)}
+        yield document, f"damaged: {error}; 'segmentlog ship' makes it anew"
+        return
+    fields = msgspec.structs.asdict(stub)
+    yield {"type": "stub", **fields}, "\n".join(f"{key}: {value}" for key, value in fields.items())
 
 
 def _snapshot_lines(data: bytes) -> Iterator[Line]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from segmentlog.errors import CorruptBatch, ObjectStoreError, SegmentGone, SegmentlogError
 from segmentlog.format.examine import Broken
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLDER
 from segmentlog.inspection.files import StateReader
@@ -111,7 +112,12 @@ class LogLook:
         if log is not None and found.live and base == log.active_base_offset:
             end_position, end_offset, is_active = log.end_position, log.log_end_offset, True
         path = self._paths.get(base) or segment_stem(self._folder, base) + LOG_SUFFIX
-        segment = self._inspect_segment(self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally)
+        try:
+            segment = self._inspect_segment(
+                self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally
+            )
+        except (CorruptBatch, ObjectStoreError) as error:
+            return self._not_read(path, base, next_base, error)
         for position, size in segment.unreadable:
             found.add("damage", segment.path, "the disk does not give these bytes", position, size)
         breaks_before = len(self._tail_breaks)
@@ -130,6 +136,22 @@ class LogLook:
         if base not in self._paths:
             self._check_index(segment, next_base, end_position, tail_from)
         return segment
+
+    def _not_read(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFound:
+        """Tell of a segment that lies in the object store alone, and that nobody can read.
+
+        Only where it is known to be gone it is cut out.
+        """
+        size_bytes, end_offset = self._fs.stat(path).st_size, base if next_base is None else next_base
+        if isinstance(error, SegmentGone):
+            self._found.add("damage", path, str(error), 0, size_bytes, base, end_offset)
+            self._found.cuts.append(Cut(base, path, 0, size_bytes, base, end_offset, str(error)))
+        elif isinstance(error, CorruptBatch):  # its stub; the manifest says the same
+            what = f"{error.found}: nobody can read the segment; 'segmentlog ship' makes it anew"
+            self._found.add("damage", error.path, what)
+        else:
+            self._found.add("warning", path, f"it lies in the object store alone, and was not looked at: {error}")
+        return SegmentFound(base, path, size_bytes, size_bytes, end_offset)
 
     def _judge(self, segment: SegmentFound, broken: Broken, end_offset: int | None, tail_from: int | None,
                is_active: bool) -> None:  # fmt: skip

@@ -30,6 +30,7 @@ from segmentlog.format.scan import Around, step_over
 from segmentlog.inspection.segment import around
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import list_segments, segment_stem
 
 logger = logging.getLogger("segmentlog")
@@ -157,7 +158,9 @@ class Scrubber:
         if self._segments:
             target, base, following = self._segments.popleft()  # an error leaves it out of this pass
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                self._current = _Pass(self._fs, target, base, following)
+                # Of those that lie in an object store alone it sees to what rots; to read them again and again costs.
+                if read_stub(self._fs, segment_stem(target.folder, base) + LOG_SUFFIX) is None:
+                    self._current = _Pass(self._fs, target, base, following)
             return True
         if not self._partitions:
             return self._next_round(now_ms)

@@ -21,7 +21,7 @@ from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_en
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TOPIC_FILE
 from segmentlog.format.scan import Around
 from segmentlog.inspection.findings import Tally
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.fs import FileSystem, Ranges, read_file
 from segmentlog.storage.index import batches_known
 
 _CHUNK = 1 << 20
@@ -207,7 +207,13 @@ def _tracked(item: Whole) -> Tracked:
 def read_segment(
     fs: FileSystem, path: str, end_position: int | None = None
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """(size of the file, its bytes up to the end position, what could not be read: zeros stand there)."""
+    """(size of the file, its bytes up to the end position, what could not be read: zeros stand there).
+
+    What lies in an object store alone is brought. Raises `ObjectStoreError`, `SegmentGone`.
+    """
+    ranges = fs.ranged(path)
+    if ranges is not None:
+        return _read_ranges(ranges, end_position)
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = fs.fstat(fd).st_size
@@ -229,6 +235,14 @@ def read_segment(
         return size, data, unreadable
     finally:
         fs.close(fd)
+
+
+def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:
+    """`read_segment` of one that lies in an object store alone."""
+    view = ranges.map()
+    end = len(view) if end_position is None else min(end_position, len(view))
+    ranges.need(0, end)
+    return len(view), bytearray(view[:end]), []
 
 
 def _read_around(fs: FileSystem, fd: int, position: int, size: int, unreadable: list[tuple[int, int]]) -> bytes:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from segmentlog.errors import SegmentlogError
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.inspection.files import StateReader
 from segmentlog.inspection.findings import Tally
@@ -98,7 +99,7 @@ def look(fs: FileSystem, job: SegmentJob) -> SegmentLooked | None:
         # Before the first byte is read: a write that comes between makes the stamp one of the past.
         stamp = fs.stamp(job.path)
         found = inspect_segment(fs, job.path, job.base_offset, end_position=job.end_position, epoch=0, tally=tally)
-    except OSError:
+    except (OSError, SegmentlogError):
         return None
     return SegmentLooked(job.path, job.end_position, stamp, tally.records, pack(found))
 

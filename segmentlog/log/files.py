@@ -16,6 +16,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import segment_stem
 
 
@@ -51,6 +52,7 @@ def retire_segment(handle: Handle, base: int) -> None:
             fs.rename(stem + LOG_SUFFIX, f"{handle.folder}/{deleted_name(base, handle.clock.now_ms())}")
         else:
             fs.unlink(stem + LOG_SUFFIX)
+    remove_stub(fs, stem + LOG_SUFFIX)
 
 
 def sweep_deleted(handle: Handle, now_ms: int) -> int | None:

@@ -442,9 +442,11 @@ class Handle:
         return bases
 
     def map_segment(self, base: int) -> MappedSegment:
-        """A segment of this log, mapped. Raises FileNotFoundError, `UnknownTopic`."""
+        """A segment of this log, mapped, and all here. Raises FileNotFoundError, `UnknownTopic`, `ObjectStoreError`."""
         with self.staying():
-            return MappedSegment(self.fs, self.folder, base)
+            mapped = MappedSegment(self.fs, self.folder, base, ranged=True)
+        mapped.bring()  # that may take long: who renames the topic does not wait for it
+        return mapped
 
     def index_of(self, base: int, *, writable: bool = True) -> SegmentIndex:
         """The index of one of its segments, nothing of it loaded yet."""

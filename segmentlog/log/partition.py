@@ -284,6 +284,15 @@ class Partition:
         self._check_open()
         return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
 
+    def move_recovery_point(self) -> int:
+        """fsync everything, and have a recovery begin there; the base offset of the segment that it lies in.
+
+        No segment before that is read by a recovery, or changes any more. Raises `DiskFull`, `PartitionFailed`.
+        """
+        self._check_open()
+        with self._handle.telling():
+            return self._syncer.checkpoint_now()
+
     def wait_shipped(self, offset: int) -> None:
         """Return once everything below ``offset``, which is on disk, lies in the object store.
 
@@ -320,7 +329,8 @@ class Partition:
         ``control`` hands out control batches too: how transactions ended (`format.control`).
 
         Raises at once `OffsetOutOfRange`, or `LogTruncated` when ``offset`` lies inside a lost
-        range. At the very start of one it does not: who stands there missed nothing.
+        range. At the very start of one it does not: who stands there missed nothing. While it reads `ObjectStoreError`
+        when a segment that lies in the object store alone cannot be brought: once it can, reading goes on there.
         """
         if self._closed or self._handle.is_moved:
             self._check_open()
@@ -401,6 +411,14 @@ class Partition:
         return self._handle.page.log.read().log_start_offset
 
     @property
+    def local_log_start_offset(self) -> int:
+        """From here on all of the log lies on this machine; what is before it may lie in the object store alone.
+
+        The log start offset where nothing does, see `remote.storage.enable`.
+        """
+        return self._reader.local_start()
+
+    @property
     def log_end_offset(self) -> int:
         """The offset that the next record gets, at least."""
         return self._handle.page.log.read().log_end_offset
@@ -414,6 +432,12 @@ class Partition:
     def shipped_offset(self) -> int:
         """Everything below it lies in the object store that the store is shipped to; 0 where nobody knows of that."""
         return self._handle.page.words[SHIPPED_WORD]
+
+    @property
+    def tiered_offset(self) -> int:
+        """As `shipped_offset`, of a topic with `remote.storage.enable`; 0 of any other."""
+        self._handle.refresh_config()
+        return self.shipped_offset if self._handle.config.remote_storage_enable else 0
 
     @property
     def last_stable_offset(self) -> int:

@@ -11,6 +11,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.recovery.recovery import recover
 from segmentlog.log.swap import finish_swaps
+from segmentlog.log.tiering import bring_back, is_remote
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
 from segmentlog.storage.locks import held
@@ -45,16 +46,20 @@ def trim(handle: Handle, before_offset: int) -> int:
 
 def truncate(handle: Handle, offset: int) -> LostRange | None:
     """As `Partition.truncate`."""
-    with handle.telling(), _changing(handle), handle.sync_locked():
-        log = handle.page.log.read()
-        if not log.log_start_offset <= offset <= log.log_end_offset:
-            raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-        offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)  # ranges touch, but never overlap
-        if offset == log.log_end_offset:
-            return None
-        now_ms = handle.clock.now_ms()
-        lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, "truncated on request", now_ms)
-        base = max(base for base in handle.segments(log) if base <= offset)
-        handle.ledger.begin_truncation(log, lost, base)
-        recover(handle, handle.page)
-        return lost
+    while True:
+        with handle.telling(), _changing(handle), handle.sync_locked():
+            log = handle.page.log.read()
+            if not log.log_start_offset <= offset <= log.log_end_offset:
+                raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
+            offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)  # ranges touch, but never overlap
+            if offset == log.log_end_offset:
+                return None
+            base = max(base for base in handle.segments(log) if base <= offset)
+            if not is_remote(handle, base):
+                now_ms = handle.clock.now_ms()
+                lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, "truncated on request", now_ms)
+                handle.ledger.begin_truncation(log, lost, base)
+                recover(handle, handle.page)
+                return lost
+        # Recovery reads it, and appends may go into it: not while they wait at the locks, it may take long.
+        bring_back(handle, base)

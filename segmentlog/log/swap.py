@@ -27,6 +27,7 @@ from segmentlog.log.files import retire_segment
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import link_over
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import list_segments, segment_stem
 
 
@@ -111,6 +112,7 @@ def _complete(
                     fs.unlink(swap)  # where both names are links to one file already, a rename does nothing
         except FileNotFoundError:
             return  # somebody else has completed it
+        remove_stub(fs, stem + LOG_SUFFIX)
         if index is not None:  # before readers look at the folder anew
             index.writable = True
             index.close(end, size_bytes)

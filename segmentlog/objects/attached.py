@@ -9,27 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from segmentlog.arguments import as_int, as_patterns
 from segmentlog.clock import Clock
 from segmentlog.defaults import REMOTE_CACHE_BYTES, SHIP_INTERVAL_MS
-from segmentlog.errors import InvalidConfig, ObjectStoreError, SegmentlogError
-from segmentlog.format.names import FORMAT_VERSION, REPLICA_FILE, STORE_FILE
+from segmentlog.errors import ObjectStoreError
+from segmentlog.format.names import FORMAT_VERSION, STORE_FILE
 from segmentlog.objects.bucket import Bucket
+from segmentlog.objects.cache_folder import CacheFolder
 from segmentlog.objects.location import is_url, open_bucket
 from segmentlog.objects.mirror import Mirror, MirrorStatus
 from segmentlog.objects.ranged import PARALLEL, Cache
 from segmentlog.objects.ranged_files import RangedFiles
+from segmentlog.objects.tiered import reaching
 from segmentlog.storage import forks
-from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import FileSystem, replace_file
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 from segmentlog.topics.workers import Worker
 
-_PREFIX: Final = "segmentlog-"
 _REFRESH_MAX_MS: Final = 3_600_000
 _CLOSING_S: Final = 10.0
 
@@ -72,9 +70,9 @@ class Attached:
         self._cache = Cache(self._bucket, cache_bytes, parallel)
         self.fs = RangedFiles(self._cache)
         """What the store is to be read with."""
-        self._lock: Held | None = None
         self._is_of_parent = False
-        self.path = self._make_folder(cache_dir)
+        self._folder = CacheFolder(self._fs, cache_dir)
+        self.path = self._folder.path
         forks.on_fork(self, "_forget")
         self._mirror = Mirror(self._bucket, self.path, self.fs, wanted=as_patterns("only_topics", topics), parallel=0,
                               fs=self._fs, clock=clock or Clock())  # fmt: skip
@@ -88,26 +86,7 @@ class Attached:
 
     def _forget(self) -> None:
         """In a forked child: the folder is the parent's."""
-        self._lock, self._is_of_parent = None, True
-
-    def _make_folder(self, cache_dir: str | os.PathLike[str] | None) -> str:
-        parent = tempfile.gettempdir() if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
-        fs = self._fs
-        try:
-            fs.make_folders(parent)
-            while True:
-                path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-                with contextlib.suppress(FileNotFoundError):
-                    lock = hold_open(fs, f"{path}/{REPLICA_FILE}", os.O_RDWR | os.O_CREAT)
-                    fs.flock(lock, EXCLUSIVE)
-                    if fs.exists(f"{path}/{REPLICA_FILE}"):  # else somebody has swept it before it was locked
-                        break
-        except OSError as error:
-            wanted = f"a folder that can be written to ({error.strerror})"
-            raise InvalidConfig("cache_dir", parent, wanted) from error
-        self._lock = lock
-        _sweep(fs, parent)
-        return path
+        self._is_of_parent = True
 
     def _begin(self) -> None:
         self._mirror.turn()
@@ -124,7 +103,7 @@ class Attached:
             why = "it was opened before this process was forked; open it anew in the child"
             raise ObjectStoreError(self.url, "refresh", why, False)
         with self._mutex:
-            return self._lock is not None and self._mirror.turn()
+            return self._folder.is_here and self._mirror.turn()
 
     def _tick(self) -> float:
         self.turn()
@@ -152,11 +131,9 @@ class Attached:
             self._worker.join(_CLOSING_S)
         self._cache.close()
         with self._mutex:
-            lock, self._lock = self._lock, None
-            if lock is not None:
+            if self._folder.is_here:
                 self._mirror.close()
-                _remove(self._fs, self.path)
-                let_go(self._fs, lock)
+                self._folder.close()
 
 
 @contextlib.contextmanager
@@ -166,38 +143,11 @@ def reach_files(path: str, topics: Iterable[str] = ()) -> Iterator[tuple[FileSys
     For who inspects them. Raises as `Attached`.
     """
     if not is_url(path):
-        yield FileSystem(), path
+        with reaching(FileSystem()) as fs:
+            yield fs, path
         return
     attached = Attached(path, topics=topics, cache_bytes=REMOTE_CACHE_BYTES, refresh_ms=SHIP_INTERVAL_MS, threads=False)
     try:
         yield attached.fs, attached.path
     finally:
         attached.close()
-
-
-def _sweep(fs: FileSystem, parent: str) -> None:
-    """Remove what processes that were killed have left of theirs."""
-    for name in fs.listdir(parent):
-        mark = f"{parent}/{name}/{REPLICA_FILE}"
-        if not name.startswith(_PREFIX) or not _is_ours(fs, mark):
-            continue
-        with contextlib.suppress(OSError, SegmentlogError):
-            fd = hold_open(fs, mark, os.O_RDWR)
-            try:
-                fs.flock(fd, EXCLUSIVE | AT_ONCE)
-                _remove(fs, f"{parent}/{name}")
-            finally:
-                let_go(fs, fd)
-
-
-def _is_ours(fs: FileSystem, mark: str) -> bool:
-    """An empty mark: what is a replica says of what."""
-    try:
-        return fs.stat(mark).st_size == 0
-    except OSError:
-        return False
-
-
-def _remove(fs: FileSystem, path: str) -> None:
-    with contextlib.suppress(OSError):
-        fs.remove_tree(path)

@@ -33,6 +33,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.policy.shipping import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.fs import read_file
+from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, WANTED_WORD, LogState
 from segmentlog.topics.folders import TopicFile
@@ -44,6 +45,8 @@ _LAST: Final = (TRANSACTIONS_TOPIC,)
 Signature = tuple[int, ...]
 
 _MARKERS_MAX: Final = 1000
+UNKNOWN_OBJECT: Final = "?"
+"""No name of an object: of a segment that is not here, and of which nothing here says where it is."""
 _STABLE_KEPT: Final = 8
 """Looks: what was on disk at one is shipped by the next, or the one after."""
 
@@ -231,8 +234,16 @@ class LocalPartition:
         if found is None or found.end_offset != end:
             stat = self._stat(base)
             stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            found = known[base] = LocalSegment(base, end, stat.st_size, sealed=True, stamp=stamp)
+            found = known[base] = LocalSegment(base, end, stat.st_size, True, stamp, self._remote_key(base))
         return found
+
+    def _remote_key(self, base: int) -> str:
+        """The object that a segment lies in alone; empty when it is here."""
+        try:
+            found = read_stub(self._handle.fs, segment_stem(self._handle.folder, base) + LOG_SUFFIX)
+        except CorruptBatch:  # of its stub: `evicting.settle` makes it anew
+            return UNKNOWN_OBJECT
+        return "" if found is None else found[0].key
 
     def read(self, log: LocalLog, segment: int, position: int, size_bytes: int) -> memoryview:
         """Bytes of a segment file as it was when ``log`` was looked at; they stay what they are.
@@ -246,9 +257,23 @@ class LocalPartition:
         except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
             raise Replaced(str(error)) from error
         now = self._handle.page.log.read()
-        if mapped.inode != known.stamp[0] or (now.epoch, now.generation) != log.version:
+        if known.sealed:  # it stays what it is when others are replaced: one that leaves for the object store, say
+            is_same = (mapped.inode, len(mapped.view), mapped.written_ns) == known.stamp
+        else:
+            is_same = mapped.inode == known.stamp[0] and now.generation == log.generation
+        if not is_same or now.epoch != log.version[0]:
             raise Replaced(f"segment {segment} of {self._handle.log_name} was replaced while it was to be shipped")
         return data
+
+    def at(self, segment: LocalSegment, position: int) -> bytes:
+        """The bytes of a sealed segment's file from there on. Raises `Replaced` when it is another file by now."""
+        try:
+            mapped = self._handle.map_segment(segment.base_offset)
+        except (FileNotFoundError, UnknownTopic) as error:
+            raise Replaced(str(error)) from error
+        if (mapped.inode, len(mapped.view), mapped.written_ns) != segment.stamp:
+            raise Replaced(f"segment {segment.base_offset} of {self._handle.log_name} was replaced meanwhile")
+        return bytes(mapped.view[position:])
 
     def snapshot(self, segment: int) -> bytes | None:
         """What was known of producers where a segment begins; None where nothing was left."""

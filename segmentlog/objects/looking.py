@@ -18,8 +18,10 @@ from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, Shippe
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from segmentlog.log import granting
 from segmentlog.log.partition import Partition
+from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.capture import LocalPartition, Replaced, Signature, topics_of
 from segmentlog.objects.decisions import Ends, Where, ends_of_commits, ends_still_owed, find_markers
+from segmentlog.objects.recalling import settle
 from segmentlog.policy.shipping import (
     TAIL_BYTES,
     LocalLog,
@@ -101,7 +103,8 @@ class Interval(msgspec.Struct, frozen=True):
 class Looking:
     """Of one shipper: what is known of all partitions, and what of them comes next. For one thread at a time."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, bucket: Bucket) -> None:
+        self._bucket = bucket
         self.parts: dict[Where, Part] = {}
         self.orphans: list[str] = []
         """Objects that were put, and no manifest refers to."""
@@ -164,10 +167,29 @@ class Looking:
             name = part.local.partition.handle.log_name
             self._waiting[where] = str(PartitionFailed(name, failed)) if failed else "files of it are being replaced"
             return None
+        if (why := self._settle(part, log, there)) is not None:
+            part.seen = ()
+            self._waiting[where] = why
+            return None
         part.seen, part.appended_bytes = signature, appended_bytes
         part.snapshots = {one.segment: one for one in (there.snapshots if there else ())} | part.snapshots
         looked[where] = _Looked(part, log, ceiling)
         return log
+
+    def _settle(self, part: Part, log: LocalLog, there: ShippedPartition | None) -> str | None:
+        """See to it that the manifest refers to each object that a segment lies in alone; what keeps it from that.
+
+        It does, unless shipping began anew, or a stub is damaged: then the segment comes back first.
+        """
+        known = {segment.log.key for segment in (there.segments if there else ())}
+        known |= {one.log.key for _, one in part.uploaded.values()}
+        strays = [segment for segment in log.segments if segment.remote and segment.remote not in known]
+        try:
+            for segment in strays:
+                settle(part.local.partition.handle, self._bucket.url, segment, there)
+        except (SegmentlogError, OSError) as error:
+            return str(error)
+        return "files of it are being replaced" if strays else None
 
     # ------------------------------------------------------------ transactions
 
@@ -305,6 +327,13 @@ class Looking:
             if not segment.sealed:
                 continue
             known = part.uploaded.get(segment.base_offset)
+            if segment.remote:
+                there_now = (known[1] if known is not None else None, shipped.get(segment.base_offset))
+                of_stub = [one for one in there_now if one is not None and one.log.key == segment.remote]
+                if of_stub:
+                    found[segment.base_offset] = of_stub[0]
+                    part.uploaded[segment.base_offset] = (segment.stamp, of_stub[0])
+                continue
             if known is None and segment.base_offset in shipped:
                 # Of an earlier process: its stamp is not known, so the bytes are compared.
                 candidate = shipped[segment.base_offset]

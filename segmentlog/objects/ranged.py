@@ -135,6 +135,7 @@ class RangedFile:
     def __init__(self, cache: Cache, path: str, spans: Spans, *, beside: bool = False) -> None:
         """Made at once, empty: at ``path``, or ``beside`` it until `put_in_place`."""
         self._cache = cache
+        self.url = cache.bucket.url
         self.path = path
         self.spans = spans
         self.is_retired = False
@@ -284,6 +285,11 @@ class OpenedRanges:
     def is_retired(self) -> bool:
         """Whether another file has its place."""
         return self.file.is_retired
+
+    @property
+    def source(self) -> str:
+        """Where its blocks come from."""
+        return f"{self.file.url}/{self.file.spans[0].key}" if self.file.spans else self.file.url
 
     def map(self) -> memoryview:
         """All of it as it is now; bytes that nobody said that he needs are zeros, or not."""

@@ -44,6 +44,7 @@ from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
 from segmentlog.objects.capture import Replaced, as_shipped
 from segmentlog.objects.decisions import Where
+from segmentlog.objects.evicting import Evicting
 from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
 from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.objects.parts import Begun, SegmentPuts, key_of
@@ -125,7 +126,8 @@ class Shipper:
         """By nonce, all that the last manifests refer to."""
         self._tried: dict[str, Manifest] = {}
         """By nonce: puts of whose outcome nothing is known, and what each said."""
-        self._looking = Looking(self._topics)
+        self._looking = Looking(self._topics, self.bucket)
+        self._evicting = Evicting(self.bucket)
         self._tails: dict[int, Tail] = {}
         """By number, those that no manifest refers to yet."""
         self._files: dict[str, tuple[tuple[int, ...], StoreFile]] = {}
@@ -203,6 +205,7 @@ class Shipper:
         for where, there in shipped.items():
             self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
+        self._evicting.turn(self._looking.parts, shipped, now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         waiting = self._note_waiting(interval, shipped)
         self._topics.ship_signals.tell()  # nobody waits for what is deleted
@@ -568,7 +571,7 @@ class Shipper:
             if progress is not None:
                 done = self._put_bytes + self._segments.put_bytes - put_before
                 progress(done, done + self._left_bytes)
-            if not now.pending and not now.waiting:
+            if not now.pending and not now.waiting and not self._evicting.is_behind:
                 return ShippedNow(put, records, size_bytes)
             if not now.pending and (stuck := self.stuck):
                 what = "; ".join(f"{name}: {why}" for name, why in stuck.items())
@@ -580,6 +583,11 @@ class Shipper:
     def manifest(self) -> Manifest | None:
         """The one that was put last; None before the first."""
         return self._manifest
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Partitions whose segments should lie in the object store alone, or here again, and why they do not."""
+        return dict(self._evicting.troubles)
 
     @property
     def unshipped_bytes(self) -> int:

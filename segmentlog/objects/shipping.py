@@ -15,6 +15,7 @@ from segmentlog.errors import InvalidConfig, SegmentlogError
 from segmentlog.objects.binding import read_binding
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import end
+from segmentlog.objects.recalling import bring_all_back
 from segmentlog.objects.shipper import Progress, ShippedNow, Shipper
 from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
@@ -117,14 +118,16 @@ class Shipping:
     def end(self) -> str | None:
         """Ship no more, for good: nothing here asks the object store for offsets then. Where it was shipped to.
 
-        What lies there stays; whoever takes it over is told that this store went on. None when it was not shipped.
-        Raises `ObjectStoreError`, `ReadOnlyStore`.
+        What lies there stays; whoever takes it over is told that this store went on. What lies there alone is brought
+        back first: nobody there knows any more that somebody needs it. None when it was not shipped. Raises
+        `ObjectStoreError`, `DiskFull`, `ReadOnlyStore`; it is shipped still then.
         """
         self._topics.check_writable("end shipping it")
         self.close()
         binding = read_binding(self._topics.fs, self._topics.path)
         if binding is None:
             return None
+        bring_all_back(self._topics, is_fenced=bool(binding.fenced))
         end(self._topics, open_bucket(binding.url))
         return binding.url
 
@@ -137,7 +140,7 @@ class Shipping:
         if self._run is None:
             return {}
         shipper = self._run.shipper
-        problems = {f"ship {name}": why for name, why in shipper.stuck.items()}
+        problems = {f"ship {name}": why for name, why in (shipper.troubles | shipper.stuck).items()}
         return problems if shipper.error is None else problems | {"ship": shipper.error}
 
     def close(self) -> None:

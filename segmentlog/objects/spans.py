@@ -48,7 +48,7 @@ def segment_spans(partition: ShippedPartition, tails: Mapping[int, Tail]) -> dic
     """Of every segment file of a partition, by base offset; the active one is there, with nothing in it perhaps."""
     found: dict[int, Spans] = {}
     for segment in partition.segments:
-        found[segment.base_offset] = _spans_of(segment.log)
+        found[segment.base_offset] = spans_of(segment.log)
     for chunk in partition.chunks:
         found[chunk.segment] = (*found.get(chunk.segment, ()), _span_of(chunk, tails[chunk.tail]))
     found.setdefault(partition.active_base, ())
@@ -67,7 +67,7 @@ def _span_of(chunk: Chunk, tail: Tail) -> Span:
     return Span(chunk.position, chunk.size_bytes, key, chunk.start, chunk.xxh3_64, chunk_data(chunk, tail))
 
 
-def _spans_of(log: Stored) -> Spans:
+def spans_of(log: Stored) -> Spans:
     """Of a file that lies there whole."""
     spans: list[Span] = []
     position = 0

@@ -118,10 +118,14 @@ def _text(name: str, value: Any, is_changed: bool) -> str:
         return str(UNLIMITED)
     if isinstance(value, FsyncPolicy):
         return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return ",".join(sorted(value.split(","))) if name == "cleanup.policy" else str(value)
 
 
 def _type_of(name: str, value: Any) -> int:
     if name in _TYPES:
         return _TYPES[name]
+    if isinstance(value, bool):
+        return TYPE_BOOLEAN
     return TYPE_LONG if isinstance(value, int) else TYPE_STRING

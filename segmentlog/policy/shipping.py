@@ -47,6 +47,8 @@ class LocalSegment(msgspec.Struct, frozen=True):
     size_bytes: int
     sealed: bool
     stamp: tuple[int, int, int] = (0, 0, 0)
+    remote: str = ""
+    """The object that holds its bytes when they are not here; its stub needs it, so the manifest is to refer to it."""
 
 
 class LocalLog(msgspec.Struct, frozen=True):
@@ -147,6 +149,9 @@ def plan(
         if found is not None and not keep and not pieces:
             segments.append(found)
             reached = active_base = segment.end_offset
+            continue
+        if segment.remote:  # never as chunks: what lies before it is waited for, and what is shipped stays so long
+            is_whole = False
             continue
         kept, piece = _continued(segment, of_segment.get(segment.base_offset, []), local, wasted)
         if piece is not None and _has_to_wait(segment, piece, room_bytes):

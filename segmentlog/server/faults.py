@@ -17,6 +17,7 @@ from segmentlog.errors import (
     LocalError,
     LogTruncated,
     NotShipped,
+    ObjectStoreError,
     OffsetOutOfRange,
     OutOfOrderSequence,
     PartitionFailed,
@@ -57,6 +58,7 @@ _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
     (DiskFull, ErrorCode.KAFKA_STORAGE_ERROR),
     (PartitionFailed, ErrorCode.KAFKA_STORAGE_ERROR),
     (LocalError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (ObjectStoreError, ErrorCode.KAFKA_STORAGE_ERROR),
     # Kafka's words for a cluster that has too few replicas: clients try again.
     (GrantExhausted, ErrorCode.NOT_ENOUGH_REPLICAS),
     (NotShipped, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),

@@ -19,7 +19,7 @@ from itertools import starmap
 from typing import Final, Protocol
 
 from segmentlog.errors import DiskFull, SegmentlogError
-from segmentlog.format.names import TEMPORARY_SUFFIX
+from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX, TEMPORARY_SUFFIX
 from segmentlog.storage import witness
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.locks import held
@@ -77,11 +77,19 @@ class Ranges(Protocol):
     def is_retired(self) -> bool:
         """Whether another file has its place, with the same bytes or others."""
 
+    @property
+    def source(self) -> str:
+        """Where what is not here comes from, for people."""
+
     def map(self) -> memoryview:
         """All of it as it is now."""
 
     def need(self, start: int, end: int) -> None:
         """Return once bytes ``[start, end)`` are here. Raises OSError, `SegmentlogError`."""
+
+
+Reach = Callable[[str], "Ranges | None"]
+"""The segment file of that name if its bytes lie in an object store alone; as `FileSystem.ranged`."""
 
 
 class FileSystem:
@@ -100,6 +108,9 @@ class FileSystem:
     unlink: Callable[[str], None] = staticmethod(os.unlink)
     rmdir: Callable[[str], None] = staticmethod(os.rmdir)
     flock: Callable[[int, int], None] = staticmethod(fcntl.flock)
+
+    reach_by: Reach | None = None
+    """How segments are reached that lie in an object store alone; None where nobody has said so."""
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         """`os.open`, once more if the first time there was no descriptor left and `relief` could free some.
@@ -199,8 +210,13 @@ class FileSystem:
         return map_shared(fd, size_bytes, writable=writable)
 
     def ranged(self, path: str) -> Ranges | None:
-        """The file at ``path`` if not everything of it is here. Raises FileNotFoundError when it is gone by now."""
-        return None
+        """The file at ``path`` if not everything of it is here. Raises FileNotFoundError when it is gone by now.
+
+        And `ObjectStoreError` for one of which nobody can tell where it lies.
+        """
+        if self.reach_by is None or not self.exists(path.removesuffix(LOG_SUFFIX) + REMOTE_SUFFIX):
+            return None
+        return self.reach_by(path)
 
     def mount_id(self, fd: int) -> int:
         """See `storage.witness`."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
+from segmentlog.format.stub import PROBE_BYTES
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import (
     LOCAL_ERRORS,
@@ -22,6 +23,7 @@ from segmentlog.storage.fs import (
     try_fallocate,
     write_all,
 )
+from segmentlog.storage.remote import is_remote
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -225,7 +227,8 @@ class MappedSegment:
     Dropping the object unmaps it once no batch that was read from it is left. Thread-safe:
     threads that map at once merely do it twice.
 
-    With ``ranged`` whoever looks at bytes of it asks for them before, with `ranges`, where there is such a thing.
+    Of a file of which not everything is here (`FileSystem.ranged`) all is brought first. With ``ranged`` nothing is:
+    whoever looks at bytes of it asks for them before, with `ranges`. Raises `ObjectStoreError` then, too.
     """
 
     __slots__ = ("_fs", "_ranged", "base_offset", "inode", "path", "ranges", "view", "written_ns")
@@ -242,18 +245,35 @@ class MappedSegment:
         self._map()
 
     def _map(self) -> None:
-        ranges = self._fs.ranged(self.path) if self._ranged else None
-        if ranges is not None:
-            if self.inode in (0, ranges.inode):
-                self.inode, self.ranges, self.view = ranges.inode, ranges, ranges.map()
+        while True:
+            ranges = self._fs.ranged(self.path)
+            if ranges is not None:
+                self._map_ranges(ranges)
+                return
+            with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
+                found = self._fs.fstat(fd)
+                if self.inode not in (0, found.st_ino):
+                    return  # another one has the name since
+                view = self._fs.map_file(fd, found.st_size) if found.st_size else memoryview(b"")
+            # It may have become a hole since it was asked for.
+            if any(view[:PROBE_BYTES]) or not view or not is_remote(self._fs, self.path, found):
+                break
+        self.inode, self.written_ns, self.view = found.st_ino, found.st_mtime_ns, view
+
+    def _map_ranges(self, ranges: Ranges) -> None:
+        if self.inode not in (0, ranges.inode):
             return
-        with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
-            found = self._fs.fstat(fd)
-            if self.inode not in (0, found.st_ino):
-                return  # another one has the name since
-            self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
-            if found.st_size:
-                self.view = self._fs.map_file(fd, found.st_size)
+        view = ranges.map()
+        if not self._ranged:
+            ranges.need(0, len(view))
+        self.written_ns = self._fs.stat(self.path).st_mtime_ns
+        self.inode, self.ranges, self.view = ranges.inode, ranges, view
+
+    def bring(self) -> None:
+        """Have all of it here, and what it grows by. Raises `ObjectStoreError`."""
+        self._ranged = False
+        if self.ranges is not None:
+            self.ranges.need(0, len(self.view))
 
     def upto(self, end_position: int) -> memoryview:
         """The first ``end_position`` bytes. Raises `CorruptBatch` when the file has fewer."""

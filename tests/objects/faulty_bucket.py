@@ -52,6 +52,7 @@ class Shelf:
         self._late: list[tuple[int, Callable[[], object]]] = []
         self._requests = 0
         self._hashes: dict[str, str] = {}
+        self._needed: tuple[str, set[str]] = "", set()
 
     def put(self, who: str, key: str, data: bytes) -> str:
         """Put it; its tag."""
@@ -80,6 +81,15 @@ class Shelf:
         """Of the owner that the manifest names; 0 without one."""
         found = self.objects.get(MANIFEST_KEY)
         return 0 if found is None else decode_manifest(found[0]).owner.epoch
+
+    def needed(self) -> set[str]:
+        """Objects that lie there and the manifest refers to."""
+        found = self.objects.get(MANIFEST_KEY)
+        if found is None:
+            return set()
+        if self._needed[0] != found[1]:
+            self._needed = found[1], {stored.key for stored in decode_manifest(found[0]).objects()}
+        return self._needed[1] & self.objects.keys()
 
     def delete(self, who: str, keys: Iterable[str]) -> str:
         """Remove what is there of them."""
@@ -148,7 +158,7 @@ class FaultyBucket:
         self.calm = self.dead = False
         self.rate = rng.choice((0.03, 0.1, 0.2))
         self._who = who
-        self._shelf = shelf
+        self.shelf = shelf
         self._rng = rng
         self._seen = seen
         self._meanwhile = meanwhile
@@ -168,19 +178,19 @@ class FaultyBucket:
         return found[0]
 
     def _there(self, key: str) -> tuple[bytes, str]:
-        if key not in self._shelf.objects:
+        if key not in self.shelf.objects:
             raise ObjectMissing(self.url, key)
-        return self._shelf.objects[key]
+        return self.shelf.objects[key]
 
     def put(self, key: str, data: Data) -> None:
         """As `Bucket.put`."""
         copy = bytes(data)
-        self._request(key, WRITE_FAULTS, lambda: self._shelf.put(self._who, key, copy))
+        self._request(key, WRITE_FAULTS, lambda: self.shelf.put(self._who, key, copy))
 
     def swap(self, key: str, data: Data, tag: str | None) -> str:
         """As `Bucket.swap`."""
         copy = bytes(data)
-        result = self._request(key, SWAP_FAULTS, lambda: self._shelf.swap(self._who, key, copy, tag))
+        result = self._request(key, SWAP_FAULTS, lambda: self.shelf.swap(self._who, key, copy, tag))
         if result is None:
             raise ObjectChanged(self.url, key)
         return str(result)
@@ -190,8 +200,8 @@ class FaultyBucket:
         wanted = list(keys)
         half = wanted[: self._rng.randrange(len(wanted) + 1)]
         self._request(
-            "delete", WRITE_FAULTS, lambda: self._shelf.delete(self._who, wanted),
-            lambda: self._shelf.delete(self._who, half),
+            "delete", WRITE_FAULTS, lambda: self.shelf.delete(self._who, wanted),
+            lambda: self.shelf.delete(self._who, half),
         )  # fmt: skip
 
     def list(self, prefix: str = "") -> Iterator[Listed]:
@@ -199,9 +209,9 @@ class FaultyBucket:
         found: list[Listed] = []
 
         def look() -> None:
-            for key, (data, _) in sorted(self._shelf.objects.items()):
+            for key, (data, _) in sorted(self.shelf.objects.items()):
                 if key.startswith(prefix):
-                    found.append(Listed(key, len(data), self._shelf.modified_ms[key]))
+                    found.append(Listed(key, len(data), self.shelf.modified_ms[key]))
 
         self._request("list", READ_FAULTS, look)
         return iter(found)
@@ -214,7 +224,7 @@ class FaultyBucket:
         """One request; its result. None of a swap that changed nothing."""
         if self.dead:
             raise Died
-        self._shelf.arrive(self._rng, self._seen)
+        self.shelf.arrive(self._rng, self._seen)
         fault = "" if self.calm or self._rng.random() >= self.rate else self._rng.choice(faults)
         if not fault:
             return do()
@@ -227,7 +237,7 @@ class FaultyBucket:
             half()
             raise ObjectStoreError(self.url, what, "the connection was cut")
         if fault == "late":
-            self._shelf.postpone(self._rng, do)
+            self.shelf.postpone(self._rng, do)
             raise ObjectStoreError(self.url, what, "no answer in time")
         if fault == "slow there":
             self._wait()
@@ -235,7 +245,7 @@ class FaultyBucket:
         if fault == "slow back":
             self._wait()
         if fault == "doubled":
-            self._shelf.postpone(self._rng, do)
+            self.shelf.postpone(self._rng, do)
         if fault == "death after":
             self.die()
         if fault == "after":
@@ -243,7 +253,7 @@ class FaultyBucket:
         return None if fault == "refused though done" else result
 
     def _wait(self) -> None:
-        self._shelf.clock.advance(self._rng.choice(_DELAYS_MS))
+        self.shelf.clock.advance(self._rng.choice(_DELAYS_MS))
         self._meanwhile()
         if self.dead:
             raise Died

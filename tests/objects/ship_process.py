@@ -13,16 +13,19 @@ import sys
 from typing import Any
 
 import segmentlog
-from segmentlog.errors import StoreFenced
+from segmentlog.errors import StoreFenced, TransactionAborted
 from segmentlog.objects import parts
 from segmentlog.store import LogStore
 
 PARTITIONS = 3
 
 
-def append_for_ever(store: LogStore, rng: random.Random, life: str) -> None:
+def append_for_ever(store: LogStore, url: str, rng: random.Random, life: str) -> None:
     """All sorts of appends, and transactions over all partitions."""
-    topic = store.topic("t") if "t" in store.topics() else store.create_topic("t", PARTITIONS, segment_bytes=30_000)
+    if "t" not in store.topics():
+        store.create_topic("t", PARTITIONS, segment_bytes=30_000, remote_storage_enable=True, local_retention_ms=0)
+        store.ship(url)  # or whoever takes over makes another topic of the name, with offsets of its own
+    topic = store.topic("t")
     producer = store.producer(name="p", ack="shipped")
     number = 0
     while True:
@@ -55,8 +58,10 @@ def main() -> int:
         say("open")
         try:
             store.ship(url)  # who has taken over has no offsets before
-            append_for_ever(store, rng, life)
-        except StoreFenced:
+            append_for_ever(store, url, rng, life)
+        except (StoreFenced, TransactionAborted) as error:
+            if not isinstance(error, StoreFenced) and not isinstance(error.__cause__, StoreFenced):
+                raise
             say("fenced")
             return 3
     return 0

@@ -15,12 +15,13 @@ from objects.faulty_bucket import FaultyBucket
 
 from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.format.batch import decode_header
+from segmentlog.format.stub import decode_stub
 from segmentlog.groups.positions import Encoded, encode
 from segmentlog.log.partition import Partition
 from segmentlog.objects.binding import read_binding
 from segmentlog.objects.shipper import Shipper
 from segmentlog.producing.producer import Producer
-from segmentlog.records import Record, TopicPartition
+from segmentlog.records import Record, SegmentInfo, TopicPartition
 from segmentlog.store import LogStore
 
 Note = Callable[..., None]
@@ -73,7 +74,9 @@ class Machine:
         self.open()
 
     def _open_store(self) -> LogStore:
-        return LogStore(self.path, background=False, fs=NoSyncFileSystem(), clock=self._clock)
+        return LogStore(
+            self.path, background=False, fs=NoSyncFileSystem(), clock=self._clock, cache_dir=f"{self.path}-cache"
+        )
 
     def open(self) -> None:
         """Both processes begin."""
@@ -143,13 +146,26 @@ class Machine:
             if self._seen.get(place) != state:
                 self._seen[place] = state
                 for segment in log.segments():
-                    held = prefixes(Path(segment.path).read_bytes()[: segment.size_bytes])
+                    data = self._bytes_of(segment)
+                    if data is None:
+                        continue
+                    held = prefixes(data)
                     self._note("held", self.label, place, segment.base_offset, held)
         for place, log in self._logs():
             shipped = log.shipped_offset
             if shipped != self._told.get(place, 0):
                 self._told[place] = shipped
                 self._note("shipped", self.label, place, shipped, log.durable_offset)
+
+    def _bytes_of(self, segment: SegmentInfo) -> bytes | None:
+        """What a segment file holds, here or in the object store; None where that is gone, and may be."""
+        if not segment.remote:
+            return Path(segment.path).read_bytes()[: segment.size_bytes]
+        shelf = self.bucket.shelf
+        key = decode_stub(Path(segment.path.replace(".log", ".remote")).read_bytes()).key
+        if shelf.owner_epoch() == self.epoch and key not in shelf.needed():
+            self._note("error", self.label, f"no manifest speaks of {key}, and {segment.path} lies there alone")
+        return shelf.objects.get(key, (None, ""))[0]
 
 
 def logs_of(store: LogStore, *, internal: bool = False) -> Iterator[tuple[str, Partition]]:

@@ -85,6 +85,14 @@ class Trial:
         self._followers = (Follower(self), Visitor(self))
         self._has_little_room = self.rng.random() < 0.2
         seen["little room"] += self._has_little_room
+        draws = random.Random(f"{seed} tiered")
+        self._topic = dict(_TOPIC)
+        if draws.random() < 0.5:
+            seen["tiered"] += 1
+            self._topic |= {"remote_storage_enable": True, "local_retention_ms": draws.choice((0, 0, 300))}
+        self._reading = FaultyBucket("reader", self.shelf, draws, seen)
+        """By which stores read what lies there alone: nobody dies of it, and it fails where a user is told."""
+        self._reading.calm = True
         self._waits_for_uploads = self.rng.random() < 0.2
         seen["sealed pieces wait"] += self._waits_for_uploads
         self._inline_bytes = self.rng.choice((0, 0, 400, 8 << 10))
@@ -151,6 +159,8 @@ class Trial:
                 *[("objects.parts.PART_BYTES", 150) for _ in range(self._puts_in_parts)],
                 ("objects.parts.PAUSE_S", 0),
                 ("objects.ranged.BLOCK_BYTES", 64),
+                ("objects.tiered.open_bucket", lambda url: self._reading),
+                ("objects.tiered.PARALLEL", 0),
                 ("objects.uploads.nonce", nonce),
                 ("objects.tidying.nonce", nonce),
                 ("objects.takeover.nonce", nonce),
@@ -183,8 +193,8 @@ class Trial:
         made = [self.machine("m1"), *([self.machine("rival")] if self.rng.random() < 0.15 else [])]
         self.machines += made
         for machine in made:
-            machine.store.create_topic("a", 2, **_TOPIC)
-            self.compacted.add(machine.store.create_topic("keys", 1, cleanup_policy="compact", **_TOPIC).id)
+            machine.store.create_topic("a", 2, **self._topic)
+            self.compacted.add(machine.store.create_topic("keys", 1, cleanup_policy="compact", **self._topic).id)
         if len(made) == 1:
             return
         self.seen["rival"] += 1
@@ -257,8 +267,21 @@ class Trial:
             machine, log, log.append(values, keys, ack=self.rng.choice((None, "written", "durable"))), values
         )
 
+    @contextmanager
+    def _failing_reads(self) -> Iterator[None]:
+        """Within, what lies in the object store alone may not come."""
+        self._reading.calm = False
+        try:
+            yield
+        except Died:  # a reader is not who dies here
+            raise ObjectStoreError(self._reading.url, "get", "the connection was cut") from None
+        finally:
+            self._reading.calm, self._reading.dead = True, False
+
     def _read(self, machine: Machine) -> None:
         log = self._pick(machine)
+        with self._failing_reads():
+            list(log.read(log.log_start_offset))
         self.note("read", machine.label, f"{log.topic_id}/{log.number}", self._restores.content(log)["records"])
 
     def _flush(self, machine: Machine) -> None:
@@ -332,19 +355,21 @@ class Trial:
         if log.last_stable_offset == log.log_end_offset:
             offset = self.rng.randrange(max(log.log_start_offset, log.log_end_offset - 8), log.log_end_offset + 1)
             self.note("gives up", machine.label, f"{log.topic_id}/{log.number}", "truncate", offset, 1 << 62)
-            log.truncate(offset)
+            with self._failing_reads():
+                log.truncate(offset)
 
     def _compact(self, machine: Machine) -> None:
         for log in machine.logs():
             if log.topic_id in self.compacted:
                 log.roll()
-                log.compact()
+                with self._failing_reads():
+                    log.compact()
 
     def _recreate(self, machine: Machine) -> None:
         if "a" in machine.store.topics():
             self.note("deletes", machine.label, machine.store.topic("a").id)
             machine.store.delete_topic("a")
-            machine.store.create_topic("a", 2, **_TOPIC)
+            machine.store.create_topic("a", 2, **self._topic)
 
     def _rename(self, machine: Machine) -> None:
         for old, new in (("a", "b"), ("b", "a")):
@@ -361,7 +386,7 @@ class Trial:
     def _new_topic(self, machine: Machine) -> None:
         name = f"t{self.rng.randrange(2)}"
         if name not in machine.store.topics():
-            machine.store.create_topic(name, self.rng.choice((1, 2)), **_TOPIC)
+            machine.store.create_topic(name, self.rng.choice((1, 2)), **self._topic)
 
     # ------------------------------------------------------------ what those do who ship
 
@@ -485,6 +510,9 @@ class Trial:
         owner.observe()
         owner.shipper.ship()
         owner.observe()
+        for log in owner.logs():
+            self.seen["left for the object store"] += sum(segment.remote for segment in log.segments())
+            self.note("read", owner.label, f"{log.topic_id}/{log.number}", self._restores.content(log)["records"])
         self.clock.advance(30_000)
         for machine in self.machines[:-1]:
             self._must_be_fenced(machine)

@@ -16,7 +16,9 @@ from objects.shipping_trial import Broken, Trial
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.manifest import Tail
+from segmentlog.format.stub import Stub
 from segmentlog.log.mirrored import MirroredLog
+from segmentlog.log.tiering import evict
 from segmentlog.objects.bucket import ObjectChanged
 from segmentlog.objects.capture import LocalPartition
 from segmentlog.objects.parts import Begun, SegmentPuts
@@ -102,6 +104,18 @@ real_look = LocalPartition.look
 real_show = MirroredLog.show
 
 
+def _put_evicted(self: Shipper, manifest: Any) -> None:
+    """What was uploaded leaves the machine before the manifest says that it is there."""
+    for part in self._looking.parts.values():
+        log = part.local.partition
+        for base, (stamp, segment) in list(part.uploaded.items()) if log.config.remote_storage_enable else ():
+            stub = Stub(self.bucket.url, segment.log, 0)
+            with contextlib.suppress(SegmentlogError, OSError):
+                log.move_recovery_point()
+                evict(log.handle, base, stamp, stub)
+    real_put(self, manifest)
+
+
 SABOTAGES: dict[str, Callable[[], Any]] = {
     "offsets without grants": patched("segmentlog.log.append.appender.read_grant", lambda *_: None),
     "a restore that resumes at the end": patched(
@@ -126,6 +140,7 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
     "bytes of another chunk": patched(
         f"{_SHIPPER}.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
     ),
+    "evicted before the manifest says so": patched(f"{_SHIPPER}.Shipper._put", _put_evicted),
     "files kept for their size": patched(
         "segmentlog.objects.bringing._is_there", lambda there, span: len(there) >= span.end
     ),

@@ -21,6 +21,7 @@ _SEEN = (
     "restored", "restore begun anew", "damage refused", "copy refused", "rival", "little room",
     "sealed pieces wait", "segments in parts", "tails in the manifest", "follower", "visitor", "follower died",
     "read by follower", "read by visitor", "reading failed", "what was read is gone",
+    "tiered", "left for the object store",
 )  # fmt: skip
 
 

@@ -286,3 +286,32 @@ def test_what_is_kept_keeps_what_it_had_lost() -> None:
     copy = ShippedSegment(0, 16, Stored("t", 5 << 20, "1" * 16, "1" * 64))
     made = entry(local, before, plan(local, before, {0: copy}), (), (), 200)
     assert (made.epochs, made.lost_ranges, made.end_offset) == (epochs, local.lost_ranges, 16)
+
+
+def test_a_segment_that_lies_there_alone_is_never_put_in_chunks() -> None:
+    """The manifest refers to its object as long as it is there alone: what lies before it is waited for."""
+    log = Log()
+    for _ in range(3):
+        log.append(10)
+        log.roll()
+        log.tick()
+        log.upload()
+    log.append(5)
+    assert log.tick()
+    before = log.shipped
+    assert before is not None
+    there = log.local()
+    first, second, *rest = there.segments
+    compacted = replace(first, size_bytes=first.size_bytes // 2, stamp=(7, 7, 7))
+    uploaded = {base: one for base, one in log.uploaded.items() if base != first.base_offset}
+    for remote in ("", "s10"):
+        local = replace(there, segments=(compacted, replace(second, remote=remote), *rest))
+        to_do = plan(local, before, uploaded, before.chunks)
+        assert to_do.upload == (compacted,)
+        assert to_do.is_kept == bool(remote)
+        said = entry(local, before, to_do, (), (), before.ceiling)
+        keys = {segment.log.key for segment in said.segments}
+        assert ("s10" in keys) == bool(remote)
+    uploaded[first.base_offset] = ShippedSegment(0, 10, Stored("new", 500, "0" * 16, "0" * 64))
+    to_do = plan(local, before, uploaded, before.chunks)
+    assert [segment.log.key for segment in to_do.segments] == ["new", "s10", "s20"]

@@ -72,7 +72,7 @@ def described(desk: Desk, kind: int, name: str) -> dict[str, str | None]:
 
 def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
     """MirrorMaker resets each key that Kafka has a default of, along with what it sets: all of it is to be done."""
-    answer = alter(desk, ("remote.storage.enable", DELETE, None), ("retention.ms", SET, "60000"))
+    answer = alter(desk, ("remote.log.copy.disable", DELETE, None), ("retention.ms", SET, "60000"))
     assert answer.error_code == ErrorCode.NONE, answer.error_message
     assert described(desk, TOPIC, "t")["retention.ms"] == "60000"
 
@@ -80,10 +80,23 @@ def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
 @pytest.mark.parametrize("operation", [SET, APPEND])
 def test_what_is_not_known_cannot_be_set(desk: Desk, operation: int) -> None:
     """Who sets a key relies on it. Nothing else of the request is done either."""
-    answer = alter(desk, ("remote.storage.enable", operation, "true"), ("retention.ms", SET, "60000"))
+    answer = alter(desk, ("remote.log.copy.disable", operation, "true"), ("retention.ms", SET, "60000"))
     assert answer.error_code == ErrorCode.INVALID_CONFIG
-    assert "remote.storage.enable" in answer.error_message
+    assert "remote.log.copy.disable" in answer.error_message
     assert described(desk, TOPIC, "t")["retention.ms"] == "604800000"
+
+
+def test_tiered_storage_is_set_as_at_kafka(desk: Desk) -> None:
+    """Kafka's three keys, as text; what is kept here is part of what is kept at all."""
+    assert described(desk, TOPIC, "t")["remote.storage.enable"] == "false"
+    answer = alter(desk, ("remote.storage.enable", SET, "true"), ("local.retention.ms", SET, "60000"))
+    assert answer.error_code == ErrorCode.NONE, answer.error_message
+    told = described(desk, TOPIC, "t")
+    assert (told["remote.storage.enable"], told["local.retention.ms"]) == ("true", "60000")
+    assert told["local.retention.bytes"] == "-2"
+    answer = alter(desk, ("local.retention.ms", SET, "604800001"))
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert "at most retention.ms" in answer.error_message
 
 
 def test_levels_of_compression_are_taken(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.codecs import Buffer
-from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
+from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, KnownBatches, step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
@@ -22,6 +22,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.read.checked import CheckedRuns
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.swap import finish_swaps
+from segmentlog.log.tiering import is_remote
 from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange, SegmentInfo
 from segmentlog.storage import forks
@@ -36,6 +37,8 @@ _KEPT_SEGMENTS = 64
 _KEPT_IN_PROCESS = 1024
 """Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
 _REWRITE_WAIT_S = 0.05
+_WIRE_AHEAD_BYTES = 64 << 10
+"""Brought beyond what is asked for: of batches before it in the same entry of an index, and of headers."""
 _CHECKED_IN_PROCESS = 1 << 20
 """Batches of which is known where they lie, 8 bytes each: 8 MB, and twice that while others' parts are in use."""
 
@@ -262,8 +265,6 @@ class Reader:
             return [], offset, False
         try:
             segment = self._segment(bases, at, log)
-            if segment.mapped.ranges is not None:
-                return [], offset, False
             end = log.end_position if segment.mapped.base_offset == log.active_base_offset else len(segment.mapped.view)
             view = segment.mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
@@ -278,6 +279,9 @@ class Reader:
             else:
                 position, expected = segment.index.position_for_offset(offset)
             upto = bound if next_base is None else min(bound, next_base)
+            if segment.mapped.ranges is not None:
+                end = min(end, position + max_bytes + _WIRE_AHEAD_BYTES)
+                segment.mapped.ranges.need(position, end)
             run, is_full = walk(view, position, end, expected, offset, upto, max_bytes)
             if run is None:
                 return [], offset, is_full
@@ -351,6 +355,9 @@ class Reader:
         start = bisect_right(bases, log.log_start_offset) - 1
         for at in range(max(start, 0), len(bases)):
             try:
+                known = self._remote(bases[at]) if at + 1 < len(bases) else None
+                if known is not None and known[1] < timestamp:
+                    continue
                 segment = self._segment(bases, at, log)
             except FileNotFoundError:
                 continue
@@ -393,8 +400,8 @@ class Reader:
                     index.log_inode = mapped.inode
                 index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
             handle.check_usable()  # else these may be the files of a topic that has the name since
-            # Both are mapped now: no other file has the number.
-            is_same = before is not None and before.mapped.inode == mapped.inode
+            # Both are mapped now: no other file has the number. What was brought into the one is not in the other.
+            is_same = before is not None and before.mapped.inode == mapped.inode and mapped.ranges is None
             segment = _Segment(mapped, index, sealed, before.checked if before and is_same else CheckedRuns())
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:
@@ -439,11 +446,39 @@ class Reader:
         """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""
         bases = self._handle.segments(log)
         with contextlib.suppress(FileNotFoundError, ValueError):
+            if (known := self._remote(base)) is not None:
+                return known[1]
             segment = self._segment(bases, bases.index(base), log)
             if base != log.active_base_offset:
                 self._unmap(base)
             return segment.index.max_timestamp if len(segment.mapped.view) else -1
         return -1
+
+    def _remote(self, base: int) -> tuple[int, int] | None:
+        """(size, largest timestamp) of a segment that lies in the object store alone, as far as nothing is brought.
+
+        None for one that is here, or has no complete index. Raises FileNotFoundError.
+        """
+        handle = self._handle
+        stem = segment_stem(handle.folder, base)
+        with handle.staying():
+            if not handle.fs.exists(stem + REMOTE_SUFFIX) or not is_remote(handle, base):
+                return None
+            size_bytes = handle.fs.stat(stem + LOG_SUFFIX).st_size
+            index = handle.index_of(base, writable=False)
+            index.load(sealed=True, limit=size_bytes)
+        return (size_bytes, index.max_timestamp) if index.is_complete(size_bytes) else None
+
+    def local_start(self) -> int:
+        """The offset from which on all of the log lies here."""
+        log = self._handle.page.log.read()
+        bases = self._handle.segments(log)
+        for at in range(len(bases) - 2, -1, -1):
+            if bases[at + 1] <= log.log_start_offset:
+                break
+            if is_remote(self._handle, bases[at]):
+                return max(bases[at + 1], log.log_start_offset)
+        return log.log_start_offset
 
     def describe(self) -> list[SegmentInfo]:
         """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""
@@ -453,15 +488,19 @@ class Reader:
         for at, base in enumerate(bases):
             active = at + 1 == len(bases)
             path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
-            size_bytes, max_timestamp = 0, -1
+            size_bytes, max_timestamp, remote = 0, -1, not active and is_remote(self._handle, base)
             with contextlib.suppress(FileNotFoundError):
+                known = self._remote(base) if remote else None
+                if known is not None:
+                    infos.append(SegmentInfo(base, bases[at + 1], *known, False, path, True))
+                    continue
                 segment = self._segment(bases, at, log)
                 size_bytes = log.end_position if active else len(segment.mapped.view)
                 max_timestamp = segment.index.max_timestamp if size_bytes else -1
                 if not active:
                     self._unmap(base)
             end_offset = log.log_end_offset if active else bases[at + 1]
-            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path))
+            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path, remote))
         return infos
 
     def _unmap(self, base: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from segmentlog.errors import SegmentGone
 from segmentlog.format.names import ABORTED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
 from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
 from segmentlog.inspection.found import Cut
@@ -13,6 +14,7 @@ from segmentlog.log.files import remove_segment
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import MappedSegment, segment_stem
 
 
@@ -21,7 +23,12 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
     kept: list[str] = []
     for base in dict.fromkeys(cut.segment for cut in cuts):
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
-        _, data, _ = read_segment(handle.fs, path)
+        try:
+            _, data, _ = read_segment(handle.fs, path)
+        except SegmentGone:  # it lay in an object store alone: there is nothing to keep
+            remove_segment(handle, base)
+            handle.fs.sync_folder(handle.folder)
+            continue
         whole: list[bytes] = []
         position = 0
         for cut in cuts:
@@ -36,6 +43,7 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
         aborted = _aborts_among(handle, base, len(data), [cut for cut in cuts if cut.segment == base])
         if rest.strip(b"\0") or keep_empty:
             replace_file(handle.fs, path, rest)
+            remove_stub(handle.fs, path)
             _keep_aborts(handle, base, aborted)
         else:
             remove_segment(handle, base)

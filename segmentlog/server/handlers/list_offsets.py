@@ -80,11 +80,23 @@ def _one(
 def _look(partition: Partition, bounds: Bounds, timestamp: int, answer: ListOffsetsPartitionResponse) -> None:
     if timestamp == LATEST:
         answer.offset, answer.leader_epoch = bounds.end, wire_epoch(partition.epoch)
-    elif timestamp in (EARLIEST, _EARLIEST_LOCAL):
+    elif timestamp == EARLIEST:
         answer.offset = bounds.log_start
         answer.leader_epoch = epoch_at(partition, bounds.log_start)
-    elif timestamp in (_LATEST_TIERED, _EARLIEST_PENDING):
-        answer.leader_epoch = -1  # nothing is anywhere else: no offset
+    elif timestamp == _EARLIEST_LOCAL:
+        answer.offset = max(partition.local_log_start_offset, bounds.log_start)
+        answer.leader_epoch = epoch_at(partition, answer.offset)
+    elif timestamp == _LATEST_TIERED:
+        answer.leader_epoch = -1  # and no offset, where nothing is there
+        last = partition.tiered_offset - 1
+        if last >= bounds.log_start:
+            answer.offset, answer.leader_epoch = last, epoch_at(partition, last)
+    elif timestamp == _EARLIEST_PENDING:
+        answer.leader_epoch = -1
+        behind = partition.tiered_offset
+        if partition.config.remote_storage_enable:
+            answer.offset = max(behind, bounds.log_start)
+            answer.leader_epoch = epoch_at(partition, answer.offset)
     elif timestamp == _MAX_TIMESTAMP:
         largest = max((segment.max_timestamp for segment in partition.segments()), default=-1)
         if largest >= 0:

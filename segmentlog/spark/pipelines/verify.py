@@ -24,6 +24,7 @@ from segmentlog.inspection.split import KnownSegments, SegmentJob, SegmentLooked
 from segmentlog.inspection.store import inspect_store, list_topics
 from segmentlog.objects.attached import reach_files
 from segmentlog.objects.location import is_url
+from segmentlog.objects.tiered import reaching
 from segmentlog.spark.opening import Place, opened_for_task, place_of
 from segmentlog.storage.fs import FileSystem
 
@@ -131,6 +132,8 @@ def _look_at_share(
             fs, here = store.fs, store.path
         elif not os.path.isdir(f"{folder}/{topic}"):
             return socket.gethostname()
+        else:
+            stack.enter_context(reaching(fs))
         moved = [replace(job, path=here + job.path.removeprefix(folder)) for job in share]
         found = [
             replace(looked, path=folder + looked.path.removeprefix(here))

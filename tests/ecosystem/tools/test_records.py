@@ -40,8 +40,8 @@ def test_the_console(do: Command, store: LogStore) -> None:
     assert do(CONSUMER, "--topic", "t", "--timeout-ms", 500) == ""
 
 
-def test_offsets(do: Command, store: LogStore) -> None:
-    """Ends, beginnings, by time; what lies elsewhere, of which there is nothing."""
+def test_offsets(do: Command, store: LogStore, tmp_path: Path) -> None:
+    """Ends, beginnings, by time; what lies elsewhere, of which there is nothing but of a tiered topic."""
     store.create_topic("t", 2, config={"retention.ms": -1})
     with store.producer() as producer:
         for number in range(4):
@@ -54,6 +54,13 @@ def test_offsets(do: Command, store: LogStore) -> None:
     assert do(OFFSETS, "--topic-partitions", "t:0", "--time", 1002) == "t:0:2\n"
     assert do(OFFSETS, "--topic", "t", "--time", "latest-tiered").strip() == ""
     assert do(OFFSETS, "--topic", "t", "--time", "earliest-pending-upload").strip() == ""
+    config = {"segment.records": 2, "remote.storage.enable": True, "local.retention.ms": 0}
+    log = store.create_topic("tiered", 1, config=config).partition(0)
+    for number in range(5):
+        log.append([b"%d" % number], ack="durable")
+    store.ship(f"file://{tmp_path}/bucket")
+    for wanted, offset in (("earliest-local", 4), ("latest-tiered", 4), ("earliest-pending-upload", 5)):
+        assert do(OFFSETS, "--topic", "tiered", "--time", wanted) == f"tiered:0:{offset}\n"
 
 
 def test_records_are_deleted(do: Command, store: LogStore, tmp_path: Path) -> None:

@@ -1,0 +1,345 @@
+"""What fails of tiered storage: the object store, what lies there, the process or the power in the middle of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import NoSyncFileSystem, values, values_by_offset
+from objects.buckets import Memory
+from objects.tiering import TIERED, fill, hurried, remote, tiered_store, turn, url_of, value
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, ObjectStoreError, SegmentGone
+from segmentlog.format.manifest import Stored, StoredPart
+from segmentlog.format.stub import MalformedStub, Stub, decode_stub, encode_stub
+from segmentlog.inspection.findings import Finding
+from segmentlog.inspection.store import inspect_store
+from segmentlog.log.partition import Partition
+from segmentlog.log.repair.repair import repair_partition
+from segmentlog.log.tiering import bring_back, evict
+from segmentlog.objects import tiered as tiered_module
+from segmentlog.objects.folder import Folder
+from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.tiered import Tiered, reaching
+from segmentlog.objects.uploads import describe
+from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.store import LogStore
+from segmentlog.testing.disk import SimulatedDisk
+from segmentlog.testing.faults import Died, FaultyFileSystem
+
+__all__ = ["hurried"]
+ALL = {number: value(number) for number in range(45)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    """A store of 45 records in five segments, of which four lie in the object store alone."""
+    with tiered_store(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def log(store: LogStore) -> Partition:
+    """Its only partition."""
+    return store.topic("a").partition(0)
+
+
+def object_of(log: Partition, base: int) -> Path:
+    """The file that holds the bytes of a segment, in the folder that is the object store."""
+    stub = decode_stub(Path(f"{log.folder}/{base:020d}.remote").read_bytes())
+    return Path(stub.url.removeprefix("file://")) / stub.key
+
+
+def findings(store: LogStore) -> list[Finding]:
+    """What verify says that matters."""
+    with reaching(FileSystem()) as fs:
+        return [one for one in inspect_store(store.path, fs=fs) if one.severity != "note"]
+
+
+# ---------------------------------------------------------------- the stub
+
+
+STUB = Stub("s3://bucket/store", Stored("segments/x", 123, "0" * 16, "0" * 64), 1)
+
+
+def test_a_stub_is_what_was_written_or_none() -> None:
+    """Every byte of it is checked."""
+    data = encode_stub(STUB)
+    assert decode_stub(data) == STUB
+    for at in range(len(data)):
+        with pytest.raises(MalformedStub):
+            decode_stub(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(MalformedStub):
+            decode_stub(data[:at])
+
+
+def test_a_stub_names_parts_that_make_the_segment() -> None:
+    """As large together as it is, or it is no stub."""
+    parts = (StoredPart(100, "0" * 16, "0" * 64), StoredPart(23, "1" * 16, "1" * 64))
+    stub = Stub("s3://bucket/store", Stored("segments/x", 123, parts=parts), 1)
+    assert decode_stub(encode_stub(stub)) == stub
+    with pytest.raises(MalformedStub, match="parts"):
+        decode_stub(encode_stub(Stub("s3://bucket/store", Stored("segments/x", 124, parts=parts), 1)))
+
+
+def test_a_stub_alone_is_not_believed(tmp_path: Path) -> None:
+    """One beside a log that is whole, or of another size, says nothing."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        fill(log, 15)
+        for size_bytes in (os.stat(log.segments()[0].path).st_size, 7):
+            stub = Stub("file:///nowhere", Stored("segments/x", size_bytes, "0" * 16, "0" * 64), 1)
+            Path(log.segments()[0].path.replace(".log", ".remote")).write_bytes(encode_stub(stub))
+            assert remote(log) == []
+            assert len(values(log)) == 15
+            with LogStore(tmp_path / "store", background=False) as again:
+                assert len(values(again.topic("a").partition(0))) == 15
+
+
+def test_a_damaged_stub_is_told_and_made_anew(tmp_path: Path, store: LogStore, log: Partition) -> None:
+    """Verify says which, and repair cuts nothing out: the manifest knows what it said, and the shipper writes it."""
+    path = Path(f"{log.folder}/{10:020d}.remote")
+    path.write_bytes(path.read_bytes().replace(b"segments", b"segmentz"))
+    (found,) = findings(store)
+    assert (found.severity, found.path) == ("damage", str(path))
+    assert "segmentlog ship" in found.what
+    with reaching(FileSystem()) as fs:
+        report = repair_partition(fs, log.folder, "a", 0, lambda: store.topic("a").config)
+    assert not report.does_anything
+    with LogStore(store.path, background=False) as again, pytest.raises(CorruptBatch, match=r"\.remote"):
+        values(again.topic("a").partition(0))
+    store.ship(url_of(tmp_path))
+    assert findings(store) == []
+    assert values_by_offset(log) == ALL
+
+
+def test_files_looked_at_without_a_way_to_it(log: Partition) -> None:
+    """Zeros are not taken for records: whoever does not ask the object store is told so."""
+    bare = Partition(log.folder, "a", 0, lambda: TopicConfig(), fs=NoSyncFileSystem(), read_only=True)
+    try:
+        with pytest.raises(ObjectStoreError, match="segments/"):
+            values(bare)
+        assert values(bare, start=40) == [value(number) for number in range(40, 45)]
+    finally:
+        bare.close()
+
+
+# ---------------------------------------------------------------- the object store
+
+
+def test_the_object_store_cannot_be_reached(tmp_path: Path, store: LogStore, log: Partition) -> None:
+    """Reads of what lies there say which URL and which object; all that is here goes on, and all once it is back."""
+    os.rename(tmp_path / "bucket", tmp_path / "away")
+    with pytest.raises(ObjectStoreError, match=r"bucket: segments/.*mounted") as raised:
+        values(log)
+    assert raised.value.retriable
+    assert not isinstance(raised.value, SegmentGone)
+    assert "mounted" in store.health()[f"segments at {url_of(tmp_path)}"]
+    assert values(log, start=40) == [value(number) for number in range(40, 45)]
+    assert log.append([b"on"]) == 45
+    assert [one.severity for one in findings(store)] == ["warning"] * 4
+    with store.consumer("a", start="earliest") as consumer:
+        for _ in range(2):
+            with pytest.raises(ObjectStoreError):
+                next(iter(consumer))
+        os.rename(tmp_path / "away", tmp_path / "bucket")
+        assert [record.offset for record in consumer] == list(range(46))
+    assert values_by_offset(log) == ALL | {45: b"on"}
+    assert store.health() == {}
+
+
+def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogStore, log: Partition) -> None:
+    """By its name; a repair makes a lost range of what it held, and all else is read."""
+    object_of(log, 10).unlink()
+    assert values(log, start=20) == [value(number) for number in range(20, 45)]
+    with pytest.raises(SegmentGone, match="gone"):
+        values(log)
+    damage = findings(store)
+    assert damage
+    assert "damage" in {one.severity for one in damage}
+    with reaching(FileSystem()) as fs:
+        report = repair_partition(fs, log.folder, "a", 0, lambda: store.topic("a").config)
+    assert [(lost.base_offset, lost.end_offset) for lost in report.lost] == [(10, 20)]
+    assert list(values_by_offset(log)) == [*range(10), *range(20, 45)]
+    with pytest.raises(LogTruncated):
+        values(log, start=12)
+    assert findings(store) == []
+
+
+def test_an_object_that_was_changed_is_no_record(store: LogStore, log: Partition) -> None:
+    """Each batch is checked as in a file, and what is to come back as a whole."""
+    path = object_of(log, 10)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptBatch):
+        values(log)
+    with pytest.raises(SegmentGone, match="damaged"):
+        log.truncate(15)
+    assert remote(log) == [0, 10, 20, 30]
+    assert len(values(log, start=20)) == 25
+
+
+class Losing(Memory):
+    """Somebody deletes segments as soon as they were put."""
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
+        """As `Bucket.get_range`."""
+        self.delete([one.key for one in self.list("segments/")])
+        return super().get_range(key, start, size_bytes)
+
+
+def test_what_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
+    """Before a segment leaves its object is looked at: without it the segment stays, and health says why."""
+    bucket = Losing()
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        fill(log, 45)
+        shipper = Shipper(store._topics, bucket, parallel=0)
+        shipper.ship()
+        assert "no such object" in shipper.troubles["a/0"]
+        shipper.close()
+        assert remote(log) == []
+        assert values_by_offset(log) == ALL
+
+
+def test_a_disk_without_room_keeps_it_as_it_is(tmp_path: Path) -> None:
+    """Nothing leaves and nothing comes back, and nothing is lost; with room it goes on."""
+    fs = FaultyFileSystem()
+    with tiered_store(tmp_path, fs=fs) as store:
+        log = store.topic("a").partition(0)
+        fs.room_bytes = 0
+        with pytest.raises(DiskFull):
+            log.truncate(15)
+        with pytest.raises(DiskFull):
+            store.shipping.end()
+        assert remote(log) == [0, 10, 20, 30]
+        fs.heal()
+        assert values_by_offset(log) == ALL
+        assert store.shipping.end() == url_of(tmp_path)
+        assert remote(log) == []
+        fs.room_bytes = 0
+        bucket = Folder(str(tmp_path / "other"))
+        fs.heal()
+        fs.fail("set_modified", errno.ENOSPC, times=None)
+        shipper = Shipper(store._topics, bucket, parallel=0)
+        shipper.ship()
+        assert list(shipper.troubles) == ["a/0"]
+        shipper.close()
+        fs.heal()
+        assert (remote(log), values_by_offset(log)) == ([], ALL)
+        turn(store, bucket)
+        assert remote(log) == [0, 10, 20, 30]
+        assert values_by_offset(log) == ALL
+
+
+# ---------------------------------------------------------------- killed, and the power
+
+
+class Hurried(FaultyFileSystem):
+    """What a process leaves that dies need not be on the disk."""
+
+    fdatasync = staticmethod(lambda fd: None)
+    fsync = staticmethod(lambda fd: None)
+
+
+def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub, tuple[int, int, int]]:
+    """A store with a segment whose bytes lie in a folder, too: (it, its log, the stub, the stamp of the file)."""
+    store = LogStore(folder / "store", background=False, fs=fs)
+    log = store.create_topic("a", **TIERED).partition(0)
+    fill(log, 15)
+    log.move_recovery_point()
+    data = Path(log.segments()[0].path).read_bytes()
+    bucket = Folder(str(folder / "bucket"))
+    bucket.put("manifest.json", b"{}")
+    bucket.put("segments/x", data)
+    stub = Stub(bucket.url, describe("segments/x", data), 1)
+    found = os.stat(log.segments()[0].path)
+    return store, log, stub, (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["evict", "bring back"])
+def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> None:
+    """Whatever call a process dies at: who comes next reads all of it, and brings it to its end."""
+    call, done = 0, False
+    while not done:
+        call += 1
+        folder = tmp_path / str(call)
+        folder.mkdir()
+        fs = Hurried()
+        store, log, stub, stamp = one_segment(folder, fs)
+        if what == "bring back":
+            assert evict(log.handle, 0, stamp, stub)
+        fs.die_at(call)
+        try:
+            assert evict(log.handle, 0, stamp, stub) if what == "evict" else bring_back(log.handle, 0)
+            done = True
+        except Died:
+            pass
+        fs.heal()
+        log.abandon()
+        with LogStore(folder / "store", background=False, fs=NoSyncFileSystem()) as again:
+            log = again.topic("a").partition(0)
+            assert len(values(log)) == 15, call
+            there = os.stat(log.segments()[0].path)
+            if what == "evict":
+                evict(log.handle, 0, (there.st_ino, there.st_size, there.st_mtime_ns), stub)
+            else:
+                bring_back(log.handle, 0)
+            assert remote(log) == ([0] if what == "evict" else [])
+            assert len(values(log)) == 15
+            assert [one for one in findings(again) if one.severity == "damage"] == []
+        store.close()
+    assert call > 15
+
+
+@pytest.mark.long
+def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
+    """Whatever of it is on the disk by then, in whatever order: the bytes are here, or the stub says where they are."""
+    rng = random.Random(7)
+    disk = SimulatedDisk()
+    disk.make_folders("/t/0")
+    fs = disk.process()
+    config = TopicConfig.from_mapping(TIERED)
+    bucket = Memory()
+    bucket.put("manifest.json", b"{}")
+    monkeypatch.setattr(tiered_module, "open_bucket", lambda url: bucket)
+    monkeypatch.setattr(tiered_module, "PARALLEL", 0)
+    log = Partition("/t/0", "t", 0, lambda: config, fs=fs)
+    fill(log, 15)
+    log.move_recovery_point()
+    path = log.segments()[0].path
+    data = read_file(fs, path)
+    bucket.put("segments/x", data)
+    stub = Stub(bucket.url, describe("segments/x", data), 1)
+    points: list[Any] = []
+    monkeypatch.setattr(disk, "changed", lambda: points.append(disk.point()))
+    tiered = Tiered()
+    try:
+        with reaching(fs, tiered):
+            for _ in range(2):
+                found = fs.stat(path)
+                assert evict(log.handle, 0, (found.st_ino, found.st_size, found.st_mtime_ns), stub)
+                assert bring_back(log.handle, 0)
+            log.abandon()
+        seen = set()
+        for point in points:
+            for survivor in point.crashes(rng, 12):
+                after = survivor.process()
+                with reaching(after, tiered):
+                    again = Partition("/t/0", "t", 0, lambda: config, fs=after)
+                    try:
+                        assert values(again) == [value(number) for number in range(15)]
+                        seen.add(tuple(remote(again)))
+                    finally:
+                        again.abandon()
+        assert seen == {(), (0,)}
+    finally:
+        tiered.close()
