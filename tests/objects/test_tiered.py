@@ -77,6 +77,8 @@ def test_large_segments_leave_in_parts_and_come_back(tmp_path: Path, monkeypatch
         assert remote(log) == [0, 20, 30]
         part = tmp_path / "bucket" / stub.stored.objects[1].key
         part.write_bytes(part.read_bytes()[:-1] + b"!")
+    with LogStore(tmp_path / "store", background=False) as again:  # which has brought nothing of it yet
+        log = again.topic("a").partition(0)
         with pytest.raises(SegmentGone, match=re.escape(stub.stored.objects[1].key)):
             bring_back(log.handle, 20)
         assert remote(log) == [0, 20, 30]
