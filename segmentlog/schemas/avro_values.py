@@ -107,7 +107,10 @@ class AvroDeserializer:
 
 
 def avro_decoder(parsed: ParsedSchema, reader: Any = None) -> Decode[Any]:
-    """What reads values of an Avro schema."""
+    """What reads values of an Avro schema. Raises `InvalidSchema` for one whose values could be of any length."""
+    assert isinstance(parsed, AvroSchema)
+    if parsed.has_endless_arrays():
+        raise InvalidSchema("an array of items that take no bytes: a few bytes could say that there are any number")
     written = _for_fastavro(parsed)
 
     def decode(blob: bytes) -> Any:

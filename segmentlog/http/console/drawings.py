@@ -36,6 +36,8 @@ def state_of(segment: SegmentInfo, cleaned_offset: int) -> str:
     """What a segment is, for people."""
     if segment.active:
         return "active"
+    if segment.remote:
+        return "remote"
     return "compacted" if segment.end_offset <= cleaned_offset else "sealed"
 
 

@@ -30,6 +30,12 @@ def test_a_strip_shows_every_segment_in_its_place(count: int) -> None:
     assert blocks[-1].x + blocks[-1].width == pytest.approx(STRIP_WIDTH, abs=0.05)
 
 
+def test_a_strip_tells_which_segments_are_elsewhere() -> None:
+    """In the object store alone, whether compacted or not."""
+    elsewhere = SegmentInfo(0, 10, 10, 0, False, "", remote=True)
+    assert [block.state for block in strip([elsewhere, *_segments(10, 10)], 10)] == ["remote", "compacted", "active"]
+
+
 def test_a_segment_of_a_strip_is_as_wide_as_it_is_large_but_never_too_narrow() -> None:
     """Empty ones are seen, too."""
     large, small, empty = strip(_segments(1_000_000, 10, 0), 0)
