@@ -87,21 +87,33 @@ class Strand:
         return future
 
     async def made(self, make: Callable[[], M]) -> M:
-        """What a call makes; the end of this strand if it fails. Cancelled, it is closed once it is made."""
+        """What a call makes; the end of this strand if it fails.
+
+        Cancelled, it is not made, or waited for and closed: it may take a name, say, which whoever comes next would
+        lose to it.
+        """
         found: list[M] = []
         unwanted: list[bool] = []
 
         def work() -> M:
+            if unwanted:
+                raise StoreClosed(self._what)
             made = make()
             found.append(made)
             if unwanted:
                 _close_quietly(made)
             return made
 
+        making = self.call(work)
         try:
-            return await asyncio.shield(self.call(work))
+            return await asyncio.shield(making)
         except BaseException:
             unwanted.append(True)
+            while not making.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({making})
+            if not making.cancelled():
+                making.exception()  # nobody else is told of it
             if found:  # else it is seen there; closing twice does no harm
                 self.begin(lambda: _close_quietly(found[0]))
             self.end()

@@ -127,11 +127,11 @@ class FaultyFileSystem(FileSystem):
                     # The descriptors of a process that died are not those of the test's own process, which have
                     # the same numbers by now.
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+                if name == "close":  # before: as soon as it is closed another thread may open one of that number
+                    self._open_fds.discard(args[0])
                 result = real(*args, **options)
                 if name == "open":
                     self._open_fds.add(result)
-                elif name == "close":
-                    self._open_fds.discard(args[0])
                 return result
             if fault.after:
                 result = real(*args, **options)

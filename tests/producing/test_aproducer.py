@@ -254,6 +254,36 @@ def test_a_beginning_that_is_cancelled_leaves_nothing(store: LogStore) -> None:
     run(send())
 
 
+def test_a_beginning_that_is_cancelled_half_way_takes_no_name_from_who_comes_next(store: LogStore) -> None:
+    """It is waited for: else it would take the name whenever its thread gets on, and fence whoever has it by then."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    async def send() -> None:
+        first = store.aproducer(name="n")
+        make = first._make
+
+        def make_slowly() -> Any:
+            begun.set()
+            may_go_on.wait(30)
+            return make()
+
+        first._make = make_slowly
+        task = asyncio.create_task(first.start())
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with store.aproducer(name="n") as producer:
+            await producer.send("one", b"a")
+            await producer.flush()
+
+    run(send())
+
+
 def test_what_fails_is_told(store: LogStore, fs: FaultyFileSystem) -> None:
     """By the delivery, and once more by flush; the next record is appended."""
 
