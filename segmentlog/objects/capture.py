@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Final
 
 import xxhash
@@ -30,6 +31,7 @@ from segmentlog.format.producers import encode_aborted
 from segmentlog.log.aborted import read_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
+from segmentlog.log.tiering import is_remote
 from segmentlog.policy.shipping import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.fs import read_file
@@ -61,14 +63,55 @@ def in_order(names: list[str]) -> list[str]:
     return [*(name for name in _FIRST if name in names), *rest, *(name for name in _LAST if name in names)]
 
 
-def topics_of(topics: Topics, wanted: tuple[str, ...]) -> Iterator[tuple[str, TopicFile]]:
-    """The topics that are to be shipped, in that order: those whose names match, and the store's own."""
-    from fnmatch import fnmatchcase
+def is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+    """Whether a topic is to be shipped: its name matches, or it is the store's own."""
+    return name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)
 
-    for name in in_order(topics.names(internal=True)):
-        if name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted):
-            with contextlib.suppress(UnknownTopic):  # deleted meanwhile
-                yield name, topics.read_topic_file(name)
+
+def topics_of(
+    topics: Topics, wanted: tuple[str, ...], shipped: Iterable[str] = ()
+) -> list[tuple[str, TopicFile]]:  # fmt: skip
+    """The topics that are to be shipped, in that order: those that are wanted.
+
+    ``shipped`` are the ids of those that the manifest has. Of them none is missing that there is: neither one that is
+    renamed at this moment, nor one that is wanted no more but has segments that lie in the object store alone.
+    """
+    found: dict[str, tuple[str, TopicFile]] = {}
+    for name in topics.names(internal=True):
+        if is_wanted(name, wanted):
+            with contextlib.suppress(UnknownTopic):  # deleted meanwhile, or renamed
+                file = topics.read_topic_file(name)
+                found[file.topic_id] = name, file
+    for topic_id in shipped:
+        if topic_id not in found and (there := _by_id(topics, topic_id)) is not None:
+            name, file = there
+            if is_wanted(name, wanted) or _has_remote_segments(topics, name, file):
+                found[topic_id] = there
+    by_name = {name: file for name, file in found.values()}
+    return [(name, by_name[name]) for name in in_order(sorted(by_name))]
+
+
+def _by_id(topics: Topics, topic_id: str) -> tuple[str, TopicFile] | None:
+    """A topic whatever it is called by now; None when it was deleted, for which nobody's word is taken."""
+    while True:
+        try:
+            name = topics.topic_name(topic_id)
+        except UnknownTopic:
+            return None
+        with contextlib.suppress(UnknownTopic):  # renamed once more
+            return name, topics.read_topic_file(name, topic_id)
+
+
+def _has_remote_segments(topics: Topics, name: str, file: TopicFile) -> bool:
+    """Whether bytes of a topic lie in an object store alone. Where that cannot be seen they may."""
+    try:
+        for number in range(file.partitions):
+            handle = topics.open_partition(name, number, file.topic_id).handle
+            if any(is_remote(handle, base) for base in handle.list_segments()):
+                return True
+    except (SegmentlogError, OSError):
+        return True
+    return False
 
 
 def as_shipped(name: str, file: TopicFile, partitions: tuple[ShippedPartition, ...]) -> ShippedTopic:

@@ -1,12 +1,12 @@
 """Tiered storage: segments that were shipped leave this machine, at the end of a shipper's turn, and come back.
 
 evict    what `policy.tiering` says, once the manifest refers to the object, and the object is looked at
-recall   the topic's configuration wants no tiered storage any more: back, a segment in a turn
+recall   the configuration wants no tiered storage any more, or nobody wants the topic there: back, a segment in a turn
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
 from segmentlog.errors import SegmentlogError, ShippingRefused, StoreClosed, UnknownTopic
@@ -40,9 +40,9 @@ class Evicting:
         """The last turn did as much as one may do: there may be more to do at once."""
 
     def turn(
-        self, parts: Mapping[Where, Part], shipped: Mapping[Where, ShippedPartition], now_ms: int
+        self, parts: Mapping[Where, Part], shipped: Mapping[Where, ShippedPartition], leaving: Set[str], now_ms: int
     ) -> None:  # fmt: skip
-        """``shipped`` is what the manifest says that lies there.
+        """``shipped`` is what the manifest says that lies there; ``leaving`` are topics that are wanted there no more.
 
         What keeps a segment from leaving or coming back is in `troubles`, and is tried again.
         """
@@ -54,12 +54,14 @@ class Evicting:
                 continue
             name = part.local.partition.handle.log_name
             try:
-                if self._is_due(where, part.local, there, now_ms):
-                    done = self._turn(part, there, left, now_ms)
+                is_leaving = where[0] in leaving
+                if is_leaving or self._is_due(where, part.local, there, now_ms):
+                    stays = part.local.partition.config.remote_storage_enable and not is_leaving
+                    done = self._turn(part, there, left, now_ms) if stays else self._recall(part.local)
                     left -= done
                     if done:
-                        self._looked.pop(where)  # there may be more
-                        self.is_behind |= left <= 0 or not part.local.partition.config.remote_storage_enable
+                        self._looked.pop(where, None)  # there may be more
+                        self.is_behind |= left <= 0 or not stays
                 self.troubles.pop(name, None)
             except (UnknownTopic, StoreClosed, Replaced, FileNotFoundError):
                 self._looked.pop(where, None)
@@ -79,13 +81,17 @@ class Evicting:
         self._looked[where] = looks, now_ms
         return True
 
+    def _recall(self, local: LocalPartition) -> int:
+        """How many segments came back: one, or none."""
+        log = local.look()
+        segments = () if log is None else log.segments
+        return any(bring_back(local.partition.handle, one.base_offset) for one in segments if one.remote)
+
     def _turn(self, part: Part, there: ShippedPartition, most: int, now_ms: int) -> int:
-        """How many segments left, or came back."""
+        """How many segments left."""
         handle, log = part.local.partition.handle, part.local.look()
         if log is None:
             return 0
-        if not handle.config.remote_storage_enable:
-            return any(bring_back(handle, segment.base_offset) for segment in log.segments if segment.remote)
         done = 0
         segments = {segment.base_offset: segment for segment in log.segments}
         known = {segment.base_offset: segment for segment in there.segments}
@@ -103,8 +109,10 @@ class Evicting:
         return done
 
     def _evict(self, local: LocalPartition, segment: LocalSegment, shipped: ShippedSegment, now_ms: int) -> bool:
-        last = shipped.log.objects[-1]
+        *others, last = shipped.log.objects
         # It is about to be the only copy: what somebody has deleted or overwritten there is not to be taken for it.
+        for one in others:
+            self._bucket.get_range(one.key, one.size_bytes - 1, 1)
         size_bytes = min(last.size_bytes, _PROBE_BYTES)
         there = self._bucket.get_range(last.key, last.size_bytes - size_bytes, size_bytes)
         if there != local.at(segment, segment.size_bytes - size_bytes):

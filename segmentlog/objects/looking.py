@@ -123,7 +123,7 @@ class Looking:
         A partition that cannot be opened keeps no other from being shipped, unless nothing was promised of it yet:
         then what keeps it is raised.
         """
-        topics = list(topics_of(self._topics, wanted))
+        topics = topics_of(self._topics, wanted, [topic.id for topic in manifest.topics] if manifest else ())
         self._waiting = {}
         self.forget_topics({file.topic_id for _, file in topics})
         shipped = partitions_of(manifest)

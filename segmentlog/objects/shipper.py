@@ -42,7 +42,7 @@ from segmentlog.log import granting
 from segmentlog.objects import uploads
 from segmentlog.objects.binding import Binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
-from segmentlog.objects.capture import Replaced, as_shipped
+from segmentlog.objects.capture import Replaced, as_shipped, is_wanted
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.evicting import Evicting
 from segmentlog.objects.looking import Interval, Looking, Part, Round, Uploaded, partitions_of
@@ -205,7 +205,8 @@ class Shipper:
         for where, there in shipped.items():
             self._tell(where, there, rounds.get(where))
         pending += any(round_.to_do.is_behind for round_ in rounds.values())
-        self._evicting.turn(self._looking.parts, shipped, now_ms)
+        leaving = {file.topic_id for name, file in interval.topics if not is_wanted(name, self._binding.topics)}
+        self._evicting.turn(self._looking.parts, shipped, leaving, now_ms)
         records = _records(manifest) - (_records(before) if before else 0)
         waiting = self._note_waiting(interval, shipped)
         self._topics.ship_signals.tell()  # nobody waits for what is deleted

@@ -24,11 +24,13 @@ from segmentlog.objects.folder import Folder
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.replica import Replica
 from segmentlog.objects.restoring import restore
+from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.tidying import sweep, verify
 from segmentlog.objects.tiered import reaching
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
+from segmentlog.topics.topics import Topics
 
 __all__ = ["hurried"]
 ALL = {number: value(number) for number in range(45)}
@@ -405,3 +407,80 @@ def test_many_segments_leave_in_one_call(tmp_path: Path) -> None:
         store.ship(url_of(tmp_path))
         assert len(remote(log)) == 20
         assert log.local_log_start_offset == 40
+
+
+# ---------------------------------------------------------------- what is shipped no more
+
+
+def test_a_topic_that_is_wanted_there_no_more_comes_back_first(tmp_path: Path) -> None:
+    """Its segments lie there alone: the manifest refers to them until all of them are here again."""
+    clock = FakeClock()
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        fill(log, 45)
+        store.create_topic("b")
+        bucket = open_bucket(url_of(tmp_path))
+        turn(store, bucket, clock)
+        assert remote(log) == [0, 10, 20, 30]
+        shipper = Shipper(store._topics, bucket, wanted=["b"], parallel=0)
+        shipper.ship()
+        assert remote(log) == []
+        shipper.ship()
+        assert shipper.manifest is not None
+        assert "a" not in [topic.name for topic in shipper.manifest.topics]
+        clock.advance(6 * 60_000)
+        shipper.ship()
+        shipper.close()
+        assert values_by_offset(log) == ALL
+
+
+def test_a_topic_that_is_renamed_while_it_is_looked_for_is_not_taken_for_a_deleted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listed under the old name, read under the new one: no manifest is without it, and nothing comes back for that."""
+    clock = FakeClock()
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        fill(log, 45)
+        shipper = Shipper(store._topics, open_bucket(url_of(tmp_path)), parallel=0)
+        shipper.ship()
+        clock.advance(2_000)
+        shipper.ship()
+        real, renames = Topics.names, ["z"]
+
+        def names(self: Topics, *, internal: bool = False) -> list[str]:
+            found = real(self, internal=internal)
+            if renames:
+                self.administration.rename("a", renames.pop())
+            return found
+
+        monkeypatch.setattr(Topics, "names", names)
+        shipper.tick()
+        assert renames == []
+        assert shipper.manifest is not None
+        assert [topic.name for topic in shipper.manifest.topics] == ["z"]
+        shipper.close()
+        log = store.topic("z").partition(0)
+        assert remote(log) == [0, 10, 20, 30]
+        assert values_by_offset(log) == ALL
+
+
+def test_nothing_leaves_of_which_a_part_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each object is asked for: what is about to be the only copy has to be there."""
+    monkeypatch.setattr("segmentlog.objects.parts.PART_BYTES", 300)
+    clock = FakeClock()
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("a", **{**TIERED, "local_retention_ms": 10_000}).partition(0)
+        for number in range(45):
+            log.append([value(number)], timestamps=[clock.now_ms() + number])
+        bucket = open_bucket(url_of(tmp_path))
+        shipper = Shipper(store._topics, bucket, parallel=0)
+        shipper.ship()
+        assert shipper.manifest is not None
+        (part,) = (part for topic in shipper.manifest.topics for part in topic.partitions if topic.name == "a")
+        bucket.delete([part.segments[0].log.objects[0].key])
+        clock.advance(10_000_000)
+        shipper.ship()
+        shipper.close()
+        assert 0 not in remote(log)
+        assert len(values_by_offset(log)) == 45
