@@ -26,7 +26,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._head_bytes = 0
+        self._quiet_bytes = 0
+        """That came since a head was complete or a body got longer: of a head, trailers, or a chunk's first line."""
         self._is_in_head = True
         self._deadline: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
@@ -34,6 +35,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The other end may begin."""
+        if len(self.connections) >= self.limits.connections + self.limits.connections // 4 + 1:
+            self.transport = transport
+            transport.abort()  # too many to tell each of them so
+            return
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -48,21 +53,24 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._expect(None)
-        self.resume_writing()
+        if self.flow is not None:
+            self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Something of a request."""
-        if self._is_in_head:
-            # The parser takes heads of any size. What is behind a head in the same piece counts, too: a piece is small.
-            self._head_bytes += len(data)
-            if self._deadline is None:
-                self._expect(self.limits.head_s)
-        else:
+        if not self._is_in_head:
             self._expect(self.limits.body_s)
+        elif self._deadline is None:
+            self._expect(self.limits.head_s)
+        # The parser takes heads and trailers of any size. What is behind them in a piece counts, too: it is small.
+        self._quiet_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
-            self.send_400_response(f"a request's head has at most {self.limits.head_bytes} bytes")
+        if self._quiet_bytes > self.limits.head_bytes and not self.transport.is_closing():
+            if self._is_in_head:
+                self.send_400_response(f"a request's head has at most {self.limits.head_bytes} bytes")
+            else:
+                self.transport.abort()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -70,15 +78,25 @@ class Connection(HttpToolsProtocol):
         if self._principal is not None:
             self.scope[TLS_PRINCIPAL] = self._principal  # type: ignore[typeddict-unknown-key]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; what comes behind a body means nothing to us, and is not kept."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of its body."""
+        self._quiet_bytes = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         """Its head is there."""
-        self._is_in_head, self._head_bytes = False, 0
+        self._is_in_head, self._quiet_bytes = False, 0
         self._expect(self.limits.body_s)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """All of it is there: now it is our turn."""
-        self._is_in_head = True
+        self._is_in_head, self._quiet_bytes = True, 0
         self._expect(None)
         super().on_message_complete()
 

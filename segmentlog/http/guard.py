@@ -66,7 +66,6 @@ class Guard:
         self._names = {"localhost", host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         self._is_open = accounts is None and not is_tls
         """Whoever reaches us is let in: then a browser that was misled is, too."""
-        self._log_ins = asyncio.Semaphore(self._limits.log_ins)
         self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,8 +138,7 @@ class Guard:
                               headers={"retry-after": "1"})  # fmt: skip
         self._waiting += 1
         try:
-            async with self._log_ins:
-                found = await asyncio.to_thread(self._accounts.verify, header)
+            found = await self._accounts.verify_aside(header)
         finally:
             self._waiting -= 1
         if found is None:

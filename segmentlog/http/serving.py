@@ -17,7 +17,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.app import make_app
 from segmentlog.http.connection import Connection
-from segmentlog.http.settings import HttpSettings
+from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.http.site import Site
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.listening import check_safe_for_passwords, check_tls_files, listen
@@ -60,14 +60,15 @@ class HttpServer:
         tls = None
         if security.tls_cert is not None and security.tls_key is not None:
             tls = ServerTls(security.tls_cert, security.tls_key, security.tls_client_ca)
-        accounts = None if security.users is None else Accounts(Users(security.users))
+        accounts = None if security.users is None else Accounts(Users(security.users), settings.limits.log_ins)
+        self._accounts = accounts
         authorizer = None if security.acls is None else Authorizer(security.acls)
         self.site = Site(store, settings, authorizer)
         app = make_app(self.site, accounts, host=host, is_tls=tls is not None)
         self.store = store
         self._is_closed = self._is_forked = False
         self._socket = sock or listen(host, port)
-        self._server = _Uvicorn(_config(app, settings, tls))
+        self._server = _Uvicorn(_config(app, settings, tls), settings.limits)
         name, real_port = host, self._socket.getsockname()[1]
         if host in ("0.0.0.0", "::"):
             name = socket.gethostname()
@@ -128,6 +129,8 @@ class HttpServer:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
+        if self._accounts is not None:
+            self._accounts.close()
 
 
 def check_http_security(host: str, security: Security) -> None:
@@ -139,8 +142,9 @@ def check_http_security(host: str, security: Security) -> None:
 class _Uvicorn(uvicorn.Server):
     """Says when it is up, and leaves signals to the program."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
         super().__init__(config)
+        self._limits = limits
         self.is_up = forks.event(self, "is_up")
 
     @contextlib.contextmanager
@@ -149,8 +153,20 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
-        await super().startup(sockets)
+        """As uvicorn's, but that who begins TLS has to come to its end."""
+        limits = self._limits
+        config, state = self.config, self.server_state
+
+        def make() -> asyncio.Protocol:
+            return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {} if config.ssl is None else {"ssl_handshake_timeout": limits.head_s}
+        self.servers = [
+            await loop.create_server(make, sock=sock, ssl=config.ssl, backlog=config.backlog, **options)
+            for sock in sockets or ()
+        ]
+        self.started = True
         self.is_up.set()
 
 

@@ -184,6 +184,52 @@ def test_heads_end_at_a_size(serve: Callable[..., HttpServer]) -> None:
     assert b"8192 bytes" in answer
 
 
+def test_what_comes_behind_a_body_ends_at_a_size_too(serve: Callable[..., HttpServer]) -> None:
+    """Trailers, or one of them, or the first line of a chunk, without end: cut off, before anybody has logged in."""
+    server = serve(HttpSettings(limits=HttpLimits(head_bytes=8 << 10)))
+    head = b"POST /healthz HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    for more in (b"0\r\n" + b"x-a: aaaaaaaaaa\r\n" * 100, b"0\r\nx-a: " + b"a" * 2000, b"5;ext=" + b"e" * 2000):
+        with socket.create_connection(server.address.rsplit(":", 1), timeout=10) as sock:
+            sock.sendall(head + more)
+            piece = b"a" * 4096 if more[-1:] != b"\n" else b"x-a: aaaaaaaaaaaaaaa\r\n" * 200
+            with pytest.raises(OSError, match=r"reset|[Bb]roken"):
+                _send_for_ever(sock, piece)
+
+
+def _send_for_ever(sock: socket.socket, piece: bytes) -> None:
+    """Or a megabyte, which is more than is ever taken."""
+    for _ in range((1 << 20) // len(piece)):
+        sock.sendall(piece)
+        time.sleep(0.001)
+
+
+def test_who_comes_when_there_are_too_many_is_cut_off(serve: Callable[..., HttpServer]) -> None:
+    """Silent connections take no more descriptors than that; once they go others are let in."""
+    server = serve(HttpSettings(limits=HttpLimits(connections=8)))
+    host, port = server.address.rsplit(":", 1)
+    socks = [socket.create_connection((host, port), timeout=10) for _ in range(40)]
+    cut = 0
+    for sock in socks:
+        sock.settimeout(0.2)
+        try:
+            cut += sock.recv(1) == b""
+        except ConnectionResetError:
+            cut += 1
+        except TimeoutError:
+            pass
+    for sock in socks:
+        sock.close()
+    assert cut == 40 - 11
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            if httpx.get(f"{server.url}/healthz").status_code == 200:
+                break
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize(
     "data",
     [

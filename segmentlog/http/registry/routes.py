@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -30,6 +31,8 @@ logger = logging.getLogger("segmentlog.http")
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _READ_ONLY_CODE: Final = 42205
 _STORE_CODE: Final = 50001
+_BODY_BYTES_MAX: Final = 8 << 20
+"""A schema has a million characters at most, of which JSON may make six each."""
 
 
 class _Door(NamedTuple):
@@ -90,16 +93,17 @@ def routes(site: Site) -> list[BaseRoute]:
 
 def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        body = await request.body()
-
         def answer() -> Any:
-            site.check(request, door.operation, ResourceType.TOPIC, SCHEMAS_TOPIC)
-            if door.administers:
-                site.check_writes()
             return door.answer(Call(site.store.schemas, request.path_params, request.query_params, body))
 
         try:
+            site.check(request, door.operation, ResourceType.TOPIC, SCHEMAS_TOPIC)
+            if door.administers:
+                site.check_writes()
+            body = b"" if door.method in ("GET", "DELETE") else await _body_of(request)
             result = await run_in_threadpool(answer)
+        except ClientDisconnect:
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
         except Exception as error:
             raise _problem(request, error) from error
         if isinstance(result, Response):
@@ -107,6 +111,17 @@ def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response
         return Response(msgspec.json.encode(result), media_type=MEDIA_TYPE)
 
     return endpoint
+
+
+async def _body_of(request: Request) -> bytes:
+    parts, size_bytes = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size_bytes += len(part)
+        if size_bytes > _BODY_BYTES_MAX:
+            why = f"a request to the registry has at most {_BODY_BYTES_MAX:,} bytes"
+            raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why, headers={"connection": "close"})
+    return b"".join(parts)
 
 
 def _problem(request: Request, error: Exception) -> HttpProblem:

@@ -181,3 +181,11 @@ def test_damage_is_told_with_the_code_of_the_store(client: Client, store: LogSto
     status, code = answer(client.get("/subjects"))
     assert (status, code) == (503, 50001)
     assert json.loads(client.get("/subjects").text)["message"]
+
+
+def test_bodies_are_as_large_as_schemas_may_be(client: Client, read_only_client: Client) -> None:
+    """More is not gathered; and nothing of what is refused anyway."""
+    large = b'{"schema": "' + b"x" * (9 << 20) + b'"}'
+    assert client.post("/subjects/s/versions", content=large).status_code == 413
+    assert read_only_client.put("/config", content=large).status_code == 403
+    assert client.request("GET", "/subjects", content=large).status_code == 200
