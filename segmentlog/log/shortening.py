@@ -11,7 +11,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.recovery.recovery import recover
 from segmentlog.log.swap import finish_swaps
-from segmentlog.log.tiering import bring_back, is_remote
+from segmentlog.log.tiering import insist, is_remote
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
 from segmentlog.storage.locks import held
@@ -62,4 +62,4 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
                 recover(handle, handle.page)
                 return lost
         # Recovery reads it, and appends may go into it: not while they wait at the locks, it may take long.
-        bring_back(handle, base)
+        insist(handle, base)

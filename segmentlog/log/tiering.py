@@ -7,14 +7,18 @@ under it. Readers are told by a new generation, and give back what they have map
 from __future__ import annotations
 
 import contextlib
+from typing import Final
 
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import CorruptBatch, ObjectStoreError
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.stub import Stub, encode_stub
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import Stamp, read_file
 from segmentlog.storage.remote import prepared_hole, prepared_log, read_stub, remove_stub, stub_path, write_stub
 from segmentlog.storage.segment import segment_stem
+
+_TRIES: Final = 3
+"""Meanwhile somebody else may have replaced the segment, or made its stub anew: for moments."""
 
 
 def is_remote(handle: Handle, base: int) -> bool:
@@ -81,6 +85,22 @@ def bring_back(handle: Handle, base: int) -> bool:
                 fs.sync_folder(handle.folder)
                 remove_stub(fs, path)
     return done
+
+
+def insist(handle: Handle, base: int) -> None:
+    """Have the bytes of a segment here, or have it gone, when this returns. Raises as `bring_back`."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # of a file that was replaced while it came
+            if bring_back(handle, base):
+                return
+        if not is_remote(handle, base):
+            return
+    path = segment_stem(handle.folder, base) + LOG_SUFFIX
+    found = _read_stub(handle, path)
+    if found is not None:
+        raise ObjectStoreError(
+            found[0].url, found[0].key, f"{path} lies there alone still, and did not come; try again"
+        )
 
 
 def _read_stub(handle: Handle, path: str) -> tuple[Stub, int] | None:

@@ -10,23 +10,24 @@ import os
 import tempfile
 from typing import Final
 
-from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.errors import DiskFull, InvalidConfig, SegmentlogError
 from segmentlog.format.names import REPLICA_FILE
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, hold_open, let_go
-from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.fs import NO_ROOM, FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 
 _PREFIX: Final = "segmentlog-"
 
 
 class CacheFolder:
-    """Made at once, below ``cache_dir``, or where the system keeps such. Raises `InvalidConfig`."""
+    """Made at once, below ``cache_dir``, or where the system keeps such. Raises `InvalidConfig`, `DiskFull`."""
 
     def __init__(self, fs: FileSystem, cache_dir: str | os.PathLike[str] | None) -> None:
         self._fs = fs
-        parent = tempfile.gettempdir() if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
+        parent = "" if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
         try:
+            parent = parent or tempfile.gettempdir()
             fs.make_folders(parent)
             while True:
                 self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
@@ -36,6 +37,8 @@ class CacheFolder:
                     if fs.exists(f"{self.path}/{REPLICA_FILE}"):  # else somebody has swept it before it was locked
                         break
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(parent) from error
             wanted = f"a folder that can be written to ({error.strerror})"
             raise InvalidConfig("cache_dir", parent, wanted) from error
         self._lock: Held | None = lock

@@ -8,25 +8,51 @@ time is put aside for an empty one. Who has the old one mapped reads on in it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from segmentlog.errors import ObjectStoreError, ShippingRefused, StoreClosed
+from segmentlog.errors import DiskFull, ObjectStoreError, SegmentlogError, ShippingRefused, StoreClosed
 from segmentlog.format.names import TEMPORARY_SUFFIX
 from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.spans import Spans, size_of
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held, hold_open, let_go
-from segmentlog.storage.fs import FileSystem, opened, write_all
+from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, FileSystem, opened, write_all
 
 BLOCK_BYTES: Final = 1 << 20
 _RUN_BLOCKS: Final = 4
 """What is got in one request: several of them at a time are faster than one large one."""
 _AHEAD_BLOCKS_MAX: Final = 16
 PARALLEL: Final = 4
+
+
+class CacheLost(ObjectStoreError):
+    """The folder that an object store is brought into is gone, or the file of it that was just made."""
+
+
+@contextlib.contextmanager
+def _telling(url: str, path: str) -> Iterator[None]:
+    """Around what is done with a file of the cache: what fails is not the store's, nor is a segment gone.
+
+    Raises `CacheLost`, `DiskFull`, `ObjectStoreError`, which name the folder; and what is the process's own affair.
+    """
+    try:
+        yield
+    except OSError as error:
+        folder = os.path.dirname(path)
+        if error.errno in NO_ROOM:
+            raise DiskFull(folder) from error
+        if error.errno in LOCAL_ERRORS or isinstance(error, SegmentlogError):
+            raise
+        if isinstance(error, FileNotFoundError):
+            why = "it is gone, which what was read is kept in; open the store anew, or give it a 'cache_dir' that stays"
+            raise CacheLost(url, folder, why) from error
+        why = f"what was read cannot be kept there: {error.strerror}; see 'cache_dir'"
+        raise ObjectStoreError(url, folder, why) from error
 
 
 class Cache:
@@ -92,13 +118,21 @@ class Cache:
                 held = [one for one in self.files.values() if one.held_bytes and one is not file]
                 if not held:
                     return
-                self.renew(min(held, key=lambda one: one.used))
+                try:
+                    self.renew(min(held, key=lambda one: one.used))
+                except (SegmentlogError, OSError):
+                    return  # whoever needs that one next is told; what was brought just now is here
 
-    def renew(self, file: RangedFile) -> None:
-        """Put an empty file in the place of one; what it held is given back once nobody has it mapped."""
+    def renew(self, file: RangedFile, spans: Spans | None = None) -> RangedFile:
+        """Put an empty file in the place of one; what it held is given back once nobody has it mapped.
+
+        Raises as `RangedFile`; then it is as it was.
+        """
         with self.mutex:
+            made = RangedFile(self, file.path, file.spans if spans is None else spans)
             self.retire(file.path)
-            self.files[file.path] = RangedFile(self, file.path, file.spans)
+            self.files[file.path] = made
+            return made
 
     def retire(self, path: str) -> None:
         """Readers do not find this file any more."""
@@ -119,11 +153,12 @@ class Cache:
             opened_ranges.close()
 
     def open(self, file: RangedFile) -> OpenedRanges:
-        """Keep it open. Raises FileNotFoundError when another one has its place."""
-        fd = hold_open(FileSystem(), file.path, os.O_RDWR)
-        if FileSystem().fstat(fd).st_ino != file.inode:
-            let_go(FileSystem(), fd)
-            raise FileNotFoundError(file.path)
+        """Keep it open. Raises `CacheLost` when it is not there."""
+        with _telling(self.bucket.url, file.path):
+            fd = hold_open(FileSystem(), file.path, os.O_RDWR)
+            if FileSystem().fstat(fd).st_ino != file.inode:
+                let_go(FileSystem(), fd)
+                raise FileNotFoundError(file.path)
         found = OpenedRanges(file, fd)
         self._opened.add(found)
         return found
@@ -133,7 +168,10 @@ class RangedFile:
     """One such file, and which of its blocks are here. Thread-safe."""
 
     def __init__(self, cache: Cache, path: str, spans: Spans, *, beside: bool = False) -> None:
-        """Made at once, empty: at ``path``, or ``beside`` it until `put_in_place`."""
+        """Made at once, empty: at ``path``, or ``beside`` it until `put_in_place`.
+
+        Raises `CacheLost` without a folder for it, `DiskFull`, `ObjectStoreError`.
+        """
         self._cache = cache
         self.url = cache.bucket.url
         self.path = path
@@ -151,7 +189,10 @@ class RangedFile:
         """Block behind the last one that is brought ahead."""
         self._beside = path + TEMPORARY_SUFFIX
         fs = FileSystem()
-        with opened(fs, self._beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) as fd:
+        with (
+            _telling(self.url, path),
+            opened(fs, self._beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) as fd,
+        ):
             fs.ftruncate(fd, size_of(spans))
             self.inode = fs.fstat(fd).st_ino
         if not beside:
@@ -159,23 +200,36 @@ class RangedFile:
 
     def put_in_place(self) -> None:
         """Have readers find it."""
-        FileSystem().replace(self._beside, self.path)
+        with _telling(self.url, self.path):
+            FileSystem().replace(self._beside, self.path)
 
     def open(self) -> OpenedRanges:
-        """As long as what is returned is kept blocks can be brought. Raises FileNotFoundError when it is retired."""
+        """As long as what is returned is kept blocks can be brought. For one that readers find.
+
+        Where somebody has removed the file another one takes its place: folders for temporary files are cleared of
+        what is old. Raises `CacheLost` where that, too, is not there, or the folder; `DiskFull`, `ObjectStoreError`.
+        """
         with self._cache.mutex:
             found = None if self._open is None else self._open()
-            if found is None:
-                found = self._cache.open(self)
-                self._open = weakref.ref(found)
+            if found is not None:
+                return found
+            try:
+                file, found = self, self._cache.open(self)
+            except CacheLost:
+                file = self._cache.renew(self)
+                found = self._cache.open(file)
+            file._open = weakref.ref(found)
             return found
 
     def extend(self, spans: Spans) -> None:
-        """It goes on, or lies in other objects: of what was here no byte is another one."""
+        """It goes on, or lies in other objects: of what was here no byte is another one. Raises `CacheLost`."""
         with self._cache.mutex:
             before, size_bytes = size_of(self.spans), size_of(spans)
             if size_bytes > before:
-                with opened(FileSystem(), self.path, os.O_RDWR | os.O_CLOEXEC) as fd:
+                with (
+                    _telling(self.url, self.path),
+                    opened(FileSystem(), self.path, os.O_RDWR | os.O_CLOEXEC) as fd,
+                ):
                     FileSystem().ftruncate(fd, size_bytes)
                 self._present.extend(bytes(_blocks(size_bytes) - len(self._present)))
                 if before % BLOCK_BYTES:
@@ -261,10 +315,13 @@ class RangedFile:
             low, high = max(span.position, start), min(span.end, end)
             if low < high:
                 first, size_bytes = low - span.position, high - low
-                if span.data:
-                    held.write(span.data[first : first + size_bytes], low)
-                else:
-                    held.write(self._cache.bucket.get_range(span.key, span.start + first, size_bytes), low)
+                data = (
+                    span.data[first : first + size_bytes]
+                    if span.data
+                    else self._cache.bucket.get_range(span.key, span.start + first, size_bytes)
+                )
+                with _telling(self.url, self.path):
+                    held.write(data, low)
 
 
 class OpenedRanges:

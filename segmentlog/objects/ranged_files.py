@@ -16,7 +16,7 @@ from segmentlog.format.names import ABORTED_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUF
 from segmentlog.objects.bringing import Place, write_index
 from segmentlog.objects.bucket import ObjectMissing
 from segmentlog.objects.checking import check_object
-from segmentlog.objects.ranged import Cache, OpenedRanges, RangedFile
+from segmentlog.objects.ranged import Cache, CacheLost, OpenedRanges, RangedFile
 from segmentlog.objects.spans import Spans, size_of
 from segmentlog.storage.fs import FileSystem, Stamp, replace_file
 from segmentlog.storage.segment import segment_stem
@@ -63,7 +63,17 @@ class RangedFiles(FileSystem):
                     if self._pending.get(one) is pending:
                         del self._pending[one]
         found = self.ranged(path)
-        fd = super().open(path, flags, mode)
+        try:
+            fd = super().open(path, flags, mode)
+        except FileNotFoundError:
+            if found is None:
+                raise
+            # Kept open by somebody, and cleared away by whoever clears a folder for temporary files.
+            with self._cache.mutex:
+                if not found.is_retired:
+                    self._cache.renew(found.file)
+            found = self.ranged(path)
+            fd = super().open(path, flags, mode)
         if found is not None:
             self._fds[fd] = found
         return fd
@@ -101,7 +111,10 @@ class RangedFiles(FileSystem):
             elif size_of(spans) < size_of(file.spans):
                 return False
             else:
-                file.extend(spans)
+                try:
+                    file.extend(spans)
+                except CacheLost:
+                    self._cache.renew(file, spans)
         return True
 
     def prepare(self, path: str, spans: Spans) -> Place | None:

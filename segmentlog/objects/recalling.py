@@ -14,7 +14,7 @@ from segmentlog.format.manifest import ShippedPartition
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.stub import Stub
 from segmentlog.log.handle import Handle
-from segmentlog.log.tiering import bring_back, is_remote
+from segmentlog.log.tiering import bring_back, insist, is_remote
 from segmentlog.policy.shipping import LocalSegment
 from segmentlog.storage.remote import write_stub
 from segmentlog.storage.segment import segment_stem
@@ -53,7 +53,7 @@ def bring_all_back(topics: Topics, *, is_fenced: bool) -> None:
             for base in handle.list_segments():
                 if is_remote(handle, base):
                     try:
-                        bring_back(handle, base)
+                        insist(handle, base)
                     except SegmentGone as error:
                         if not is_fenced:
                             raise

@@ -40,7 +40,7 @@ from segmentlog.format.manifest import (
 from segmentlog.format.names import SHIPPED_FILES
 from segmentlog.log import granting
 from segmentlog.objects import uploads
-from segmentlog.objects.binding import Binding, write_binding
+from segmentlog.objects.binding import Binding, read_binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectChanged
 from segmentlog.objects.capture import Replaced, as_shipped, is_wanted
 from segmentlog.objects.decisions import Where
@@ -68,6 +68,7 @@ _PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.02
 _LOOK_MS: Final = 30_000
 """Who has nothing to ship looks so often whether somebody has taken over."""
+_ENDED: Final = "shipping was ended ('segmentlog ship --stop') while this process was at it: it ships no more"
 
 
 Progress = Callable[[int, int], None]
@@ -492,8 +493,12 @@ class Shipper:
         """Find out what lies there, after a put of which nobody knows whether it took effect.
 
         One of our own did, or an earlier process's; or the one before it still lies there; or somebody only condemned
-        objects meanwhile.
+        objects meanwhile. Raises `ShippingRefused` where somebody here has ended shipping meanwhile.
         """
+        assert self._binding is not None
+        bound = read_binding(self._fs, self._topics.path)
+        if bound is None or bound.owner_id != self._binding.owner_id:  # before anybody is fenced for another's sake
+            raise ShippingRefused(self.bucket.url, _ENDED)
         found = read_manifest(self.bucket)
         if found is None:
             if self._manifest is not None:
@@ -502,7 +507,6 @@ class Shipper:
         manifest, tag = found
         self._files = {}
         assert self._owner is not None
-        assert self._binding is not None
         if manifest.store_id != self._topics.store_id:
             raise ShippingRefused(self.bucket.url, f"another store is shipped there, by {manifest.owner}")
         if (manifest.owner.epoch, manifest.owner.id) != (self._owner.epoch, self._owner.id):
@@ -510,6 +514,8 @@ class Shipper:
                 return  # what had ended, and is not ours yet
             fence(self._topics, self._binding, manifest.owner)
             raise StoreFenced(f"store {self._topics.path}", str(manifest.owner))
+        if manifest.ended and (self._manifest is None or not self._manifest.ended):
+            raise ShippingRefused(self.bucket.url, _ENDED)
         if manifest.nonce in self._tried:
             self._take_over(self._tried[manifest.nonce], tag)
             self._looking.forget_staged()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterable
 from typing import Final
@@ -11,13 +13,15 @@ import msgspec
 
 from segmentlog.arguments import as_int
 from segmentlog.defaults import SHIP_INTERVAL_MS
-from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.errors import InvalidConfig, SegmentlogError, ShippingRefused, UnknownTopic
 from segmentlog.objects.binding import read_binding
 from segmentlog.objects.location import open_bucket
-from segmentlog.objects.ownership import end
+from segmentlog.objects.ownership import end, unbind
 from segmentlog.objects.recalling import bring_all_back
 from segmentlog.objects.shipper import Progress, ShippedNow, Shipper
 from segmentlog.storage import forks
+from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.grant import read_grant
 from segmentlog.storage.watch import Watch
 from segmentlog.topics.topics import Topics
 from segmentlog.topics.workers import Worker
@@ -120,15 +124,26 @@ class Shipping:
 
         What lies there stays; whoever takes it over is told that this store went on. What lies there alone is brought
         back first: nobody there knows any more that somebody needs it. None when it was not shipped. Raises
-        `ObjectStoreError`, `DiskFull`, `ReadOnlyStore`; it is shipped still then.
+        `ObjectStoreError`, `DiskFull`, `ReadOnlyStore`, `ShippingRefused` while somebody else ships it; it is shipped
+        still then.
         """
-        self._topics.check_writable("end shipping it")
+        topics = self._topics
+        topics.check_writable("end shipping it")
         self.close()
-        binding = read_binding(self._topics.fs, self._topics.path)
-        if binding is None:
-            return None
-        bring_all_back(self._topics, is_fenced=bool(binding.fenced))
-        end(self._topics, open_bucket(binding.url))
+        # Beside somebody who ships what came back would leave again, and grants that are released be made anew.
+        lease = topics.ship_signals.become_shipper()
+        if lease is None:
+            who = _who_holds(topics.fs, topics.ship_signals.path)
+            raise ShippingRefused(topics.path, f"{who} ships this store; stop that first, then end shipping")
+        try:
+            binding = read_binding(topics.fs, topics.path)
+            if binding is None:
+                _clean_up(topics)
+                return None
+            bring_all_back(topics, is_fenced=bool(binding.fenced))
+            end(topics, open_bucket(binding.url))
+        finally:
+            topics.ship_signals.resign(lease)
         return binding.url
 
     def status(self) -> ShippingStatus | None:
@@ -148,6 +163,35 @@ class Shipping:
         run, self._run = self._run, None
         if run is not None:
             run.close()
+
+
+def _who_holds(fs: FileSystem, path: str) -> str:
+    """Who has a file locked, as far as the system says it."""
+    with contextlib.suppress(OSError, ValueError):
+        found = fs.stat(path)
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        for line in read_file(fs, "/proc/locks").decode().splitlines():
+            words = line.split()  # 5: FLOCK  ADVISORY  WRITE 29996 fe:00:11149407 0 EOF
+            if len(words) > 5 and words[1] == "FLOCK" and words[5] == device and int(words[4]) > 0:
+                return "this process itself" if int(words[4]) == os.getpid() else f"process {words[4]}"
+    return "another process"
+
+
+def _clean_up(topics: Topics) -> None:
+    """Nothing asks for grants in a store that is bound to nothing, or lies elsewhere alone: whoever left it so."""
+    if _has_grants(topics):
+        logger.warning("%s: it was not shipped, and its logs asked for grants; they need none any more", topics.path)
+        unbind(topics)
+    bring_all_back(topics, is_fenced=True)
+
+
+def _has_grants(topics: Topics) -> bool:
+    for name, _ in list(topics.all_partitions()):
+        with contextlib.suppress(UnknownTopic):
+            handle = topics.open_partition(name.topic, name.number).handle
+            if read_grant(handle.fs, handle.folder) is not None:
+                return True
+    return False
 
 
 class _Run:

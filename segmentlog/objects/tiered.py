@@ -15,13 +15,13 @@ from typing import Final
 import xxhash
 
 from segmentlog.defaults import REMOTE_CACHE_BYTES
-from segmentlog.errors import ObjectStoreError, SegmentGone, SegmentlogError, ShippingRefused, StoreClosed
+from segmentlog.errors import DiskFull, ObjectStoreError, SegmentGone, SegmentlogError, ShippingRefused, StoreClosed
 from segmentlog.format.manifest import MANIFEST_KEY
 from segmentlog.format.stub import Stub
 from segmentlog.objects.bucket import ObjectMissing
 from segmentlog.objects.cache_folder import CacheFolder
 from segmentlog.objects.location import open_bucket
-from segmentlog.objects.ranged import PARALLEL, Cache, OpenedRanges, RangedFile
+from segmentlog.objects.ranged import PARALLEL, Cache, CacheLost, OpenedRanges, RangedFile
 from segmentlog.objects.spans import spans_of
 from segmentlog.objects.words import without_secrets
 from segmentlog.storage import forks
@@ -57,23 +57,50 @@ class Tiered:
         self._troubles: dict[str, str] = {}
 
     def know(self, url: str) -> None:
-        """By this URL, which may hold what is secret, its place is to be reached."""
-        self._urls[without_secrets(url).rstrip("/")] = url
+        """By this URL, which may hold what is secret, its place is to be reached. Raises `InvalidConfig`."""
+        place = without_secrets(url).rstrip("/")
+        with self._mutex:
+            if self._urls.get(place, place) == url:
+                return
+            self._urls[place] = url
+            if place in self._caches:  # opened without what was secret; what it has brought is as good as before
+                self._caches[place].bucket = open_bucket(url)
 
     def reach(self, fs: FileSystem, path: str) -> Remote | None:
-        """As `FileSystem.ranged`. Raises also `InvalidConfig` for a URL that cannot be opened here."""
+        """As `FileSystem.ranged`. Raises also `InvalidConfig` for a URL that cannot be opened here.
+
+        And `DiskFull`, `ObjectStoreError` for a cache that cannot be written to.
+        """
         found = read_stub(fs, path)
         if found is None:
             return None
         stub, inode = found
         with self._mutex:
             cache = self._cache(stub.url)
-            with cache.mutex:
-                place = f"{self._open_folder()}/{xxhash.xxh3_128_hexdigest(stub.key.encode())}"
-                file = cache.files.get(place)
-                if file is None:
-                    file = cache.files[place] = RangedFile(cache, place, spans_of(stub.stored))
-                return Remote(self, fs, path, stub, inode, file.open())
+            with self.noting_trouble(stub.url):
+                try:
+                    opened = self._open(cache, stub)
+                except CacheLost:  # folders for temporary files are cleared of what is old
+                    self._lose_folder()
+                    opened = self._open(cache, stub)
+            return Remote(self, fs, path, stub, inode, opened)
+
+    def _open(self, cache: Cache, stub: Stub) -> OpenedRanges:
+        with cache.mutex:
+            place = f"{self._open_folder()}/{xxhash.xxh3_128_hexdigest(stub.key.encode())}"
+            file = cache.files.get(place)
+            if file is None:
+                file = cache.files[place] = RangedFile(cache, place, spans_of(stub.stored))
+            return file.open()
+
+    def _lose_folder(self) -> None:
+        """Begin a new one, with nothing in it. Who has something mapped reads on in it, and asks anew then."""
+        for cache in self._caches.values():
+            for place in list(cache.files):
+                cache.retire(place)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
 
     def _open_folder(self) -> str:
         if self._is_closed:
@@ -95,6 +122,15 @@ class Tiered:
             self._troubles[url] = why
         else:
             self._troubles.pop(url, None)
+
+    @contextlib.contextmanager
+    def noting_trouble(self, url: str) -> Iterator[None]:
+        """Around what fails where the object store does, or the disk that it is brought to."""
+        try:
+            yield
+        except (ObjectStoreError, DiskFull) as error:
+            self.note_trouble(url, str(error))
+            raise
 
     def health(self) -> dict[str, str]:
         """Object stores that could not be reached the last time."""
@@ -160,14 +196,15 @@ class Remote:
         return self._opened.map()
 
     def need(self, start: int, end: int) -> None:
-        """See `Ranges.need`. Raises `ObjectStoreError`, `SegmentGone`, FileNotFoundError for one that was replaced."""
+        """See `Ranges.need`.
+
+        Raises `ObjectStoreError`, `SegmentGone`, `DiskFull` for the cache, FileNotFoundError for one that was replaced.
+        """
         try:
-            self._opened.need(start, end)
+            with self._tiered.noting_trouble(self._stub.url):
+                self._opened.need(start, end)
         except (ShippingRefused, FileNotFoundError) as error:
             raise self._why() from error
-        except ObjectStoreError as error:
-            self._tiered.note_trouble(self._stub.url, str(error))
-            raise
         self._tiered.note_trouble(self._stub.url, "")
 
     def _why(self) -> SegmentlogError | OSError:

@@ -1,0 +1,164 @@
+"""Shipping ends for good: beside others who ship, and after what others have left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logs import FakeClock, values_by_offset
+from objects.tiering import TIERED, fill, hurried, remote, url_of, value
+
+from segmentlog.errors import GrantExhausted, ShippingRefused
+from segmentlog.log import granting
+from segmentlog.log.partition import Partition
+from segmentlog.objects import ownership
+from segmentlog.objects.binding import read_binding, remove_binding
+from segmentlog.objects.bucket import Bucket
+from segmentlog.objects.location import open_bucket
+from segmentlog.objects.recalling import bring_all_back
+from segmentlog.objects.shipper import Shipper
+from segmentlog.store import LogStore
+
+__all__ = ["hurried"]
+ALL = {number: value(number) for number in range(45)}
+LARGE = [b"x"] * 300_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Of both."""
+    return FakeClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: FakeClock) -> Iterator[LogStore]:
+    """A store of 45 records in five segments."""
+    with LogStore(tmp_path / "store", background=False, clock=clock) as opened:
+        fill(opened.create_topic("a", **TIERED).partition(0), 45)
+        yield opened
+
+
+@pytest.fixture
+def log(store: LogStore) -> Partition:
+    """Its only partition."""
+    return store.topic("a").partition(0)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Bucket:
+    """Where it is shipped to."""
+    return open_bucket(url_of(tmp_path))
+
+
+@pytest.fixture
+def shipper(store: LogStore, bucket: Bucket, clock: FakeClock) -> Iterator[Shipper]:
+    """Has shipped all of it, and four segments lie there alone."""
+    made = Shipper(store._topics, bucket, parallel=0)
+    made.ship()
+    clock.advance(2_000)
+    made.ship()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(store: LogStore, clock: FakeClock) -> Iterator[LogStore]:
+    """The same store, opened by somebody else."""
+    with LogStore(store.path, background=False, clock=clock) as opened:
+        yield opened
+
+
+def test_it_does_not_end_beside_somebody_who_ships(
+    other: LogStore, shipper: Shipper, log: Partition, clock: FakeClock
+) -> None:
+    """He is named, and nothing is changed; once he has stopped it ends, and all of it is here."""
+    assert remote(log) == [0, 10, 20, 30]
+    with pytest.raises(ShippingRefused, match=r"(this process itself|another process) ships this store; stop that"):
+        other.shipping.end()
+    assert remote(log) == [0, 10, 20, 30]
+    fill(log, 10)
+    clock.advance(2_000)
+    assert shipper.tick().put
+    shipper.close()
+    assert other.shipping.end() == shipper.bucket.url
+    assert remote(log) == []
+    assert values_by_offset(log) == ALL | {number: value(number) for number in range(45, 55)}
+
+
+_HOLDING = """
+import sys
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.ship_signals import ShipSignals
+lease = ShipSignals(FileSystem(), sys.argv[1]).become_shipper()
+print(lease is not None, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_that_ships_is_told_by_its_number(store: LogStore) -> None:
+    """So that it can be stopped; where the system does not say which one it is, that it is another one."""
+    command = [sys.executable, "-c", _HOLDING, store.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"True\n"
+        with pytest.raises(ShippingRefused, match=rf"(process {holder.pid}|another process) ships this store"):
+            store.shipping.end()
+        holder.communicate()
+    assert store.shipping.end() is None
+
+
+@pytest.mark.parametrize("is_bound_anew", [False, True])
+def test_who_ships_does_not_undo_the_end(
+    other: LogStore, shipper: Shipper, log: Partition, clock: FakeClock, bucket: Bucket, is_bound_anew: bool
+) -> None:
+    """Where it ended beside him all the same what is here stays here, and nobody is fenced."""
+    bring_all_back(other._topics, is_fenced=False)
+    ownership.end(other._topics, bucket)
+    if is_bound_anew:
+        ownership.claim(other._topics, bucket, (), clock.now_ms())
+    fill(log, 15)
+    for _ in range(3):
+        clock.advance(2_000)
+        with pytest.raises(ShippingRefused, match="was ended"):
+            shipper.tick()
+    assert ownership.require_manifest(bucket)[0].ended
+    assert remote(log) == []
+    fill(log, 1)
+    found = read_binding(other.fs, other.path)
+    assert (found is not None, found.fenced if found else "") == (is_bound_anew, "")
+
+
+def test_what_somebody_left_of_it_goes(other: LogStore, shipper: Shipper, log: Partition, bucket: Bucket) -> None:
+    """Logs that ask for grants of nobody need none once it is ended again; it may be shipped again, too."""
+    ownership.end(other._topics, bucket)
+    shipper.close()
+    wide = other.create_topic("wide").partition(0)
+    granting.limit(wide.handle)
+    for _ in range(3):
+        wide.append(LARGE)
+    with pytest.raises(GrantExhausted):
+        wide.append(LARGE)
+    assert other.shipping.end() is None
+    assert remote(log) == []
+    wide.append(LARGE)
+    other.ship(bucket.url)
+    assert wide.shipped_offset == wide.log_end_offset
+
+
+def test_it_ends_where_its_objects_are_gone_and_it_is_bound_to_nothing(
+    other: LogStore, shipper: Shipper, log: Partition, tmp_path: Path
+) -> None:
+    """What is lost stays lost, and does not keep the rest from going on."""
+    remove_binding(other.fs, other.path)
+    shipper.close()
+    for path in (tmp_path / "bucket" / "segments").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert other.shipping.end() is None
+    assert remote(log) == [0, 10, 20, 30]
+    assert not os.path.exists(f"{log.folder}/grant")
+    fill(log, 1)
