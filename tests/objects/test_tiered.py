@@ -192,6 +192,72 @@ def test_committed_records_are_told_from_aborted_ones(tmp_path: Path) -> None:
         assert values(store.topic("a").partition(0), isolation="read_committed") == wanted
 
 
+def abort_and_commit(store: LogStore) -> None:
+    """One transaction of each outcome at the end of the log."""
+    with store.producer(name="p", linger_ms=0) as producer:
+        for value_, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
+            producer.begin_transaction()
+            producer.send("a", value_, partition=0).result()
+            end()
+
+
+def tail(log: Partition) -> list[bytes]:
+    """What a reader of committed records finds in the active segment."""
+    batches = log.read(log.segments()[-1].base_offset, isolation="read_committed")
+    return [value_ for batch in batches for value_ in batch.values if value_ is not None]
+
+
+@pytest.mark.parametrize("first", ["transactions", "plain records"])
+def test_what_was_aborted_is_known_of_segments_that_left(tmp_path: Path, first: str) -> None:
+    """Who reads committed records at the end brings nothing of them, and needs no object store."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        if first == "transactions":
+            abort_and_commit(store)
+        fill(log, 30)
+        store.ship(url_of(tmp_path))
+        assert len(remote(log)) >= 2
+        os.rename(tmp_path / "bucket", tmp_path / "away")
+        abort_and_commit(store)
+        assert tail(log)[-1:] == [b"committed"]
+        assert b"aborted" not in tail(log)
+        os.rename(tmp_path / "away", tmp_path / "bucket")
+        fill(log, 15)
+        store.ship(url_of(tmp_path))
+        os.rename(tmp_path / "bucket", tmp_path / "away")
+    with LogStore(tmp_path / "store", background=False) as store:  # which has looked at nothing yet
+        log = store.topic("a").partition(0)
+        assert tail(log)
+        assert store._reaching.made is None
+        os.rename(tmp_path / "away", tmp_path / "bucket")
+        found = values(log, isolation="read_committed")
+        assert b"aborted" not in found
+        assert found.count(b"committed") == (2 if first == "transactions" else 1)
+        for path in Path(log.folder).glob("*.txnindex"):  # caches: without them it is as it was
+            path.unlink()
+        assert values(log, isolation="read_committed") == found
+
+
+def test_what_whoever_appends_next_would_read_stays(tmp_path: Path) -> None:
+    """Without a snapshot of the producers behind a segment it is read for them; the next roll leaves one."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        abort_and_commit(store)
+        fill(log, 30)
+        rolled = [segment.base_offset for segment in log.segments()]
+        for base in rolled[-2:]:  # there was no room for them
+            os.unlink(f"{log.folder}/{base:020d}.snapshot")
+        store.ship(url_of(tmp_path))
+        assert remote(log) == rolled[:-3]
+        fill(log, 10)
+        store.ship(url_of(tmp_path))
+        assert remote(log) == rolled
+    os.rename(tmp_path / "bucket", tmp_path / "away")
+    with LogStore(tmp_path / "store", background=False) as store:
+        abort_and_commit(store)
+        assert tail(store.topic("a").partition(0))[-1:] == [b"committed"]
+
+
 def test_it_is_verified_dumped_and_scrubbed_around(tmp_path: Path, store: LogStore, log: Partition) -> None:
     """Verify looks at every byte, wherever it lies; the scrubber leaves out what is not here."""
     path = log.segments()[1].path
