@@ -20,10 +20,12 @@ from segmentlog.format.stub import decode_stub
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.log.tiering import bring_back
+from segmentlog.objects.bucket import Data
 from segmentlog.objects.folder import Folder
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.replica import Replica
 from segmentlog.objects.restoring import restore
+from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.tidying import sweep, verify
 from segmentlog.objects.tiered import reaching
@@ -45,6 +47,22 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 def log(store: LogStore) -> Partition:
     """Its only partition."""
     return store.topic("a").partition(0)
+
+
+class CountingBucket(Folder):
+    """Knows what was put."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.put_keys: list[str] = []
+
+    def put(self, key: str, data: Data) -> None:
+        self.put_keys.append(key)
+        super().put(key, data)
+
+    def segments(self) -> list[str]:
+        """Of segments and their indexes, all that was ever put."""
+        return sorted(key for key in self.put_keys if key.startswith("segments/"))
 
 
 # ---------------------------------------------------------------- reading
@@ -461,6 +479,38 @@ def test_turned_off_it_comes_back(tmp_path: Path, store: LogStore, log: Partitio
         assert len(remote(log)) <= left
     shutil.rmtree(tmp_path / "bucket")
     assert values_by_offset(log) == ALL
+
+
+def test_what_came_back_is_not_put_anew(tmp_path: Path) -> None:
+    """It is what lies there: the manifest refers to the same objects, and no reader has to bring it again."""
+    clock = FakeClock()
+    bucket = CountingBucket(str(tmp_path / "bucket"))
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        fill(log, 45)
+        shipper = Shipper(store._topics, bucket, parallel=0)
+        try:
+            for _ in range(2):
+                shipper.ship()
+                clock.advance(2_000)
+            assert remote(log) == [0, 10, 20, 30]
+            before, generation = bucket.segments(), log.handle.page.log.read().generation
+            store.alter_topic("a", remote_storage_enable=False)
+            for _ in range(6):
+                shipper.ship()
+                clock.advance(2_000)
+            assert remote(log) == []
+            assert log.handle.page.log.read().generation > generation
+            assert bucket.segments() == before
+            store.alter_topic("a", remote_storage_enable=True)
+            for _ in range(2):
+                shipper.ship()
+                clock.advance(2_000)
+            assert remote(log) == [0, 10, 20, 30]
+            assert bucket.segments() == before
+        finally:
+            shipper.close()
+        assert values_by_offset(log) == ALL
 
 
 def test_many_segments_leave_in_one_call(tmp_path: Path) -> None:
