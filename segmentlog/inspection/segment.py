@@ -20,9 +20,11 @@ from segmentlog.format.examine import Broken, Whole, examine
 from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_entries
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TOPIC_FILE
 from segmentlog.format.scan import Around
+from segmentlog.format.stub import PROBE_BYTES
 from segmentlog.inspection.findings import Tally
-from segmentlog.storage.fs import FileSystem, Ranges, read_file
+from segmentlog.storage.fs import FileSystem, Ranges, opened, read_file
 from segmentlog.storage.index import batches_known
+from segmentlog.storage.remote import is_remote
 
 _CHUNK = 1 << 20
 _SECTOR = 4096
@@ -211,30 +213,38 @@ def read_segment(
 
     What lies in an object store alone is brought. Raises `ObjectStoreError`, `SegmentGone`.
     """
-    ranges = fs.ranged(path)
-    if ranges is not None:
-        return _read_ranges(ranges, end_position)
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = fs.fstat(fd).st_size
-        data = bytearray(size if end_position is None else min(end_position, size))
-        unreadable: list[tuple[int, int]] = []
-        position = 0
-        while position < len(data):
-            wanted = min(_CHUNK, len(data) - position)
-            try:
-                part = fs.pread(fd, wanted, position)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                part = _read_around(fs, fd, position, wanted, unreadable)
-            if not part:
-                return position, data[:position], unreadable  # cut off meanwhile
-            data[position : position + len(part)] = part
-            position += len(part)
-        return size, data, unreadable
-    finally:
-        fs.close(fd)
+    while True:
+        ranges = fs.ranged(path)
+        if ranges is not None:
+            return _read_ranges(ranges, end_position)
+        with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
+            found = fs.fstat(fd)
+            size, data, unreadable = _read_file(fs, fd, found.st_size, end_position)
+        # It may have become a hole since it was asked for.
+        if any(data[:PROBE_BYTES]) or not data or not is_remote(fs, path, found):
+            return size, data, unreadable
+
+
+def _read_file(
+    fs: FileSystem, fd: int, size: int, end_position: int | None
+) -> tuple[int, bytearray, list[tuple[int, int]]]:
+    """`read_segment` of one that is here."""
+    data = bytearray(size if end_position is None else min(end_position, size))
+    unreadable: list[tuple[int, int]] = []
+    position = 0
+    while position < len(data):
+        wanted = min(_CHUNK, len(data) - position)
+        try:
+            part = fs.pread(fd, wanted, position)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            part = _read_around(fs, fd, position, wanted, unreadable)
+        if not part:
+            return position, data[:position], unreadable  # cut off meanwhile
+        data[position : position + len(part)] = part
+        position += len(part)
+    return size, data, unreadable
 
 
 def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:

@@ -1,15 +1,16 @@
 """Which transactions of a partition were aborted: what a ``read_committed`` reader steps over.
 
 The markers in the log say it. Of a sealed segment they are kept in its ``.txnindex``, made by
-whoever first needs it; the active segment is read for them, its headers only, when the state
-page says that there is another abort. A log in which nothing was ever aborted costs one look
-at a word of that page.
+whoever first needs it, and before the segment leaves for an object store; the active one is read
+for them, its headers only, when the state page says that there is another abort. A log in which
+nothing was ever aborted costs one look at a word of that page.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from segmentlog.errors import CorruptBatch, UnknownTopic
 from segmentlog.format.batch import BatchHeader, check_payload
 from segmentlog.format.control import decode_marker
-from segmentlog.format.names import ABORTED_SUFFIX
+from segmentlog.format.names import ABORTED_SUFFIX, LOG_SUFFIX, TEMPORARY_SUFFIX
 from segmentlog.format.producers import AbortedTransaction, Malformed, decode_aborted, encode_aborted
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.log.handle import Handle
@@ -35,12 +36,14 @@ def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
     return any(first <= header.base_offset <= last for first, last in ranges.get(header.producer_id, ()))
 
 
-class _Known(msgspec.Struct):
-    """What was read so far of one segment."""
+class Known(msgspec.Struct):
+    """What was read so far of one segment: the bytes before ``position``."""
 
     position: int = 0
     aborted: list[AbortedTransaction] = []
     sealed: bool = False
+    is_kept: bool = False
+    """Its ``.txnindex`` says so."""
 
 
 class AbortedTransactions:
@@ -59,7 +62,7 @@ class AbortedTransactions:
     def _begin_empty(self) -> None:
         """Know of none. In a forked child: another thread of the parent may have been looking."""
         self._seen: tuple[int, int, int, int] | None = None
-        self._segments: dict[int, _Known] = {}
+        self._segments: dict[int, Known] = {}
         self._ranges: Ranges = {}
 
     def look(self) -> Ranges:
@@ -100,37 +103,54 @@ class AbortedTransactions:
 
     def _look_at(self, base: int, log: LogState) -> None:
         handle = self._handle
-        known = self._segments.setdefault(base, _Known())
-        sealed = base < log.active_base_offset
+        known = self._segments.setdefault(base, Known())
         if known.sealed:
             return
-        mapped = handle.map_segment(base)
-        end = len(mapped.view) if sealed else min(log.end_position, len(mapped.view))
-        path = segment_stem(handle.folder, base) + ABORTED_SUFFIX
-        if sealed and not known.position:
-            with contextlib.suppress(FileNotFoundError, Malformed), handle.staying():
-                size, aborted = decode_aborted(read_file(handle.fs, path))
-                if size == end:
-                    self._segments[base] = _Known(end, aborted, sealed=True)
-                    return
 
         def around() -> Around:
             return handle.around(base, log.log_end_offset, self._known(base))
 
-        aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
-        self._segments[base] = _Known(end, aborted, sealed)
-        if sealed and not handle.read_only:
-            # A cache: the next one reads the segment again.
-            with contextlib.suppress(OSError), handle.staying():
-                self._write(path, encode_aborted(end, aborted))
+        if base == log.active_base_offset:
+            mapped = handle.map_segment(base)
+            end = min(log.end_position, len(mapped.view))
+            aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
+            self._segments[base] = Known(end, aborted)
+            return
+        found = self._segments[base] = find_sealed(handle, base, around, known)
+        if not found.is_kept and not handle.read_only:
+            with contextlib.suppress(OSError):  # a cache: the next one reads the segment again
+                keep(handle, base, found)
 
-    def _write(self, path: str, data: bytes) -> None:
-        """Beside, then in place: two processes may make the same file at the same time."""
-        fs = self._handle.fs
-        temporary = f"{path}.{os.getpid()}.tmp"
+
+def find_sealed(handle: Handle, base: int, around: Callable[[], Around], known: Known | None = None) -> Known:
+    """What a sealed segment tells, of which something may be ``known``.
+
+    By its ``.txnindex`` nothing of the segment is read, for it may lie in an object store alone. Raises
+    FileNotFoundError, `UnknownTopic`, `ObjectStoreError`.
+    """
+    stem = segment_stem(handle.folder, base)
+    with handle.staying():
+        end = handle.fs.stat(stem + LOG_SUFFIX).st_size
+        with contextlib.suppress(FileNotFoundError, Malformed):
+            size_bytes, aborted = decode_aborted(read_file(handle.fs, stem + ABORTED_SUFFIX))
+            if size_bytes == end:
+                return Known(end, aborted, sealed=True, is_kept=True)
+    known = known or Known()
+    mapped = handle.map_segment(base)
+    end = len(mapped.view)
+    return Known(end, [*known.aborted, *read_aborted(mapped, known.position, end, around)], sealed=True)
+
+
+def keep(handle: Handle, base: int, found: Known) -> None:
+    """Leave the ``.txnindex`` of a sealed segment. Raises `DiskFull`, `UnknownTopic`, OSError."""
+    fs, path = handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX
+    # Beside, then in place: others may make the same file at the same time. A crash may spoil it: then
+    # it does not check, and is made again.
+    temporary = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
+    with handle.staying():
         fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            write_all(fs, fd, [data], 0)
+            write_all(fs, fd, [encode_aborted(found.position, found.aborted)], 0)
         finally:
             fs.close(fd)
         fs.replace(temporary, path)

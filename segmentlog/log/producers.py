@@ -37,7 +37,7 @@ from segmentlog.format.scan import walk_over_damage
 from segmentlog.log.handle import Handle
 from segmentlog.storage.fs import read_file, replace_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
-from segmentlog.storage.state import LogState
+from segmentlog.storage.state import PRODUCERS_WORD, LogState
 
 _WORTH_LEAVING = 256
 # Headers: a few milliseconds.
@@ -82,6 +82,10 @@ class ProducerStates:
         """Take in everything up to the end that ``log`` shows."""
         seen = self.seen
         if seen is None or seen.epoch != log.epoch or seen.active_base_offset != log.active_base_offset:
+            if not self._handle.page.words[PRODUCERS_WORD]:  # there never was one: nothing to read for them
+                self._begin_with([])
+                self._mapped, self._behind, self.seen = None, 0, log
+                return
             with self._handle.staying():
                 self.load(log, list_segments(self._handle.fs, self._handle.folder))
             return

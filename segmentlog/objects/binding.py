@@ -1,6 +1,6 @@
 """The file ``@ship`` of a store: where it is shipped to, and as whom.
 
-    {"url": "s3://bucket/path", "owner_id": "...", "owner_epoch": 3, "topics": [], "file_id": [2049, 131], ...}
+    {"url": "s3://bucket/path", "owner_id": "...", "owner_epoch": 3, "topics": [], "folder_id": [2049, 131], ...}
 
 It holds no secret. It is believed in the folder that it was written in alone: a copy of a store is not the owner.
 """

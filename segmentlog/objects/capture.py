@@ -28,7 +28,7 @@ from segmentlog.format.names import (
     TRANSACTIONS_TOPIC,
 )
 from segmentlog.format.producers import encode_aborted
-from segmentlog.log.aborted import read_aborted
+from segmentlog.log.aborted import Known, find_sealed, keep
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.log.tiering import is_remote
@@ -284,7 +284,7 @@ class LocalPartition:
         """The object that a segment lies in alone; empty when it is here."""
         try:
             found = read_stub(self._handle.fs, segment_stem(self._handle.folder, base) + LOG_SUFFIX)
-        except CorruptBatch:  # of its stub: `evicting.settle` makes it anew
+        except CorruptBatch:  # of its stub: `recalling.settle` makes it anew
             return UNKNOWN_OBJECT
         return "" if found is None else found[0].key
 
@@ -326,6 +326,14 @@ class LocalPartition:
         except FileNotFoundError:
             return None
 
+    def producers_segment(self, log: LocalLog) -> int:
+        """Base offset of the segment from which on the log is read for its producers; its end where it has none."""
+        if not log.has_producers:
+            return log.end_offset
+        fs, folder = self._handle.fs, self._handle.folder
+        bases = (segment.base_offset for segment in reversed(log.segments))
+        return next((base for base in bases if fs.exists(segment_stem(folder, base) + SNAPSHOT_SUFFIX)), 0)
+
     def index(self, log: LocalLog, segment: LocalSegment) -> bytes | None:
         """The index of a sealed segment, which is complete once its `max_timestamp` was asked for; None without one.
 
@@ -344,11 +352,29 @@ class LocalPartition:
         aborted = b""
         if log.has_producers:
             self.read(log, base, 0, size_bytes)  # no shorter one has the name since
-            mapped = handle.map_segment(base)
-            found = read_aborted(mapped, 0, size_bytes, lambda: handle.around(base, segment.end_offset))
-            aborted = encode_aborted(size_bytes, found)
+            found = self._aborted(segment)
+            if found.position != size_bytes:
+                raise Replaced(f"segment {base} of {handle.log_name} was replaced while it was to be shipped")
+            aborted = encode_aborted(size_bytes, found.aborted)
+            if not found.is_kept:
+                with contextlib.suppress(OSError):  # before it leaves, at the latest
+                    keep(handle, base, found)
         self.read(log, base, 0, 0)
         return pack_index(offsets, times, aborted)
+
+    def _aborted(self, segment: LocalSegment) -> Known:
+        handle, base = self._handle, segment.base_offset
+        return find_sealed(handle, base, lambda: handle.around(base, segment.end_offset))
+
+    def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
+        """See to it that nobody needs a sealed segment's bytes to find a place in it, or to step over what was aborted.
+
+        Raises FileNotFoundError for one that is gone, `DiskFull`, OSError.
+        """
+        self.max_timestamp(segment.base_offset)
+        found = self._aborted(segment) if log.has_producers else Known(segment.size_bytes, sealed=True)
+        if not found.is_kept:
+            keep(self._handle, segment.base_offset, found)
 
     def max_timestamp(self, segment: int) -> int:
         """The largest timestamp in a segment as it is now; -1 where there is none."""

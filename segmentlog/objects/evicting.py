@@ -97,18 +97,23 @@ class Evicting:
         known = {segment.base_offset: segment for segment in there.segments}
         active_bytes = sum(segment.size_bytes for segment in log.segments if not segment.sealed)
         recovery_segment = handle.ledger.last_checkpoint().recovery_segment
+        producers_segment = part.local.producers_segment(log)
         for one in evictable_segments(handle.config, list(_sealed(part, log, known)), active_bytes, now_ms):
             base = one.base_offset
             if done >= most:
                 break
+            if base >= producers_segment:
+                break  # whoever appends next reads it for its producers, under the lock; until the next roll
             if base >= recovery_segment:  # else a recovery would have to bring it
                 recovery_segment = part.local.partition.move_recovery_point()
-            if not self._evict(part.local, segments[base], known[base], now_ms):
+            if not self._evict(part.local, log, segments[base], known[base], now_ms):
                 break
             done += 1
         return done
 
-    def _evict(self, local: LocalPartition, segment: LocalSegment, shipped: ShippedSegment, now_ms: int) -> bool:
+    def _evict(
+        self, local: LocalPartition, log: LocalLog, segment: LocalSegment, shipped: ShippedSegment, now_ms: int
+    ) -> bool:
         *others, last = shipped.log.objects
         # It is about to be the only copy: what somebody has deleted or overwritten there is not to be taken for it.
         for one in others:
@@ -118,7 +123,7 @@ class Evicting:
         if there != local.at(segment, segment.size_bytes - size_bytes):
             why = f"{last.key} is not what was put there; see 'segmentlog objects verify'"
             raise ShippingRefused(self._bucket.url, why)
-        local.max_timestamp(segment.base_offset)  # completes the index: afterwards it would have to be brought for that
+        local.complete_indexes(log, segment)  # afterwards it would have to be brought for that
         stub = Stub(self._bucket.url, shipped.log, now_ms)
         return evict(local.partition.handle, segment.base_offset, segment.stamp, stub)
 

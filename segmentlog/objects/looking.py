@@ -339,6 +339,11 @@ class Looking:
                 candidate = shipped[segment.base_offset]
                 if _is_same(part.local, log, segment, candidate):
                     known = part.uploaded[segment.base_offset] = (segment.stamp, candidate)
+            elif (
+                known is not None and known[0] != segment.stamp and known[0][1:] == segment.stamp[1:]
+                and _is_same(part.local, log, segment, known[1])
+            ):  # fmt: skip
+                known = part.uploaded[segment.base_offset] = (segment.stamp, known[1])  # it was away, and came back
             if known is not None and known[0] == segment.stamp:
                 found[segment.base_offset] = known[1]
         bases = {segment.base_offset for segment in log.segments}

@@ -135,6 +135,8 @@ class Shipper:
         """By path, files of the store that lie there, and what each looked like here when it was put."""
         self._next_tail = 0
         self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(self._parallel)
+        self._left: list[ShippedSegment] = []
+        """What of segments was put, and is of no use: an upload failed, or was of a topic that is gone."""
         self._segments = SegmentPuts(self._fs, self._topics.path, self.bucket, self._parallel)
         self._put_bytes = self._left_bytes = 0
         """Of segments and tails: what lies there by now, and what is to be uploaded still."""
@@ -274,6 +276,7 @@ class Shipper:
     def _uploading(self, where: Where, round_: Round, segment: LocalSegment) -> Callable[[], Uploaded]:
         local, log, stop = round_.part.local, round_.log, self._uploads.stop
         bucket, segments, base = self.bucket, self._segments, segment.base_offset
+        left = self._left
 
         def read(position: int, size_bytes: int) -> memoryview:
             return local.read(log, base, position, size_bytes)
@@ -282,13 +285,18 @@ class Shipper:
             base_timestamp = decode_header(read(0, segment.size_bytes), 0).base_timestamp if segment.size_bytes else -1
             max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
             stored = segments.put(where, segment, read, stop)
-            key = key_of(where, base) if stored.parts else stored.key
-            snapshot = None if known is None else uploads.put(bucket, f"{key}.snapshot", known)
-            entries = local.index(log, segment)
-            index = None if entries is None else uploads.put(bucket, f"{key}.index", entries)
-            return segment.stamp, ShippedSegment(
-                base, segment.end_offset, stored, base_timestamp, max_timestamp, snapshot, index
-            )
+            found = ShippedSegment(base, segment.end_offset, stored, base_timestamp, max_timestamp)
+            try:
+                key = key_of(where, base) if stored.parts else stored.key
+                if known is not None:
+                    found = replace(found, snapshot=uploads.put(bucket, f"{key}.snapshot", known))
+                entries = local.index(log, segment)
+                if entries is not None:
+                    found = replace(found, index=uploads.put(bucket, f"{key}.index", entries))
+            except BaseException:
+                left.append(found)
+                raise
+            return segment.stamp, found
 
         return upload
 
@@ -307,9 +315,17 @@ class Shipper:
                 if segment.log.key not in condemned and self._segments.is_whole(segment.log):
                     part.uploaded[base] = (stamp, segment)
                     self._put_bytes += 0 if segment.is_in_parts else segment.log.size_bytes
-                # Else it has taken so long that somebody swept it.
-            elif error is not None and not isinstance(error, Replaced | UnknownTopic | StoreClosed):
+                    continue
+                self._left.append(segment)  # it has taken so long that somebody swept it
+            elif error is None:
+                self._left.append(future.result()[1])
+            elif not isinstance(error, Replaced | UnknownTopic | StoreClosed):
                 first = first or error
+        while self._left:
+            # Of what was put in parts the journal knows, and whoever begins anew goes on with them.
+            segment = self._left.pop()
+            stored = segment.objects[len(segment.log.parts) :]
+            self._looking.orphans += [one.key for one in stored]
         if first is not None:
             raise first
 

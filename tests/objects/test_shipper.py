@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +236,72 @@ def test_what_lies_there_for_nobody_is_condemned(
     known = {stored.key for stored in shipper.manifest.objects()} | {one.key for one in shipper.manifest.condemned}
     assert {one.key for one in bucket.list("tails/")} <= known
     assert len(shipper.manifest.condemned) >= 3
+
+
+def sealed(store: LogStore) -> None:
+    """A segment of the topic b is to be shipped."""
+    log = store.topic("b").partition(0)
+    log.append([b"1"])
+    log.roll()
+
+
+def check_condemned(store: LogStore, shipper: Shipper, bucket: Unreliable, left: set[str]) -> None:
+    """What is left over is, and nothing lies there that no manifest speaks of."""
+    assert left
+    store.topic("a").partition(0).append([b"goes on"])
+    shipper.ship()
+    assert shipper.manifest is not None
+    assert left <= {one.key for one in shipper.manifest.condemned}
+    known = {stored.key for stored in shipper.manifest.objects()} | left
+    assert {one.key for one in bucket.list("segments/")} <= known
+
+
+def test_what_an_upload_that_failed_left_is_condemned(
+    store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment whose index could not be put: both are put anew."""
+    sealed(store)
+    put = bucket.put
+
+    def failing(key: str, data: Data) -> None:
+        if key.endswith(".index"):
+            raise ObjectStoreError(bucket.url, key, "no answer in time")
+        put(key, data)
+
+    monkeypatch.setattr(bucket, "put", failing)
+    with pytest.raises(ObjectStoreError):
+        shipper.ship()
+    monkeypatch.undo()
+    check_condemned(store, shipper, bucket, {one.key for one in bucket.list("segments/")})
+
+
+def test_an_upload_for_a_topic_that_is_gone_is_condemned(
+    store: LogStore, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was under way when the topic was deleted, and ends afterwards."""
+    sealed(store)
+    put, is_begun, may_end = bucket.put, threading.Event(), threading.Event()
+
+    def slow(key: str, data: Data) -> None:
+        put(key, data)
+        if key.endswith(".index"):
+            is_begun.set()
+            assert may_end.wait(30)
+
+    monkeypatch.setattr(bucket, "put", slow)
+    shipper = Shipper(store._topics, bucket, parallel=1)
+    try:
+        shipper.tick()
+        assert is_begun.wait(30)
+        store.delete_topic("b")
+        shipper.tick()
+        left = {one.key for one in bucket.list("segments/")}
+        assert len(left) == 2
+        may_end.set()
+        check_condemned(store, shipper, bucket, left)
+    finally:
+        may_end.set()
+        shipper.close()
 
 
 def test_somebody_who_sweeps_meanwhile_keeps_nobody_from_shipping(

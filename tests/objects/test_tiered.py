@@ -20,6 +20,7 @@ from segmentlog.format.stub import decode_stub
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.log.tiering import bring_back
+from segmentlog.objects.bucket import Data
 from segmentlog.objects.folder import Folder
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.replica import Replica
@@ -47,6 +48,22 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 def log(store: LogStore) -> Partition:
     """Its only partition."""
     return store.topic("a").partition(0)
+
+
+class CountingBucket(Folder):
+    """Knows what was put."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.put_keys: list[str] = []
+
+    def put(self, key: str, data: Data) -> None:
+        self.put_keys.append(key)
+        super().put(key, data)
+
+    def segments(self) -> list[str]:
+        """Of segments and their indexes, all that was ever put."""
+        return sorted(key for key in self.put_keys if key.startswith("segments/"))
 
 
 # ---------------------------------------------------------------- reading
@@ -192,6 +209,72 @@ def test_committed_records_are_told_from_aborted_ones(tmp_path: Path) -> None:
         assert values(log, isolation="read_committed") == wanted
     with LogStore(tmp_path / "store", background=False) as store:
         assert values(store.topic("a").partition(0), isolation="read_committed") == wanted
+
+
+def abort_and_commit(store: LogStore) -> None:
+    """One transaction of each outcome at the end of the log."""
+    with store.producer(name="p", linger_ms=0) as producer:
+        for value_, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
+            producer.begin_transaction()
+            producer.send("a", value_, partition=0).result()
+            end()
+
+
+def tail(log: Partition) -> list[bytes]:
+    """What a reader of committed records finds in the active segment."""
+    batches = log.read(log.segments()[-1].base_offset, isolation="read_committed")
+    return [value_ for batch in batches for value_ in batch.values if value_ is not None]
+
+
+@pytest.mark.parametrize("first", ["transactions", "plain records"])
+def test_what_was_aborted_is_known_of_segments_that_left(tmp_path: Path, first: str) -> None:
+    """Who reads committed records at the end brings nothing of them, and needs no object store."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        if first == "transactions":
+            abort_and_commit(store)
+        fill(log, 30)
+        store.ship(url_of(tmp_path))
+        assert len(remote(log)) >= 2
+        os.rename(tmp_path / "bucket", tmp_path / "away")
+        abort_and_commit(store)
+        assert tail(log)[-1:] == [b"committed"]
+        assert b"aborted" not in tail(log)
+        os.rename(tmp_path / "away", tmp_path / "bucket")
+        fill(log, 15)
+        store.ship(url_of(tmp_path))
+        os.rename(tmp_path / "bucket", tmp_path / "away")
+    with LogStore(tmp_path / "store", background=False) as store:  # which has looked at nothing yet
+        log = store.topic("a").partition(0)
+        assert tail(log)
+        assert store._reaching.made is None
+        os.rename(tmp_path / "away", tmp_path / "bucket")
+        found = values(log, isolation="read_committed")
+        assert b"aborted" not in found
+        assert found.count(b"committed") == (2 if first == "transactions" else 1)
+        for path in Path(log.folder).glob("*.txnindex"):  # caches: without them it is as it was
+            path.unlink()
+        assert values(log, isolation="read_committed") == found
+
+
+def test_what_whoever_appends_next_would_read_stays(tmp_path: Path) -> None:
+    """Without a snapshot of the producers behind a segment it is read for them; the next roll leaves one."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        abort_and_commit(store)
+        fill(log, 30)
+        rolled = [segment.base_offset for segment in log.segments()]
+        for base in rolled[-2:]:  # there was no room for them
+            os.unlink(f"{log.folder}/{base:020d}.snapshot")
+        store.ship(url_of(tmp_path))
+        assert remote(log) == rolled[:-3]
+        fill(log, 10)
+        store.ship(url_of(tmp_path))
+        assert remote(log) == rolled
+    os.rename(tmp_path / "bucket", tmp_path / "away")
+    with LogStore(tmp_path / "store", background=False) as store:
+        abort_and_commit(store)
+        assert tail(store.topic("a").partition(0))[-1:] == [b"committed"]
 
 
 def test_it_is_verified_dumped_and_scrubbed_around(tmp_path: Path, store: LogStore, log: Partition) -> None:
@@ -397,6 +480,38 @@ def test_turned_off_it_comes_back(tmp_path: Path, store: LogStore, log: Partitio
         assert len(remote(log)) <= left
     shutil.rmtree(tmp_path / "bucket")
     assert values_by_offset(log) == ALL
+
+
+def test_what_came_back_is_not_put_anew(tmp_path: Path) -> None:
+    """It is what lies there: the manifest refers to the same objects, and no reader has to bring it again."""
+    clock = FakeClock()
+    bucket = CountingBucket(str(tmp_path / "bucket"))
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("a", **TIERED).partition(0)
+        fill(log, 45)
+        shipper = Shipper(store._topics, bucket, parallel=0)
+        try:
+            for _ in range(2):
+                shipper.ship()
+                clock.advance(2_000)
+            assert remote(log) == [0, 10, 20, 30]
+            before, generation = bucket.segments(), log.handle.page.log.read().generation
+            store.alter_topic("a", remote_storage_enable=False)
+            for _ in range(6):
+                shipper.ship()
+                clock.advance(2_000)
+            assert remote(log) == []
+            assert log.handle.page.log.read().generation > generation
+            assert bucket.segments() == before
+            store.alter_topic("a", remote_storage_enable=True)
+            for _ in range(2):
+                shipper.ship()
+                clock.advance(2_000)
+            assert remote(log) == [0, 10, 20, 30]
+            assert bucket.segments() == before
+        finally:
+            shipper.close()
+        assert values_by_offset(log) == ALL
 
 
 def test_many_segments_leave_in_one_call(tmp_path: Path) -> None:

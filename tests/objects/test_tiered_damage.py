@@ -19,6 +19,7 @@ from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, ObjectStoreE
 from segmentlog.format.manifest import Stored, StoredPart
 from segmentlog.format.stub import MalformedStub, Stub, decode_stub, encode_stub
 from segmentlog.inspection.findings import Finding
+from segmentlog.inspection.segment import read_segment
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.log.repair.repair import repair_partition
@@ -28,7 +29,7 @@ from segmentlog.objects.folder import Folder
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.tiered import Tiered, reaching
 from segmentlog.objects.uploads import describe
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.fs import FileSystem, Ranges, read_file
 from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died, FaultyFileSystem
@@ -128,6 +129,26 @@ def test_files_looked_at_without_a_way_to_it(log: Partition) -> None:
         assert values(bare, start=40) == [value(number) for number in range(40, 45)]
     finally:
         bare.close()
+
+
+def test_a_segment_that_leaves_while_it_is_looked_at_is_no_damage(
+    tmp_path: Path, store: LogStore, log: Partition
+) -> None:
+    """Between the question where its bytes are and the reading of them: then it is asked once more."""
+    assert bring_back(log.handle, 10)
+
+    class Leaving(FileSystem):
+        def ranged(self, path: str) -> Ranges | None:
+            found = super().ranged(path)
+            if found is None and path.endswith(f"{10:020d}.log"):
+                store.ship(url_of(tmp_path))
+            return found
+
+    path = next(segment.path for segment in log.segments() if segment.base_offset == 10)
+    whole = Path(path).read_bytes()
+    with reaching(Leaving()) as fs:
+        assert read_segment(fs, path) == (len(whole), whole, [])
+    assert remote(log) == [0, 10, 20, 30]
 
 
 # ---------------------------------------------------------------- the object store

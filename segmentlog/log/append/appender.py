@@ -214,7 +214,7 @@ class Appender:
         if known_offset is not None:
             return known_offset, known_offset + count
         if not self._handle.page.words[PRODUCERS_WORD]:
-            self._note_producers()
+            self._note_producers(log, now_ms)
         # In a transaction: it ends before this transaction's first batch, or an earlier one's.
         stable_offset = log.last_stable_offset if stamp.transactional else None
 
@@ -252,7 +252,7 @@ class Appender:
         if not placed:
             return log.log_end_offset, log.log_end_offset
         if not self._handle.page.words[PRODUCERS_WORD]:
-            self._note_producers()
+            self._note_producers(log, now_ms)
         of_batch = iter(stamps)
 
         def note(offset: int, count: int) -> None:
@@ -281,9 +281,14 @@ class Appender:
             item.known_offset = known_offset
         return False
 
-    def _note_producers(self) -> None:
-        """Write down that the log has producers, durably: from then on every recovery looks for them."""
+    def _note_producers(self, log: LogState, now_ms: int) -> None:
+        """Write down that the log has producers, durably: from then on every recovery looks for them.
+
+        It looks no further back than here: what lies before may be much, and in an object store alone.
+        """
         handle = self._handle
+        if log.active_base_offset:
+            self._states.write_snapshot(log.active_base_offset, now_ms)
         with handle.sync_locked():
             try:
                 handle.ledger.note_producers()
