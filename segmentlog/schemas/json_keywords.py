@@ -170,17 +170,17 @@ def _unique_items(validator: Any, is_wanted: Any, instance: Any, schema: Any) ->
         return
     seen: set[Any] = set()
     for item in instance:
-        key = _hashable(item)
+        key = hashable(item)
         if key in seen:
             yield jsonschema.ValidationError(f"{repr(instance)[:200]} has non-unique elements")
             return
         seen.add(key)
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     """Equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
-        return "object", frozenset((name, _hashable(one)) for name, one in value.items())
+        return "object", frozenset((name, hashable(one)) for name, one in value.items())
     if isinstance(value, list):
-        return "array", tuple(map(_hashable, value))
+        return "array", tuple(map(hashable, value))
     return ("boolean", value) if isinstance(value, bool) else value

@@ -273,3 +273,22 @@ def test_large_values_are_checked_to_their_end() -> None:
     check([{"a": 7}] * 2_000)
     with pytest.raises(InvalidPayload, match="at #/2000/a"):
         check([{"a": 7}] * 2_000 + [{"a": 100}])
+
+
+def test_schemas_that_double_are_compared_in_passing() -> None:
+    """Each of their lines is looked at once to tell it from others; where that is not enough, they are not compared."""
+    began_s = time.monotonic()
+    one, other = (parse("JSON", json.dumps(_doubling(40, {"type": kind}))) for kind in ("object", "string"))
+    assert one.why_unreadable(parse("JSON", json.dumps(_doubling(40, {"type": "object"})))) == []
+    assert other.why_unreadable(one)
+    assert time.monotonic() - began_s < 10
+
+
+def test_long_lists_of_values_are_compared_in_passing() -> None:
+    """Sixty thousand values with as many others, and 1 is 1.0, and not true."""
+    began_s = time.monotonic()
+    one, other = (parse("JSON", json.dumps({"enum": list(range(n, n + 60_000))})) for n in (0, 1))
+    assert "ENUM_ARRAY_CHANGED" in other.why_unreadable(one)[0]
+    assert parse("JSON", '{"enum":[1.0]}').why_unreadable(parse("JSON", '{"enum":[1]}')) == []
+    assert "ENUM_ARRAY_CHANGED" in parse("JSON", '{"enum":[true]}').why_unreadable(parse("JSON", '{"enum":[1]}'))[0]
+    assert time.monotonic() - began_s < 10
