@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import avro.compatibility
@@ -12,6 +12,7 @@ import avro.name
 import avro.schema
 
 from segmentlog.schemas.avro_canonical import PRIMITIVES, canonical_document
+from segmentlog.schemas.avro_shape import AvroShape
 from segmentlog.schemas.errors import InvalidSchema
 from segmentlog.schemas.kinds import Dependency, ParsedSchema, decode_json, encode_json
 
@@ -46,11 +47,9 @@ class AvroSchema:
             return encode_json(_Resolving(self.dependencies).resolve(self.document, ""))
         return self.canonical
 
-    def has_endless_arrays(self) -> bool:
-        """Whether some array has items that take no bytes: nothing but its own word limits how many there are."""
-        return any(
-            isinstance(one, avro.schema.ArraySchema) and _may_be_empty(one.items, set()) for one in _within(self.schema)
-        )
+    def shape(self) -> AvroShape:
+        """How deep its values may be, and how large."""
+        return AvroShape(self.schema)
 
     def why_unreadable(self, written: ParsedSchema) -> list[str]:
         assert isinstance(written, AvroSchema)
@@ -72,31 +71,6 @@ def _make(document: Any, names: avro.name.Names) -> avro.schema.Schema:
             raise InvalidSchema(f"Invalid Avro schema: there is no type {document!r}")
         return known
     return avro.schema.make_avsc_object(document, names)
-
-
-def _within(schema: Any) -> Iterator[Any]:
-    """A schema and all that it is made of, each once."""
-    seen: set[int] = set()
-    todo = [schema]
-    while todo:
-        one = todo.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            todo += [field.type for field in getattr(one, "fields", ())]
-            todo += getattr(one, "schemas", ())
-            todo += [inner for name in ("items", "values") if (inner := getattr(one, name, None)) is not None]
-
-
-def _may_be_empty(schema: Any, within: set[int]) -> bool:
-    """Whether a value may take no bytes at all."""
-    if isinstance(schema, avro.schema.RecordSchema):
-        if id(schema) in within:
-            return True
-        return all(_may_be_empty(field.type, within | {id(schema)}) for field in schema.fields)
-    if isinstance(schema, avro.schema.FixedSchema):
-        return int(schema.size) == 0
-    return bool(schema.type == "null")
 
 
 class _Resolving:

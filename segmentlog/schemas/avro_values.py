@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import fastavro
+import fastavro._read_py
 
 from segmentlog.schemas.avro_schema import AvroSchema
+from segmentlog.schemas.avro_shape import FREE_MAX
 from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
 from segmentlog.schemas.kinds import ParsedSchema, decode_json
 from segmentlog.schemas.library import Draft
@@ -53,38 +55,75 @@ class AvroSerializer:
         self._record_name = "" if text is None else _record_name(text)
         self._source = registry
         self._writers = Writers(registry, options)
-        self._parsed: dict[int, Any] = {}
+        self._known: dict[int, _Writer] = {}
 
     def serialize(self, topic: str, values: Sequence[Any]) -> list[bytes | None]:
         """See `Serializer`."""
         record = self._writers.find(topic, self._record_name, lambda subject: self._draft)
-        schema = self._parsed.get(record.id)
-        if schema is None:
-            schema = self._parsed[record.id] = _for_fastavro(self._source.parsed(record))
-        head = encode_head(record.id)
-        return [None if value is None else _written(head, schema, value) for value in values]
+        writer = self._known.get(record.id)
+        if writer is None:
+            parsed = self._source.parsed(record)
+            writer = self._known[record.id] = _Writer(parsed, _for_fastavro(parsed), record.id)
+        return [None if value is None else writer.write(value) for value in values]
 
 
-def _written(head: bytes, schema: Any, value: Any) -> bytes:
-    out = io.BytesIO()
-    out.write(head)
-    fastavro.schemaless_writer(out, schema, value, strict_allow_default=True)
-    return out.getvalue()
+DEPTH_MAX: Final = 200
+"""Lists and objects within each other, of a value that is written by a schema that contains itself."""
+
+
+class _Writer:
+    """Values of one schema, behind its id."""
+
+    def __init__(self, parsed: ParsedSchema, schema: Any, schema_id: int) -> None:
+        assert isinstance(parsed, AvroSchema)
+        self._schema = schema
+        self._head = encode_head(schema_id)
+        self._is_bottomless = parsed.shape().is_bottomless
+
+    def write(self, value: Any) -> bytes:
+        if self._is_bottomless:
+            _check_depth(value)
+        out = io.BytesIO()
+        out.write(self._head)
+        try:
+            fastavro.schemaless_writer(out, self._schema, value, strict_allow_default=True)
+        except RecursionError:
+            raise InvalidPayload("it is nested too deeply") from None
+        return out.getvalue()
+
+
+def _check_depth(value: Any) -> None:
+    """fastavro does not: what is deeper than its stack ends the process."""
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner += one.values()
+            elif isinstance(one, list | tuple):
+                inner += one
+        if not inner:
+            return
+        level = inner
+    raise InvalidPayload(f"it is nested too deeply: more than {DEPTH_MAX} lists and objects within each other")
 
 
 class PlainWriter:
     """Values of one schema, from JSON as people write it; see `plain`."""
 
     def __init__(self, parsed: ParsedSchema, schema_id: int) -> None:
-        assert isinstance(parsed, AvroSchema)
         names: dict[str, Any] = {}
-        self._schema = _for_fastavro(parsed, names)
-        self._plain = FromJson(self._schema, names)
-        self._head = encode_head(schema_id)
+        schema = _for_fastavro(parsed, names)
+        self._plain = FromJson(schema, names)
+        self._writer = _Writer(parsed, schema, schema_id)
 
     def write(self, value: Any) -> bytes:
         """Raises `InvalidPayload`, and what fastavro raises: ValueError, TypeError."""
-        return _written(self._head, self._schema, self._plain.convert(value))
+        try:
+            converted = self._plain.convert(value)
+        except RecursionError:
+            raise InvalidPayload("it is nested too deeply") from None
+        return self._writer.write(converted)
 
 
 class AvroDeserializer:
@@ -109,15 +148,22 @@ class AvroDeserializer:
 def avro_decoder(parsed: ParsedSchema, reader: Any = None) -> Decode[Any]:
     """What reads values of an Avro schema. Raises `InvalidSchema` for one whose values could be of any length."""
     assert isinstance(parsed, AvroSchema)
-    if parsed.has_endless_arrays():
+    shape = parsed.shape()
+    if shape.has_endless:
         raise InvalidSchema("an array of items that take no bytes: a few bytes could say that there are any number")
+    if shape.is_multiplying:
+        raise InvalidSchema(f"records of more than {FREE_MAX} parts before the first byte")
     written = _for_fastavro(parsed)
+    # In C it goes as deep as the value says, until the stack ends and the process with it. In Python it is slower.
+    read = fastavro._read_py.schemaless_reader if shape.is_bottomless else fastavro.schemaless_reader
 
     def decode(blob: bytes) -> Any:
         source = io.BytesIO(blob)
         source.seek(HEAD_BYTES)
         try:
-            value = fastavro.schemaless_reader(source, written, reader)
+            value = read(source, written, reader)
+        except RecursionError:
+            raise InvalidPayload("it is nested too deeply") from None
         except (EOFError, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
             raise InvalidPayload(f"it is no value of its schema: {error or type(error).__name__}") from error
         if source.tell() != len(blob):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from segmentlog.schemas.json_containers import compare_arrays, compare_objects
+from segmentlog.schemas.json_keywords import hashable
 from segmentlog.schemas.json_nodes import COMBINED, Node
 from segmentlog.schemas.json_walk import COMPATIBLE, Difference, JsonDiff, is_compatible
 
@@ -50,11 +51,10 @@ def _numbers(diff: JsonDiff, original: Node, update: Node) -> None:
 
 
 def _enums(diff: JsonDiff, original: Node, update: Node) -> None:
-    before, after = original.raw["enum"], update.raw["enum"]
-    gone = any(value not in after for value in before)
-    if gone or any(value not in before for value in after):
+    before, after = set(map(hashable, original.raw["enum"])), set(map(hashable, update.raw["enum"]))
+    gone, came = bool(before - after), bool(after - before)
+    if gone or came:
         with diff.at("enum"):
-            came = any(value not in before for value in after)
             diff.note(f"ENUM_ARRAY_{'CHANGED' if gone and came else 'NARROWED' if gone else 'EXTENDED'}")
 
 

@@ -9,6 +9,7 @@ That is how Confluent's registry reads them (its library is everit's), and what 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -36,12 +37,27 @@ class Root:
     def __init__(self, document: Any, others: dict[str, Root]) -> None:
         self.document = document
         self.others = others
+        self._identities: dict[int, str] = {}
 
     def check_references(self) -> None:
         """Raise `InvalidSchema` for a ``$ref`` that leads nowhere."""
         for schema in _walk(self.document):
             if isinstance(schema.get("$ref"), str):
                 self.follow(schema["$ref"])
+
+    def identity_of(self, part: Any) -> str:
+        """`Node.identity` of a schema that stands in the document, hashed, and made once for each.
+
+        Some lines that refer twice to the next would else be gone through more often than anybody waits for, and be as
+        many characters.
+        """
+        if isinstance(part, Node):
+            return part.identity()
+        found = self._identities.get(id(part))  # parts of the document, which stays as it is
+        if found is None:
+            text = node_of(part, self).identity()
+            found = self._identities[id(part)] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return found
 
     def follow(self, reference: str) -> tuple[Root, Any]:
         """Where a ``$ref`` leads: a schema, and the document that it is in. Raises `InvalidSchema`."""
@@ -120,7 +136,7 @@ class Node(NamedTuple):
         """Equal for two that demand the same."""
         if self.kind != COMBINED:
             return sorted_json([self.kind, self.raw])
-        return f"{self.criterion}({','.join(node_of(part, self.root).identity() for part in self.parts)})"
+        return f"{self.criterion}({','.join(map(self.root.identity_of, self.parts))})"
 
     def child(self, raw: Any) -> Node:
         """The node of a schema that stands in this one."""

@@ -14,8 +14,9 @@ import referencing.jsonschema
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.schemas.errors import InvalidPayload
+from segmentlog.schemas.json_keywords import begin, bounded
 from segmentlog.schemas.json_schema import JsonSchema
-from segmentlog.schemas.kinds import ParsedSchema
+from segmentlog.schemas.kinds import ParsedSchema, encode_json
 from segmentlog.schemas.library import Draft
 from segmentlog.schemas.naming import SchemaSource, Strategy, WriterOptions, Writers
 from segmentlog.schemas.reading import Decode, Readers
@@ -72,8 +73,11 @@ class JsonSerializer:
             if value is None:
                 made.append(None)
                 continue
-            check(msgspec.to_builtins(value))
-            made.append(head + encode(value))
+            try:
+                check(msgspec.to_builtins(value))
+                made.append(head + encode(value))
+            except RecursionError:
+                raise InvalidPayload("it is nested too deeply") from None
         return made
 
 
@@ -119,13 +123,20 @@ def checker(parsed: ParsedSchema) -> Check:
         (name, referencing.Resource.from_contents(document, default_specification=draft))
         for name, document in parsed.named_documents()
     ]
-    validator = parsed.validator(parsed.document, registry=referencing.Registry().with_resources(resources))
+    validator = bounded(parsed.validator)(
+        parsed.document, registry=referencing.Registry().with_resources(resources)
+    )  # fmt: skip
+    texts = [parsed.canonical, *(encode_json(document) for _, document in parsed.named_documents())]
+    has_name_patterns = any('"patternProperties"' in text for text in texts)
 
     def check(value: Any) -> None:
         try:
+            begin(value, has_name_patterns=has_name_patterns)
             error = jsonschema.exceptions.best_match(validator.iter_errors(value))
         except referencing.exceptions.Unresolvable as unresolvable:
             raise InvalidPayload(f"its schema refers to what is not there: {unresolvable}") from None
+        except RecursionError:
+            raise InvalidPayload("it, or its schema, is nested too deeply") from None
         if error is not None:
             place = "/".join(["#", *map(str, error.absolute_path)])
             raise InvalidPayload(f"it does not fit its schema: {error.message[:500]}, at {place}")

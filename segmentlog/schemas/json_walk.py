@@ -82,6 +82,9 @@ _NESTING: Final = frozenset({"object", "array", "not", COMBINED})
 STEPS_MAX: Final = 5_000
 """Pairs of schemas that are compared at most: combined ones are compared each with each."""
 
+_CHARACTERS_MAX: Final = 32 << 20
+"""Of the schemas that are told from each other meanwhile: large ones within each other are gone through each time."""
+
 Difference = tuple[str, str]
 """What it is, and where."""
 
@@ -95,6 +98,7 @@ class JsonDiff:
         self._path = ["#"]
         self._under_way: set[tuple[str, str]] = set()
         self._steps = 0
+        self._characters = 0
 
     def note(self, kind: str) -> None:
         self.found.append((kind, "/".join(self._path)))
@@ -125,12 +129,13 @@ class JsonDiff:
                 self.note("SCHEMA_ADDED" if original is None else "SCHEMA_REMOVED")
             return
         self._steps += 1
-        if self._steps > STEPS_MAX:
-            raise InvalidSchema("the schemas are too intricate to be compared: simplify their oneOf, anyOf and $ref")
+        self._check_steps()
         if original.kind not in _NESTING:
             self._compare(original, update)
             return
         pair = original.identity(), update.identity()  # nodes are made anew each time
+        self._characters += len(pair[0]) + len(pair[1])
+        self._check_steps()
         if pair in self._under_way:
             return  # a schema that uses itself: what differs is found where it was begun
         self._under_way.add(pair)
@@ -138,6 +143,10 @@ class JsonDiff:
             self._compare(original, update)
         finally:
             self._under_way.discard(pair)
+
+    def _check_steps(self) -> None:
+        if self._steps > STEPS_MAX or self._characters > _CHARACTERS_MAX:
+            raise InvalidSchema("the schemas are too intricate to be compared: simplify their oneOf, anyOf and $ref")
 
     def _compare(self, original: Node, update: Node) -> None:
         if self._matches_a_part(original, update):

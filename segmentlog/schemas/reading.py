@@ -37,7 +37,10 @@ class Readers(Generic[T]):
         decode = self._known.get(schema_id)
         if decode is None:
             decode = self._known[schema_id] = self._find(schema_id)
-        return decode(blob)
+        try:
+            return decode(blob)
+        except RecursionError:
+            raise InvalidPayload("it is nested too deeply") from None
 
     def _find(self, schema_id: int) -> Decode[T]:
         try:

@@ -1,11 +1,13 @@
 """Avro values whose few bytes say that they are many."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from segmentlog.schemas.avro_values import avro_decoder
+from segmentlog.schemas.avro_values import PlainWriter, avro_decoder
 from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
 from segmentlog.schemas.parsing import parse
 from segmentlog.schemas.wire import encode_head
@@ -42,3 +44,85 @@ def test_arrays_whose_items_have_bytes_are_read(items: Any) -> None:
     assert decode(encode_head(1) + b"\0") == []
     with pytest.raises(InvalidPayload):
         decode(encode_head(1) + b"\x80\x80\x80\x80\x20")
+
+
+_TREE: dict[str, Any] = {
+    "type": "record", "name": "T", "fields": [{"name": "of", "type": {"type": "array", "items": "T"}}]
+}  # fmt: skip
+_DEEP = """
+import json, sys
+from segmentlog.schemas.avro_values import AvroSerializer, PlainWriter, avro_decoder
+from segmentlog.schemas.errors import InvalidPayload
+from segmentlog.schemas.parsing import parse
+from segmentlog.schemas.records import SchemaRecord
+from segmentlog.schemas.wire import encode_head
+
+text, one, last, field = sys.argv[1:]
+parsed = parse("AVRO", text)
+
+class Source:
+    def version(self, subject, version="latest"):
+        return SchemaRecord(subject, 1, 1, text)
+    def parsed(self, record):
+        return parsed
+    register = None
+
+value = None if field == "next" else {field: []}
+for _ in range(50_000):
+    value = {field: value if field == "next" else [value]}
+serializer = AvroSerializer(Source(), use_latest_version=True, auto_register=False)
+for go in (
+    lambda: avro_decoder(parsed)(encode_head(1) + bytes.fromhex(one) * 100_000 + bytes.fromhex(last)),
+    lambda: serializer.serialize("t", [value]),
+    lambda: PlainWriter(parsed, 1).write(value),
+):
+    try:
+        go()
+    except InvalidPayload as error:
+        assert "nested too deeply" in str(error), error
+        print("refused", flush=True)
+import os
+os._exit(0)  # what is so deep takes long to forget
+"""
+
+
+@pytest.mark.parametrize(("schema", "one", "last", "field"), [(_LIST, "02", "00", "next"), (_TREE, "02", "00", "of")])
+def test_deep_values_do_not_end_the_process(schema: dict[str, Any], one: str, last: str, field: str) -> None:
+    """Some kilobytes, read or written, go down deeper than a stack: they are refused, and the process lives."""
+    done = subprocess.run(
+        [sys.executable, "-c", _DEEP, json.dumps(schema), one, last, field],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["refused"] * 3
+
+
+def test_lists_of_schemas_that_contain_themselves_are_read() -> None:
+    """Up to a depth that no stack is short of, and written as well."""
+    value: Any = {"next": None}
+    for _ in range(99):
+        value = {"next": value}
+    parsed = parse("AVRO", json.dumps(_LIST))
+    assert avro_decoder(parsed)(PlainWriter(parsed, 1).write(value)) == value
+
+
+def _tower(levels: int, leaf: Any, *, twice: bool) -> str:
+    """Records that have each other, by names: the text is not nested."""
+    records = [_record("R0", leaf)]
+    records += [_record(f"R{n}", *[f"R{n - 1}"] * (2 if twice else 1)) for n in range(1, levels)]
+    return json.dumps(["null", *records])
+
+
+def test_records_that_double_each_other_are_refused() -> None:
+    """Thirty lines would be a thousand million parts in a value of two bytes: they are not even counted."""
+    parsed = parse("AVRO", _tower(30, "null", twice=True))
+    with pytest.raises(InvalidSchema, match="parts before the first byte"):
+        avro_decoder(parsed)
+    assert avro_decoder(parse("AVRO", _tower(8, "int", twice=True)))(encode_head(1) + b"\0") is None
+
+
+def test_a_tower_of_names_is_no_deeper_than_the_stack() -> None:
+    """A schema without nesting, whose values are 1,000 records within each other: two bytes would be enough."""
+    parsed = parse("AVRO", _tower(1_000, "null", twice=False))
+    with pytest.raises(InvalidPayload, match="nested too deeply"):
+        avro_decoder(parsed)(encode_head(1) + b"\xd0\x0f")

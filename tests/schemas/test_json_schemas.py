@@ -168,3 +168,127 @@ def test_values_are_checked_through_references() -> None:
             check({"p": "a"})
         with pytest.raises(InvalidPayload):
             check({"q": 1})
+
+
+# ---------------------------------------------------------------- schemas that take their time
+
+
+def _doubling(levels: int, leaf: Any, **more: Any) -> dict[str, Any]:
+    """A few lines, each of which refers twice to the next."""
+    lines: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/definitions/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"definitions": {**lines, f"d{levels}": leaf}, "$ref": "#/definitions/d0", **more}
+
+
+def _checker(document: Any) -> Any:
+    return checker(parse("JSON", json.dumps(document)))
+
+
+_EVIL = "^(a+)+$"
+_DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"properties": {"a": {"pattern": _EVIL}}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "properties": {"a": {**_DRAFT, "pattern": _EVIL}}},
+        {"additionalProperties": {"not": {"not": {"pattern": _EVIL}}}},
+    ],
+)
+def test_no_pattern_keeps_the_process_busy(document: Any) -> None:
+    """One that `re` would try for years is tried in passing, whatever draft it says that it is of."""
+    began_s = time.monotonic()
+    check = _checker(document)
+    check({"a": "a" * 28})
+    with pytest.raises(InvalidPayload, match="it does not fit its schema"):
+        check({"a": "a" * 28 + "!"})
+    assert time.monotonic() - began_s < 2
+
+
+@pytest.mark.parametrize("rest", [False, {"type": "null"}])
+def test_no_pattern_of_names_keeps_the_process_busy(rest: Any) -> None:
+    """Nor one for names of properties, and those are told from others by it."""
+    began_s = time.monotonic()
+    check = _checker({"patternProperties": {_EVIL: {"type": "integer"}}, "additionalProperties": rest})
+    check({"a" * 28: 1})
+    for value in ({"a" * 28 + "!": 1}, {"a" * 28: "text"}):
+        with pytest.raises(InvalidPayload, match="it does not fit its schema"):
+            check(value)
+    assert time.monotonic() - began_s < 2
+
+
+def test_patterns_are_those_of_json_schema() -> None:
+    """Escapes of Unicode are known; what RE2 does not take is an error that says so, and checks nothing by half."""
+    check = _checker({"pattern": r"^[\u00e0-\u00ff]+\\u0041$"})
+    check("\u00e9\\u0041")
+    with pytest.raises(InvalidPayload, match="does not match"):
+        check("eA")
+    with pytest.raises(InvalidPayload, match="RE2 does not take"):
+        _checker({"pattern": "^(?=a)b"})("ab")
+    both = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "patternProperties": {_EVIL: True}, "unevaluatedProperties": False,
+    }  # fmt: skip
+    with pytest.raises(InvalidPayload, match="not checked here"):
+        _checker(both)({"a" * 40 + "!": 1})
+
+
+@pytest.mark.parametrize(
+    ("items", "are_unique"),
+    [
+        ([1, 1.0], False),
+        ([1, True, "1", None, False, 0, [1], [True], {"a": 1}, {"a": True}, {"a": [1]}], True),
+        ([{"a": 1, "b": 2}, {"b": 2.0, "a": 1}], False),
+        ([[1, [2]], [1, [2]]], False),
+        ([{"a": number} for number in range(20_000)], True),
+    ],
+)
+def test_unique_items_are_told_by_what_json_calls_equal(items: list[Any], are_unique: bool) -> None:
+    """In the time that it takes to read them, however many they are."""
+    check = _checker({"uniqueItems": True})
+    if are_unique:
+        check(items)
+    else:
+        with pytest.raises(InvalidPayload, match="non-unique"):
+            check(items)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"$schema": "https://json-schema.org/draft/2019-09/schema", "unevaluatedProperties": False}]
+)
+def test_schemas_that_double_are_given_up(more: Any) -> None:
+    """Forty lines are a million million steps: after some it is an error, and later values are checked as before."""
+    began_s = time.monotonic()
+    check = _checker(_doubling(40, {"type": "object"}, **more))
+    for _ in range(2):
+        with pytest.raises(InvalidPayload, match="too many steps"):
+            check({"a": 1})
+    assert time.monotonic() - began_s < 10
+    _checker(_doubling(5, {"type": "object"}))({"a": 1})
+
+
+def test_large_values_are_checked_to_their_end() -> None:
+    """Steps are many for who has many parts."""
+    check = _checker({"items": {"type": "object", "required": ["a"], "properties": {"a": {"enum": list(range(99))}}}})
+    check([{"a": 7}] * 2_000)
+    with pytest.raises(InvalidPayload, match="at #/2000/a"):
+        check([{"a": 7}] * 2_000 + [{"a": 100}])
+
+
+def test_schemas_that_double_are_compared_in_passing() -> None:
+    """Each of their lines is looked at once to tell it from others; where that is not enough, they are not compared."""
+    began_s = time.monotonic()
+    one, other = (parse("JSON", json.dumps(_doubling(40, {"type": kind}))) for kind in ("object", "string"))
+    assert one.why_unreadable(parse("JSON", json.dumps(_doubling(40, {"type": "object"})))) == []
+    assert other.why_unreadable(one)
+    assert time.monotonic() - began_s < 10
+
+
+def test_long_lists_of_values_are_compared_in_passing() -> None:
+    """Sixty thousand values with as many others, and 1 is 1.0, and not true."""
+    began_s = time.monotonic()
+    one, other = (parse("JSON", json.dumps({"enum": list(range(n, n + 60_000))})) for n in (0, 1))
+    assert "ENUM_ARRAY_CHANGED" in other.why_unreadable(one)[0]
+    assert parse("JSON", '{"enum":[1.0]}').why_unreadable(parse("JSON", '{"enum":[1]}')) == []
+    assert "ENUM_ARRAY_CHANGED" in parse("JSON", '{"enum":[true]}').why_unreadable(parse("JSON", '{"enum":[1]}'))[0]
+    assert time.monotonic() - began_s < 10

@@ -143,7 +143,8 @@ class RecordPages:
         except CorruptBatch as error:
             record, damage = None, str(error)
         value = record.value if record is not None else None
-        views: list[str] = list(showing.views(value))
+        looks = showing.look_at(value)
+        views: list[str] = list(looks.views)
         decoded = None
         if self._decode is not None and value and value[:1] == b"\0":
             decoded = self._decode(topic.name, value)
@@ -155,7 +156,7 @@ class RecordPages:
         if view == "schema" and decoded is not None:
             shown = showing.show(decoded.encode(errors="replace"), showing.FULL_BYTES)
         elif view and value:
-            shown = showing.show_as(value, view)  # type: ignore[arg-type]
+            shown = showing.show_as(value, view, looks)  # type: ignore[arg-type]
         return self._console.render(
             request, "record.html", HTTPStatus.OK if record is not None else HTTPStatus.NOT_FOUND, nav="topics",
             topic=topic, log=log, offset=offset, record=record, damage=damage, views=views, view=view, shown=shown,

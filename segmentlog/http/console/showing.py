@@ -8,12 +8,14 @@ escape everything.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import unicodedata
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 LIST_CHARS: Final = 240
 """Of a value in a table."""
@@ -23,6 +25,10 @@ HEX_BYTES: Final = 16 << 10
 """Of one that is shown in hexadecimal: four times as long on the page."""
 _JSON_BYTES: Final = 4 << 20
 """A larger value is not parsed to be shown."""
+_INDENTED_BYTES: Final = 8 << 20
+"""What would be longer than that with its lines indented is shown as it is: depth multiplies it."""
+_TEXTS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""Texts of JSON, in one go: what is not closed goes to the end."""
 
 View = Literal["text", "json", "hex"]
 
@@ -87,9 +93,9 @@ def _cut(data: bytes, most: int) -> bytes:
     return part
 
 
-def as_json(data: bytes | None) -> str | None:
-    """It again, indented; None for what is no JSON, or too large to be worth it."""
-    if not data or len(data) > _JSON_BYTES:
+def indented(data: bytes) -> str | None:
+    """JSON once more, on lines; None for what is no JSON, or would become too long."""
+    if len(data) > _JSON_BYTES or _indented_bytes(data) > _INDENTED_BYTES:
         return None
     try:
         return msgspec.json.format(data, indent=2).decode()
@@ -97,22 +103,38 @@ def as_json(data: bytes | None) -> str | None:
         return None
 
 
-def views(data: bytes | None) -> list[View]:
-    """How it may be looked at, the best first."""
+def _indented_bytes(data: bytes) -> int:
+    """So many it has when it is indented: each bracket, and each comma, begins a line, and a line has two spaces for
+    each bracket that is open. Those in texts do not count, or a text could hide what comes behind it."""
+    marks = np.frombuffer(_TEXTS.sub(b"", data), np.uint8)
+    opens, closes = (marks == ord("{")) | (marks == ord("[")), (marks == ord("}")) | (marks == ord("]"))
+    depth = np.cumsum(opens, dtype=np.int64) - np.cumsum(closes, dtype=np.int64)
+    lines = opens | closes | (marks == ord(","))
+    return len(data) + int(np.sum(2 * np.maximum(depth[lines], 0) + 2))
+
+
+class Looks(NamedTuple):
+    """How bytes may be looked at, the best first, and what was made of them to find that out."""
+
+    views: list[View]
+    json: str | None = None
+
+
+def look_at(data: bytes | None) -> Looks:
+    """What there is to be shown of a value."""
     if not data:
-        return []
+        return Looks([])
     found: list[View] = ["text", "hex"] if show(data, FULL_BYTES).kind == "text" else ["hex", "text"]
     # A number or a single word is JSON, too, and nobody wants to see that.
-    if data.lstrip()[:1] in (b"{", b"[") and as_json(data) is not None:
-        found.insert(0, "json")
-    return found
+    text = indented(data) if data.lstrip()[:1] in (b"{", b"[") else None
+    return Looks(found if text is None else ["json", *found], text)
 
 
-def show_as(data: bytes, view: View) -> Shown:
+def show_as(data: bytes, view: View, looks: Looks) -> Shown:
     """All of it, or so much as a page takes."""
     if view == "hex":
         return Shown(hex_dump(data[:HEX_BYTES]), "binary", len(data), len(data) > HEX_BYTES)
-    text = as_json(data) if view == "json" else None
+    text = looks.json if view == "json" else None
     if text is not None:
         return Shown(visible(text[:FULL_BYTES]), "text", len(data), len(text) > FULL_BYTES)
     return show(data, FULL_BYTES)

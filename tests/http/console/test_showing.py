@@ -1,6 +1,8 @@
 """Bytes and names as pages show them."""
 
 import json
+import time
+import tracemalloc
 
 import pytest
 
@@ -50,9 +52,10 @@ def test_bytes_that_are_no_text_are_told_apart_from_those_that_are() -> None:
 def test_large_values_are_cut_and_say_so() -> None:
     """In every view."""
     data = json.dumps({"text": "x" * (1 << 20)}).encode()
-    assert showing.views(data) == ["json", "text", "hex"]
-    for view in showing.views(data):
-        shown = showing.show_as(data, view)
+    looks = showing.look_at(data)
+    assert looks.views == ["json", "text", "hex"]
+    for view in looks.views:
+        shown = showing.show_as(data, view, looks)
         assert shown.is_cut
         assert shown.size_bytes == len(data)
         assert len(shown.text) <= showing.FULL_BYTES
@@ -60,13 +63,14 @@ def test_large_values_are_cut_and_say_so() -> None:
 
 def test_the_best_view_comes_first() -> None:
     """JSON for what is a document, hexadecimal for what is no text."""
-    assert showing.views(b'{"a": [1, 2]}')[0] == "json"
-    assert showing.show_as(b'{"a":[1,2]}', "json").text == json.dumps({"a": [1, 2]}, indent=2)
-    assert showing.views(b"17") == ["text", "hex"]
-    assert showing.views(b"{broken") == ["text", "hex"]
-    assert showing.views(b"\x00\xff") == ["hex", "text"]
-    assert showing.views(b"") == showing.views(None) == []
-    assert showing.show_as(b"\x00\xffabc" * 4, "hex").text.splitlines()[0] == (
+    assert showing.look_at(b'{"a": [1, 2]}').views[0] == "json"
+    data = b'{"a":[1,2]}'
+    assert showing.show_as(data, "json", showing.look_at(data)).text == json.dumps({"a": [1, 2]}, indent=2)
+    assert showing.look_at(b"17").views == ["text", "hex"]
+    assert showing.look_at(b"{broken").views == ["text", "hex"]
+    assert showing.look_at(b"\x00\xff").views == ["hex", "text"]
+    assert showing.look_at(b"").views == showing.look_at(None).views == []
+    assert showing.show_as(b"\x00\xffabc" * 4, "hex", showing.look_at(None)).text.splitlines()[0] == (
         "00000000  00 ff 61 62 63 00 ff 61  62 63 00 ff 61 62 63 00  |..abc..abc..abc.|"
     )
 
@@ -83,3 +87,39 @@ def test_command_lines_can_be_pasted() -> None:
     """What a name has of the shell's own characters is quoted, and nothing in it moves the cursor."""
     assert showing.command("groups", "describe", "a'; rm -rf /") == """segmentlog groups describe 'a'"'"'; rm -rf /'"""
     assert "\x1b" not in showing.command("groups", "describe", "\x1b[31m\u202e")
+
+
+def _deep(depth: int, commas: int) -> bytes:
+    return b"[" * depth + b"1," * commas + b"1" + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [b"%s", b'["]]]]]\\"]]", %s]', b'["' + b"]" * 2_000 + b'", %s]', b'["\\\\", "]", %s]'],
+    ids=["plain", "escaped", "many", "backslash"],
+)
+def test_depth_does_not_multiply_what_is_shown(hidden: bytes) -> None:
+    """Sixty kilobytes that would become fifty million are shown as they are, wherever brackets stand in texts."""
+    data = hidden % _deep(400, 30_000)
+    assert len(data) < 70_000
+    tracemalloc.start()
+    try:
+        looks = showing.look_at(data)
+        assert looks == (["text", "hex"], None)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert showing.show_as(data, "text", looks).text == data.decode()
+    assert showing.look_at(hidden % _deep(400, 100)).views[0] == "json"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'{"a', b'["\\', b'["\\"' + b'\\"' * 200_000, b"[" * 100_000, b"{}" + b"]" * 9],
+    ids=["name", "backslash", "quotes", "open", "closed"],
+)
+def test_broken_json_is_no_json(data: bytes) -> None:
+    """And takes no longer to look at for it."""
+    began_s = time.monotonic()
+    assert showing.look_at(data).views[0] == "text"
+    assert time.monotonic() - began_s < 2
