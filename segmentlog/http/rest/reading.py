@@ -200,7 +200,10 @@ class GroupReader:
     # ------------------------------------------------------------ reading
 
     def records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
-        """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing."""
+        """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing.
+
+        What cannot be read ends it: what was read before is handed out, and whoever asks next is told.
+        """
         self._follow_pattern(may_read)
         consumer = self._consumer
         if consumer is None:
@@ -221,13 +224,22 @@ class GroupReader:
                 found.append(record)
                 if size >= max_bytes or len(found) >= RECORDS_MAX:
                     break
+        except (SegmentlogError, OSError) as error:
+            if not found:
+                raise
+            # Positions are behind what was read: dropped here, it would be committed and never handed out.
+            logger.warning("consumer %s of group %s: stopped reading: %s", self._name, self.group, error)
+        except BaseException:
+            self.give_back(found)
+            raise
         finally:
             handed_out.close()  # type: ignore[attr-defined]
         return found
 
     def give_back(self, records: Iterable[Record]) -> None:
         """Records that were read and are not handed out after all: they are read again."""
-        assert self._consumer is not None
+        if self._consumer is None:
+            return
         first: dict[TopicPartition, int] = {}
         for record in records:
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
