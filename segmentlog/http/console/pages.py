@@ -150,9 +150,12 @@ class Console:
 
     def topic(self, request: Request, operation: Operation = Operation.DESCRIBE) -> Topic:
         """The topic of the address. Raises `UnknownTopic`, `Forbidden`."""
-        name = request.path_params["topic"]
-        self.site.check(request, operation, ResourceType.TOPIC, name)
-        return self.store.topic(name)
+        self.check_topic(request, operation)
+        return self.store.topic(request.path_params["topic"])
+
+    def check_topic(self, request: Request, operation: Operation) -> None:
+        """Raises `Forbidden` unless who asks may do that to the topic of the address."""
+        self.site.check(request, operation, ResourceType.TOPIC, request.path_params["topic"])
 
     def may_topic(self, request: Request, name: str, operation: Operation = Operation.DESCRIBE) -> bool:
         """Whether who asks may do that to a topic."""

@@ -209,7 +209,7 @@ class RecordPages:
             problem = problem_of(error)
             return PlainTextResponse(f"{problem.message}\n", problem.status, headers=problem.headers)
         return StreamingResponse(
-            self._events(tail), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+            self._events(request, tail), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
         )
 
     def _open_tail(self, request: Request) -> Tail:
@@ -226,12 +226,13 @@ class RecordPages:
         position = request.headers.get("last-event-id") or params.get("after", "")
         return Tail([topic.partition(one) for one in numbers], wanted, position)
 
-    async def _events(self, tail: Tail) -> AsyncIterator[str]:
+    async def _events(self, request: Request, tail: Tail) -> AsyncIterator[str]:
         self._tail_count += 1
         quiet_s = 0.0
         try:
             yield f"retry: 2000\nid: {tail.position}\nevent: begin\ndata: {{}}\n\n"
             while not self._console.is_closing:
+                self._console.check_topic(request, Operation.READ)  # rights are taken away while somebody looks on
                 look = await run_in_threadpool(tail.look)
                 if look is not None:
                     yield f"id: {look.position}\ndata: {look.text()}\n\n"

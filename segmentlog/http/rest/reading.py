@@ -12,7 +12,7 @@ import msgspec
 
 from segmentlog.errors import ConsumerFenced, InvalidConfig, SegmentlogError
 from segmentlog.format.names import check_topic_name
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.problems import Forbidden, HttpProblem
 from segmentlog.http.rest import faults
 from segmentlog.policy.topic_pattern import BadPattern, TopicPattern
 from segmentlog.records import Record, TopicPartition
@@ -182,8 +182,10 @@ class GroupReader:
             consumer.close()
 
     def _follow_pattern(self, may_read: MayRead) -> None:
-        """Topics come and go: subscribe to those that match now."""
-        if self._pattern is None or time.monotonic() < self._match_due_s:
+        """Topics and rights come and go: subscribe to those that match now."""
+        if self._pattern is None:
+            return
+        if time.monotonic() < self._match_due_s and all(map(may_read, self._topics)):
             return
         self._match_due_s = time.monotonic() + _MATCH_EVERY_S
         topics = self._matching(self._pattern, may_read)
@@ -202,9 +204,13 @@ class GroupReader:
     def records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
         """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing.
 
-        What cannot be read ends it: what was read before is handed out, and whoever asks next is told.
+        What cannot be read ends it: what was read before is handed out, and whoever asks next is told. Raises
+        `Forbidden` where a topic may not be read any more.
         """
         self._follow_pattern(may_read)
+        for topic in {tp.topic for tp in self._chosen} or self._topics:
+            if not may_read(topic):
+                raise Forbidden(f"topic {topic!r} may not be read any more", error_code=faults.FORBIDDEN)
         consumer = self._consumer
         if consumer is None:
             return []

@@ -40,6 +40,7 @@ async def produce(call: Call) -> Reply:
     """Append, and tell the offset of each record, or why it has none."""
     topic = check_topic_name(call.path["topic"])
     call.check_topic(Operation.WRITE, topic)
+    call.store.check_writable("append")
     body = await call.body.whole()
     ack: AckName | None = call.query.ack
     partition: int | None = call.path.get("partition")

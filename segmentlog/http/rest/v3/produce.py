@@ -187,6 +187,7 @@ async def produce(call: Call) -> Flow:
     """Outcomes come as records come."""
     links = Links(call)
     topic = (await call.work(visible_topic, call, Operation.WRITE)).name
+    call.store.check_writable("append")
     return Flow(_outcomes(call, links.cluster_id, topic), JSON)
 
 
@@ -252,6 +253,7 @@ async def produce_batch(call: Call) -> Reply:
     """Records with names of their own, and their outcomes by these."""
     links = Links(call)
     topic = (await call.work(visible_topic, call, Operation.WRITE)).name
+    call.store.check_writable("append")
     body = await call.body.whole()
 
     def handle() -> record_words.ProducedEntries:
