@@ -15,7 +15,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.http import console
 from segmentlog.http.console.by_schema import decoding_by
 from segmentlog.http.guard import PAGES, Guard
-from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.problems import HttpProblem
 from segmentlog.http.registry.routes import routes as registry_routes
 from segmentlog.http.rest import routes as rest
 
@@ -32,13 +32,17 @@ logger = logging.getLogger("segmentlog.http")
 
 def make_app(site: Site, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False) -> ASGIApp:
     """All doors behind their guard. ``host`` is where it listens."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return await _on_error(site, request, error)
+
     app = Starlette(
         routes=_routes(site),
         exception_handlers={
             HTTPException: _on_http,
-            SegmentlogError: _on_error,
-            OSError: _on_error,
-            Exception: _on_error,
+            SegmentlogError: on_error,
+            OSError: on_error,
+            Exception: on_error,
         },
     )
     app.router.redirect_slashes = False
@@ -85,8 +89,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return _render(request.scope, HttpProblem(error.status_code, error.detail, headers=error.headers))
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    problem = problem_of(error)
+async def _on_error(site: Site, request: Request, error: Exception) -> Response:
+    problem = site.problem_of(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         # The path as it came: names of topics are in it, values of records never are.
         logger.error("%s %s", request.method, request.url.path, exc_info=error)

@@ -32,6 +32,9 @@ class Forbidden(HttpProblem):
         super().__init__(HTTPStatus.FORBIDDEN, message, error_code=error_code)
 
 
+INTERNAL: Final = "internal error: the log of the server says more"
+_OBJECT_STORE: Final = "the object store"
+
 _STATUSES: Final[tuple[tuple[type[BaseException], HTTPStatus], ...]] = (
     # The first that fits.
     (errors.UnknownTopic, HTTPStatus.NOT_FOUND),
@@ -71,5 +74,21 @@ def problem_of(error: BaseException) -> HttpProblem:
         return error
     for kind, status in _STATUSES:
         if isinstance(error, kind):
-            return HttpProblem(status, str(error))
-    return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, str(error) or type(error).__name__)
+            return HttpProblem(status, words_of(error))
+    return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, words_of(error))
+
+
+def words_of(error: BaseException) -> str:
+    """What is told of an error. What nobody expected may say anything, and says it to the log alone.
+
+    Where the store lies is in the words of some: `Site.told` takes that out.
+    """
+    if isinstance(error, SecurityFileError):
+        return "internal error: a file of users, rules or keys cannot be used; the log of the server says more"
+    if isinstance(error, errors.ObjectStoreError | errors.ShippingRefused):
+        return str(error).replace(error.url, _OBJECT_STORE) if error.url else str(error)
+    if isinstance(error, errors.SegmentlogError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"internal error: {error.strerror}"  # without the names of files
+    return INTERNAL

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import HTTPConnection
 
-from segmentlog.http.problems import Forbidden
+from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.security.principals import ANONYMOUS, CLUSTER_NAME, Operation, Principal, ResourceType
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PRINCIPAL: Final = "segmentlog.principal"
 """Under this key the scope of a request has who sent it."""
+_STORE: Final = "the store"
 READ_ONLY: Final = "this door is read-only: start it with --allow-writes"
 
 
@@ -30,6 +31,27 @@ class Site:
         self.authorizer = authorizer or OpenAuthorizer()
         self.is_closing = False
         """Whether the door is being closed: answers that go on for long end then. They look within a second."""
+
+    def told(self, text: str) -> str:
+        """A text without the place where the store lies: that is nobody's business who does not run it."""
+        for place in self._places():
+            text = text.replace(f"{place}/", "").replace(place, _STORE)
+        return text
+
+    def problem_of(self, error: BaseException) -> HttpProblem:
+        """What an error is answered with, without that place."""
+        return self.without_place(problem_of(error))
+
+    def without_place(self, problem: HttpProblem) -> HttpProblem:
+        """The same problem, without that place."""
+        problem.message = self.told(problem.message)
+        return problem
+
+    def _places(self) -> list[str]:
+        """The longest first: one may lie in another."""
+        store = self.store
+        places = {(place or "").rstrip("/") for place in (store.path, store.url, store.shipping.url)}
+        return sorted((place for place in places if place), key=len, reverse=True)
 
     @property
     def allow_writes(self) -> bool:

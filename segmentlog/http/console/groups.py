@@ -16,7 +16,7 @@ from segmentlog.records import TopicPartition
 from segmentlog.security.principals import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -58,7 +58,10 @@ class GroupPages:
         paging = Paging(request, len(found), _GROUPS)
         ends = self._known_ends()
         groups = [self._describe(name, ends) for name in found[paging.begin : paging.end]]
-        rows = [(group, sorted({one.topic for one in self._visible(request, group)}), _lag(group)) for group in groups]
+        rows = []
+        for group in groups:
+            seen = self._visible(request, group)
+            rows.append((group, sorted({one.topic for one in seen}), _lag(seen)))
         return self._console.render(
             request, "groups.html", nav="groups", rows=rows, paging=paging, count=len(names),
             q=request.query_params.get("q", ""),
@@ -68,13 +71,15 @@ class GroupPages:
         """One group."""
         group = self._existing(request)
         seen = self._visible(request, group)
+        hidden_count = len(group.partitions) - len(seen)
         paging = Paging(request, len(seen), _PARTITIONS)
         return self._console.render(
-            request, "group.html", nav="groups", group=group, lag=_lag(group), paging=paging,
-            partitions=seen[paging.begin : paging.end], hidden_count=len(group.partitions) - len(seen),
+            request, "group.html", nav="groups", group=group, lag=_lag(seen), paging=paging,
+            partitions=seen[paging.begin : paging.end], hidden_count=hidden_count,
             members=[(one, [tp for tp in one.partitions if self._console.may_topic(request, tp.topic)])
                      for one in group.members],
-            plot=self._console.lags.plot(group.group), width=PLOT_WIDTH, height=PLOT_HEIGHT,
+            # What was seen of the past is of all partitions.
+            plot=None if hidden_count else self._console.lags.plot(group.group), width=PLOT_WIDTH, height=PLOT_HEIGHT,
             may_reset=self._console.may_write(request, Operation.READ, ResourceType.GROUP, group.group),
             command=showing.command("groups", "describe", group.group),
         )  # fmt: skip
@@ -167,7 +172,7 @@ class GroupPages:
 
     def _describe(self, name: str, end_of: Callable[[TopicPartition], int | None]) -> GroupDescription:
         group = self._store.groups.describe(name, end_of)
-        lag = _lag(group)
+        lag = _lag(group.partitions)
         if lag is not None:
             self._console.lags.note(name, self._console.now_ms(), lag)
         return group
@@ -210,6 +215,6 @@ def _as_shift(text: str) -> int:
     return int(wanted)
 
 
-def _lag(group: GroupDescription) -> int | None:
-    lags = [one.lag for one in group.partitions if one.lag is not None]
+def _lag(partitions: Iterable[PartitionDescription]) -> int | None:
+    lags = [one.lag for one in partitions if one.lag is not None]
     return sum(lags) if lags else None

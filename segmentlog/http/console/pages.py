@@ -26,7 +26,7 @@ from segmentlog.http.console.drawings import LagHistory
 from segmentlog.http.console.forms import Form, number, read_form
 from segmentlog.http.console.survey import Look, Survey
 from segmentlog.http.guard import PAGES
-from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.problems import HttpProblem
 from segmentlog.quantities import format_duration_ms, format_size
 from segmentlog.security.principals import Operation, ResourceType
 
@@ -63,6 +63,7 @@ class Console:
         self.lags = LagHistory()
         self._files = {name: _read_static(name) for name in _STATIC}
         self._templates = _templates()
+        self._templates.filters["told"] = lambda text: showing.visible(site.told(str(text)))
         self._templates.globals["static"] = {
             name: f"{PAGES}/static/{name}?{hashlib.sha256(data).hexdigest()[:12]}" for name, data in self._files.items()
         }
@@ -90,7 +91,7 @@ class Console:
 
     def problem(self, request: Request, error: BaseException) -> Response:
         """The page that says what is wrong."""
-        problem = problem_of(error)
+        problem = self.site.problem_of(error)
         if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.error("%s %s", request.method, request.url.path, exc_info=error)
         answer = self.render(
@@ -150,9 +151,12 @@ class Console:
 
     def topic(self, request: Request, operation: Operation = Operation.DESCRIBE) -> Topic:
         """The topic of the address. Raises `UnknownTopic`, `Forbidden`."""
-        name = request.path_params["topic"]
-        self.site.check(request, operation, ResourceType.TOPIC, name)
-        return self.store.topic(name)
+        self.check_topic(request, operation)
+        return self.store.topic(request.path_params["topic"])
+
+    def check_topic(self, request: Request, operation: Operation) -> None:
+        """Raises `Forbidden` unless who asks may do that to the topic of the address."""
+        self.site.check(request, operation, ResourceType.TOPIC, request.path_params["topic"])
 
     def may_topic(self, request: Request, name: str, operation: Operation = Operation.DESCRIBE) -> bool:
         """Whether who asks may do that to a topic."""

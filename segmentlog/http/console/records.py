@@ -19,7 +19,7 @@ from segmentlog.http.console.matching import Filter
 from segmentlog.http.console.pages import Console, topic_address
 from segmentlog.http.console.search import Found, find_record, readable_from, search
 from segmentlog.http.console.tailing import EVERY_S, Tail, parse_position
-from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.problems import HttpProblem
 from segmentlog.security.principals import Operation
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class RecordPages:
         try:
             record, damage = find_record(log, offset), ""
         except CorruptBatch as error:
-            record, damage = None, str(error)
+            record, damage = None, self._console.site.told(str(error))
         value = record.value if record is not None else None
         looks = showing.look_at(value)
         views: list[str] = list(looks.views)
@@ -207,10 +207,10 @@ class RecordPages:
         try:
             tail = await run_in_threadpool(self._open_tail, request)
         except (SegmentlogError, OSError) as error:
-            problem = problem_of(error)
+            problem = self._console.site.problem_of(error)
             return PlainTextResponse(f"{problem.message}\n", problem.status, headers=problem.headers)
         return StreamingResponse(
-            self._events(tail), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+            self._events(request, tail), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
         )
 
     def _open_tail(self, request: Request) -> Tail:
@@ -227,12 +227,13 @@ class RecordPages:
         position = request.headers.get("last-event-id") or params.get("after", "")
         return Tail([topic.partition(one) for one in numbers], wanted, position)
 
-    async def _events(self, tail: Tail) -> AsyncIterator[str]:
+    async def _events(self, request: Request, tail: Tail) -> AsyncIterator[str]:
         self._tail_count += 1
         quiet_s = 0.0
         try:
             yield f"retry: 2000\nid: {tail.position}\nevent: begin\ndata: {{}}\n\n"
             while not self._console.is_closing:
+                self._console.check_topic(request, Operation.READ)  # rights are taken away while somebody looks on
                 look = await run_in_threadpool(tail.look)
                 if look is not None:
                     yield f"id: {look.position}\ndata: {look.text()}\n\n"
@@ -243,7 +244,7 @@ class RecordPages:
                 await asyncio.sleep(EVERY_S)
                 quiet_s += EVERY_S
         except (SegmentlogError, OSError) as error:  # deleted meanwhile, or the store is closed
-            yield f"event: end\ndata: {json.dumps({'message': problem_of(error).message})}\n\n"
+            yield f"event: end\ndata: {json.dumps({'message': self._console.site.problem_of(error).message})}\n\n"
         finally:
             self._tail_count -= 1
 

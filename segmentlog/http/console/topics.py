@@ -10,6 +10,7 @@ from segmentlog.http.console.drawings import Block, state_of, strip
 from segmentlog.http.console.forms import Form, first, number
 from segmentlog.http.console.pages import Console, Paging, address, away
 from segmentlog.http.console.survey import TopicLook
+from segmentlog.http.problems import words_of
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.storage.state import PRODUCERS_WORD
 
@@ -113,7 +114,7 @@ class TopicPages:
             try:
                 row["blocks"] = _blocks(topic.partition(number))
             except (SegmentlogError, OSError) as error:
-                row["error"] = str(error)
+                row["error"] = self._console.site.problem_of(error).message
         return row
 
     def partition(self, request: Request) -> Response:
@@ -240,7 +241,7 @@ def _retention(log: Partition) -> dict[str, Any]:
     try:
         report = log.retain(dry_run=True)
     except (SegmentlogError, OSError) as error:
-        return {"error": str(error)}
+        return {"error": words_of(error)}
     return {"error": "", "removed": report.removed, "size_bytes": report.size_bytes, "busy": report.busy}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from itertools import repeat
@@ -19,6 +20,8 @@ from segmentlog.records import Headers
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
     from segmentlog.topics.topics import Topic
+
+logger = logging.getLogger("segmentlog.http")
 
 _QUICK_PARTITIONS: Final = 16
 
@@ -115,6 +118,8 @@ class Appending:
             try:
                 placed.parts.append((number, _append(topic, number, records, rows, ack), rows))
             except (SegmentlogError, OSError) as error:
+                if not isinstance(error, SegmentlogError):  # who asked is not told the half of it
+                    logger.error("append to %s/%d", topic_name, number, exc_info=error)
                 placed.errors.append((number, _of_request(error, rows), rows))
         return placed
 

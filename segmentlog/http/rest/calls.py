@@ -209,7 +209,7 @@ class Path:
         except Disconnected:
             pass
         except Exception as error:
-            problem = prepared.endpoint.problem_of(error)
+            problem = self._rest.site.without_place(prepared.endpoint.problem_of(error))
             is_begun = isinstance(reply, Flow) and reply.is_begun
             if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 logger.error("%s %s", scope["method"], scope["path"], exc_info=error)

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Final
 
 from segmentlog import errors
-from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
+from segmentlog.http.problems import Forbidden, HttpProblem, problem_of, words_of
 from segmentlog.schemas.errors import SchemaError
 
 BAD_REQUEST: Final = 40002
@@ -63,7 +63,7 @@ def v3_problem(error: BaseException) -> HttpProblem:
 def own_problem(error: BaseException) -> HttpProblem:
     """What an error comes to where the API is ours: its status says all."""
     if isinstance(error, errors.InvalidTopicName):
-        return HttpProblem(HTTPStatus.NOT_FOUND, str(error))
+        return HttpProblem(HTTPStatus.NOT_FOUND, words_of(error))
     return problem_of(error)
 
 
@@ -82,7 +82,7 @@ def _numbered(error: BaseException, codes: tuple[tuple[type[BaseException], HTTP
         return error
     for kind, status, code in codes:
         if isinstance(error, kind):
-            return HttpProblem(status, str(error), error_code=code)
+            return HttpProblem(status, words_of(error), error_code=code)
     problem = problem_of(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         problem.error_code = FAILED

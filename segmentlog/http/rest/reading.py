@@ -12,7 +12,7 @@ import msgspec
 
 from segmentlog.errors import ConsumerFenced, InvalidConfig, SegmentlogError
 from segmentlog.format.names import check_topic_name
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.problems import Forbidden, HttpProblem
 from segmentlog.http.rest import faults
 from segmentlog.policy.topic_pattern import BadPattern, TopicPattern
 from segmentlog.records import Record, TopicPartition
@@ -182,8 +182,10 @@ class GroupReader:
             consumer.close()
 
     def _follow_pattern(self, may_read: MayRead) -> None:
-        """Topics come and go: subscribe to those that match now."""
-        if self._pattern is None or time.monotonic() < self._match_due_s:
+        """Topics and rights come and go: subscribe to those that match now."""
+        if self._pattern is None:
+            return
+        if time.monotonic() < self._match_due_s and all(map(may_read, self._topics)):
             return
         self._match_due_s = time.monotonic() + _MATCH_EVERY_S
         topics = self._matching(self._pattern, may_read)
@@ -200,8 +202,15 @@ class GroupReader:
     # ------------------------------------------------------------ reading
 
     def records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
-        """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing."""
+        """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing.
+
+        What cannot be read ends it: what was read before is handed out, and whoever asks next is told. Raises
+        `Forbidden` where a topic may not be read any more.
+        """
         self._follow_pattern(may_read)
+        for topic in {tp.topic for tp in self._chosen} or self._topics:
+            if not may_read(topic):
+                raise Forbidden(f"topic {topic!r} may not be read any more", error_code=faults.FORBIDDEN)
         consumer = self._consumer
         if consumer is None:
             return []
@@ -221,13 +230,22 @@ class GroupReader:
                 found.append(record)
                 if size >= max_bytes or len(found) >= RECORDS_MAX:
                     break
+        except (SegmentlogError, OSError) as error:
+            if not found:
+                raise
+            # Positions are behind what was read: dropped here, it would be committed and never handed out.
+            logger.warning("consumer %s of group %s: stopped reading: %s", self._name, self.group, error)
+        except BaseException:
+            self.give_back(found)
+            raise
         finally:
             handed_out.close()  # type: ignore[attr-defined]
         return found
 
     def give_back(self, records: Iterable[Record]) -> None:
         """Records that were read and are not handed out after all: they are read again."""
-        assert self._consumer is not None
+        if self._consumer is None:
+            return
         first: dict[TopicPartition, int] = {}
         for record in records:
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -79,6 +80,30 @@ def test_what_somebody_may_not_see_is_on_no_page(ruled: Callable[..., Client]) -
         answer = client.get(f"/ui{path}")
         assert answer.status_code == 403, path
         assert "value of" not in answer.text
+
+
+def test_a_lag_is_of_what_one_may_see(store: LogStore, ruled: Callable[..., Client]) -> None:
+    """Partitions of hidden topics are in no sum, neither in the list of groups nor on the page of one."""
+    store.topic("secret").partition(0).append([b"x"] * 7000)
+    client = ruled(_SEE, _READ, _SEE_GROUP)
+    pages = [client.get(path).text for path in ("/ui/groups", "/ui/groups/group?group=mine")]
+    assert "7,00" not in "".join(pages)
+    assert "<dt>Lag</dt><dd>1</dd>" in pages[1]
+    assert "you may not see all of them" in pages[1]
+
+
+def test_a_tail_ends_with_the_right_to_read(store: LogStore, ruled: Callable[..., Client]) -> None:
+    """Whoever looks on when the right is taken away sees nothing of what comes then."""
+    client = ruled(_READ)
+    rules = client.site.authorizer
+    assert isinstance(rules, _Rules)
+    timer = threading.Timer(0.3, rules.allowed.clear)
+    timer.start()
+    text = client.get("/ui/topics/open/tail/events").text
+    timer.join()
+    assert "event: begin" in text
+    assert text.rstrip().splitlines()[-2] == "event: end"
+    assert "may not read topic" in text
 
 
 def test_to_see_a_topic_is_not_to_read_it(ruled: Callable[..., Client]) -> None:

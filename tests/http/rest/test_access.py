@@ -10,7 +10,7 @@ from doors import Client
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.settings import HttpSettings
 from segmentlog.http.site import Site
-from segmentlog.security.acl_rules import Permission, Rule
+from segmentlog.security.acl_rules import Permission, Rule, RuleFilter
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.users import Users, add_user
@@ -94,6 +94,74 @@ def test_consumers_are_their_owners(guarded: Client) -> None:
     assert post("ann", f"{instance}/subscription", {"topic_pattern": ".*"}) == 204
     assert subscription("ann") == {"topics": ["a"]}
     assert guarded.delete(instance, headers=by("ann")).status_code == 204
+
+
+@pytest.mark.parametrize("how", ["subscription", "topic_pattern", "assignments"])
+def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
+    """An instance hands out nothing of a topic that its owner may read no more; nothing is skipped for that."""
+    body, instance = {"content-type": "application/vnd.kafka.v2+json"}, "/consumers/g/instances/n"
+    authorizer, store = guarded.site.authorizer, guarded.site.store
+    assert isinstance(authorizer, Authorizer)
+    rule = Rule("User:bob", Permission.ALLOW, Operation.READ, ResourceType.TOPIC, "a")
+    wanted: dict[str, Any] = {
+        "subscription": {"topics": ["a"]},
+        "topic_pattern": {"topic_pattern": ".*"},
+        "assignments": {"partitions": [{"topic": "a", "partition": 0}]},
+    }[how]
+    path = "assignments" if how == "assignments" else "subscription"
+    made = {"name": "n", "format": "json", "auto.offset.reset": "earliest"}
+    assert guarded.post("/consumers/g", json=made, headers=by("bob", **body)).status_code == 200
+    assert guarded.post(f"{instance}/{path}", json=wanted, headers=by("bob", **body)).status_code == 204
+
+    def read() -> Any:
+        answer = guarded.get(f"{instance}/records?timeout=50", headers=by("bob", accept=JSON["content-type"]))
+        return [one["value"] for one in answer.json()] if answer.status_code == 200 else answer.json()["error_code"]
+
+    assert read() == [1]
+    store.topic("a").partition(0).append([b"2"])
+    wanted_rule = RuleFilter(rule.resource_type, "a", rule.pattern, rule.principal, None, rule.operation, 1)
+    assert authorizer.remove([wanted_rule]) == [rule]
+    assert read() == ([] if how == "topic_pattern" else 40301)
+    authorizer.add([rule])
+    if how != "topic_pattern":  # that one looks at its topics once a second
+        assert read() == [2]
+    assert guarded.delete(instance, headers=by("bob")).status_code == 204
+
+
+def test_assignments_of_hidden_topics(guarded: Client) -> None:
+    """Who may know of a group is told of what its members read only the topics that he may see."""
+    store, authorizer = guarded.site.store, guarded.site.authorizer
+    assert isinstance(authorizer, Authorizer)
+    authorizer.add([Rule("User:eve", Permission.ALLOW, Operation.DESCRIBE, ResourceType.GROUP, "g")])
+    with store.consumer("a", "b", group="g") as consumer:
+        consumer.poll_group(1.0)
+        (member,) = store.groups.describe("g").members
+        cluster = "/v3/clusters/" + guarded.get("/v3/clusters", headers=by("ann")).json()["data"][0]["cluster_id"]
+        below = f"{cluster}/consumer-groups/g/consumers/{member.id}/assignments"
+        for who, topics in (("ann", ["a"]), ("eve", [])):
+            data = guarded.get(below, headers=by(who)).json()["data"]
+            assert [one["topic_name"] for one in data] == topics
+            assert guarded.get(f"{below}/b/partitions/0", headers=by(who)).status_code == 404
+        assert guarded.get(f"{below}/a/partitions/0", headers=by("ann")).status_code == 200
+
+
+def test_a_store_that_cannot_be_written(store: LogStore) -> None:
+    """Every way to append is answered with 403 as a whole, and not record by record."""
+    store.create_topic("t")
+    cluster = "/v3/clusters/{}/topics/t"
+    with LogStore(store.path, read_only=True) as reading, Client(Site(reading, HttpSettings(allow_writes=True))) as one:
+        topic = cluster.format(one.get("/v3/clusters").json()["data"][0]["cluster_id"])
+        record = {"value": {"type": "JSON", "data": 1}}
+        for path, document, content_type in (
+            ("/topics/t", {"records": [{"value": 1}]}, JSON["content-type"]),
+            ("/topics/t/partitions/0", {"records": [{"value": 1}]}, JSON["content-type"]),
+            (f"{topic}/records", record, "application/json"),
+            (f"{topic}/records:batch", {"entries": [{"id": "1", **record}]}, "application/json"),
+            ("/topics/t/records", 1, "application/x-ndjson"),
+        ):
+            answer = one.post(path, json=document, headers={"content-type": content_type})
+            assert answer.status_code == 403, path
+            assert answer.json()["error_code"] in (403, 40301), path
 
 
 def test_administration(guarded: Client) -> None:

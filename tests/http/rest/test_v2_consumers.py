@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -229,6 +230,62 @@ def test_what_is_no_json_is_told_and_kept(store: LogStore, client: Client) -> No
     consumer.post("positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 2}]})
     assert consumer.values() == [3]
     consumer.delete()
+
+
+def test_what_cannot_be_read_loses_nothing_before_it(store: LogStore, client: Client) -> None:
+    """Records before a damaged batch are handed out; it is told then, and read once it is whole, with what follows."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"1", b"2"])
+    log.append([b'"damaged"'])
+    log.append([b"3"])
+    (path,) = Path(store.path, "t", "0").glob("*.log")
+    at = path.read_bytes().index(b"damaged")
+    consumer = Consumer(client, **{"auto.commit.enable": "true"}).subscribe("t")
+    _write(path, at, b"D")
+    assert consumer.values() == [1, 2]
+    for _ in range(2):
+        assert client.get(f"{consumer.uri}/records?timeout=50", headers=consumer.accept).status_code == 500
+    assert [one.offset for one in store.group_offsets.committed("g").values()] in ([], [2])
+    _write(path, at, b"d")
+    assert consumer.values() == ["damaged", 3]
+    consumer.delete()
+    assert [one.offset for one in store.group_offsets.committed("g").values()] == [4]
+
+
+def test_a_request_of_several_looks_loses_nothing(store: LogStore, client: Client) -> None:
+    """What a request that waits for more has read before it fails is its answer."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"1"])
+    log.append([b'"damaged"'])
+    (path,) = Path(store.path, "t", "0").glob("*.log")
+    _write(path, path.read_bytes().index(b"damaged"), b"D")
+    consumer = Consumer(client, **{"fetch.min.bytes": 1000}).subscribe("t")
+    assert consumer.values(timeout_ms=2000) == [1]
+    assert client.get(f"{consumer.uri}/records?timeout=50", headers=consumer.accept).status_code == 500
+    consumer.delete()
+
+
+def _write(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_what_is_too_deep_to_tell_is_told_and_kept(store: LogStore, client: Client) -> None:
+    """A value that decodes and is too deep for JSON ends a request before it, and is named by the next."""
+    schema = '{"type":"record","name":"L","fields":[{"name":"n","type":["null","L"]}]}'
+    made = client.post("/subjects/t-value/versions", json={"schema": schema}).json()["id"]
+    store.create_topic("t").partition(0).append(
+        [b"\0" + made.to_bytes(4, "big") + b"\2" * depth + b"\0" for depth in (1, 1500, 2)]
+    )
+    consumer = Consumer(client, format="avro", **{"auto.commit.enable": "true"}).subscribe("t")
+    accept = {"accept": "application/vnd.kafka.avro.v2+json"}
+    answers = [client.get(f"{consumer.uri}/records?timeout=50", headers=accept) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 422, 422]
+    assert [one["offset"] for one in answers[0].json()] == [0]
+    assert "t/0, offset 1" in answers[1].json()["message"]
+    consumer.delete()
+    assert [one.offset for one in store.group_offsets.committed("g").values()] == [1]
 
 
 def test_auto_commit(store: LogStore, client: Client) -> None:

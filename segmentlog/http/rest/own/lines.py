@@ -11,7 +11,7 @@ import msgspec
 from segmentlog.errors import OutOfOrderSequence, SegmentlogError
 from segmentlog.exchange.transfer import Fields, TransferError, records_of
 from segmentlog.format.names import check_topic_name
-from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import media
 from segmentlog.http.rest.appending import Records
 from segmentlog.http.rest.bodies import Disconnected
@@ -47,7 +47,7 @@ async def append(call: Call) -> Reply:
         logger.info("lines to %s broke off after %d records", name, sink.appended.records)
         raise
     except (SegmentlogError, OSError) as error:
-        problem = problem_of(error)
+        problem = call.site.problem_of(error)
         if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.error("lines to %s", name, exc_info=error)
         return json_reply(Broken(problem.error_code, problem.message, sink.appended), problem.status)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
 from segmentlog.format.names import check_topic_name
-from segmentlog.http.problems import HttpProblem, problem_of
+from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import media
 from segmentlog.http.rest.own.words import StreamQuery
 from segmentlog.http.rest.replies import Flow, encode_json
@@ -168,7 +168,7 @@ class _Stream:
         if error is not None:
             gap = self._gap(error)
             if gap is None:
-                return data, problem_of(error)
+                return data, self._call.site.problem_of(error)
             data += gap
         return data, None
 

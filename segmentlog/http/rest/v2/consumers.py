@@ -249,7 +249,16 @@ async def _gather(call: Call, instance: Held, max_bytes: int, min_bytes: int, ti
     found: list[Record] = []
     size = 0
     while True:
-        more = await call.work(reader.records, max_bytes - size, may_read)
+        try:
+            more = await call.work(reader.records, max_bytes - size, may_read)
+        except (SegmentlogError, OSError) as error:
+            if not found or isinstance(error, HttpProblem):
+                await call.work(reader.give_back, found)
+                raise
+            return found  # whoever asks next is told
+        except BaseException:
+            reader.give_back(found)
+            raise
         found += more
         size += sum(len(record.key or b"") + len(record.value or b"") for record in more)
         polled_s = now_s = time.monotonic()
@@ -264,24 +273,33 @@ async def _gather(call: Call, instance: Held, max_bytes: int, min_bytes: int, ti
 
 def _render(call: Call, reader: GroupReader, found: list[Record], name: str) -> bytes:
     """As JSON. What cannot be told is given back, and is first in the next answer, which says so."""
-    lines: list[ConsumedRecord] = []
-    for number, record in enumerate(found):
-        try:
-            key, value = _embedded(call, record.key, name), _embedded(call, record.value, name)
-        except (ValueError, LookupError, RecursionError, SegmentlogError) as error:
-            reader.give_back(found[number:])
-            if number:
-                break
-            where = f"{record.topic}/{record.partition}, offset {record.offset}"
-            raise HttpProblem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"the record at {where} is not of the format {name!r}: {error}; go on behind it (positions), or read it"
-                " with an instance for binary",
-                error_code=faults.CONVERSION_FAILED,
-            ) from None
-        lines.append(ConsumedRecord(record.topic, key, value, record.partition, record.offset))
-    reader.delivered()
-    return encode_json(lines)
+    lines: list[bytes] = []
+    try:
+        for record in found:
+            try:
+                lines.append(_line(call, record, name))
+            except (ValueError, LookupError, RecursionError, SegmentlogError) as error:
+                if lines:
+                    reader.give_back(found[len(lines) :])
+                    break
+                where = f"{record.topic}/{record.partition}, offset {record.offset}"
+                raise HttpProblem(
+                    HTTPStatus.UNPROCESSABLE_ENTITY,
+                    f"the record at {where} is not of the format {name!r}: {error}; go on behind it (positions), or"
+                    " read it with an instance for binary",
+                    error_code=faults.CONVERSION_FAILED,
+                ) from None
+        body = b"[" + b",".join(lines) + b"]"
+    except BaseException:
+        reader.give_back(found)
+        raise
+    reader.delivered()  # not before all of it is there
+    return body
+
+
+def _line(call: Call, record: Record, name: str) -> bytes:
+    key, value = _embedded(call, record.key, name), _embedded(call, record.value, name)
+    return encode_json(ConsumedRecord(record.topic, key, value, record.partition, record.offset))
 
 
 def _embedded(call: Call, data: bytes | None, name: str) -> Any:

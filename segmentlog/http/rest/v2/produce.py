@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from segmentlog.format.names import SCHEMAS_TOPIC, check_topic_name
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.problems import HttpProblem, words_of
 from segmentlog.http.rest import faults, media
 from segmentlog.http.rest.appending import AckName, Placed, Records
 from segmentlog.http.rest.formats import NULL, SchemaWish, SchemaWriter, bytes_of_json
@@ -18,7 +18,7 @@ from segmentlog.http.rest.v2.words import ABSENT, BinaryRecords, JsonRecord, Jso
 from segmentlog.security.principals import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from segmentlog.http.rest.calls import Call
 
@@ -40,6 +40,7 @@ async def produce(call: Call) -> Reply:
     """Append, and tell the offset of each record, or why it has none."""
     topic = check_topic_name(call.path["topic"])
     call.check_topic(Operation.WRITE, topic)
+    call.store.check_writable("append")
     body = await call.body.whole()
     ack: AckName | None = call.query.ack
     partition: int | None = call.path.get("partition")
@@ -71,7 +72,7 @@ def _produce(call: Call, topic: str, partition: int | None, ack: AckName | None,
     if partition is None and given.count(None) != len(given):
         records.partitions = given
     placed = call.rest.appending.append(topic, records, ack, partition)
-    return render(placed, key_schema_id, value_schema_id)
+    return render(placed, key_schema_id, value_schema_id, call.site.told)
 
 
 def _json_records(found: Sequence[JsonRecord]) -> Records:
@@ -132,7 +133,9 @@ def _encoded(writer: SchemaWriter | None, data: list[bytes]) -> list[bytes | Non
 # ---------------------------------------------------------------- the answer
 
 
-def render(placed: Placed, key_schema_id: int | None, value_schema_id: int | None) -> bytes:
+def render(
+    placed: Placed, key_schema_id: int | None, value_schema_id: int | None, told: Callable[[str], str] = str
+) -> bytes:
     """As JSON. Of records that lie one behind the other by joining their numbers: a tenth of what encoding takes."""
     schema_ids = b'],"key_schema_id":%b,"value_schema_id":%b}' % (
         encode_json(key_schema_id), encode_json(value_schema_id),
@@ -146,7 +149,12 @@ def render(placed: Placed, key_schema_id: int | None, value_schema_id: int | Non
         b'{"partition":%d,"offset":%d,"error_code":null,"error":null}' % (partition, offset)
         if error is None
         else encode_json(
-            {"partition": None, "offset": None, "error_code": faults.record_code(error), "error": str(error)}
+            {
+                "partition": None,
+                "offset": None,
+                "error_code": faults.record_code(error),
+                "error": told(words_of(error)),
+            }
         )
         for partition, offset, error in placed.outcomes()
     ]

@@ -30,6 +30,10 @@ def _describe(call: Call) -> GroupDescription:
     return found
 
 
+def _may_see(call: Call, topic: str) -> bool:
+    return call.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+
+
 def _group(links: Links, found: GroupDescription) -> words.Group:
     at = (_GROUPS, found.group)
     return words.Group(
@@ -121,10 +125,10 @@ def _assignment(links: Links, group: str, member: str, tp: TopicPartition) -> wo
 
 
 async def list_assignments(call: Call) -> Reply:
-    """What a member is given."""
+    """What a member is given, of topics that whoever asks may see."""
     links, found = Links(call), await call.work(_describe, call)
     member = _member(call, found)
-    data = [_assignment(links, found.group, member.id, tp) for tp in member.partitions]
+    data = [_assignment(links, found.group, member.id, tp) for tp in member.partitions if _may_see(call, tp.topic)]
     metadata = links.list_metadata(_GROUPS, found.group, "consumers", member.id, "assignments")
     return json_reply(words.AssignmentList(metadata=metadata, data=data))
 
@@ -134,7 +138,7 @@ async def get_assignment(call: Call) -> Reply:
     links, found = Links(call), await call.work(_describe, call)
     member = _member(call, found)
     wanted = TopicPartition(call.path["topic_name"], call.path["partition_id"])
-    if wanted in member.partitions:
+    if wanted in member.partitions and _may_see(call, wanted.topic):
         return json_reply(_assignment(links, found.group, member.id, wanted))
     raise HttpProblem(HTTPStatus.NOT_FOUND, f"Consumer {member.id} has no such partition.")
 
@@ -146,9 +150,7 @@ def _lags(call: Call) -> list[tuple[PartitionDescription, MemberDescription | No
     found = _describe(call)
     members = {member.id: member for member in found.members}
     return [
-        (one, members.get(one.member))
-        for one in found.partitions
-        if one.lag is not None and call.allows(Operation.DESCRIBE, ResourceType.TOPIC, one.topic)
+        (one, members.get(one.member)) for one in found.partitions if one.lag is not None and _may_see(call, one.topic)
     ]
 
 

@@ -61,6 +61,10 @@ def _no_partition() -> HttpProblem:
     )  # fmt: skip
 
 
+def _problem(call: Call, error: BaseException) -> HttpProblem:
+    return call.site.without_place(faults.v3_problem(error))
+
+
 def _bad(message: str) -> HttpProblem:
     return HttpProblem(HTTPStatus.BAD_REQUEST, f"Bad Request: {message}")
 
@@ -162,7 +166,7 @@ def _append(call: Call, topic: str, found: Sequence[_Outcome]) -> list[_Told | H
     )
     placed = call.rest.appending.append(topic, records, call.query.ack)
     for row, stamp, (partition, offset, error) in zip(rows, stamps, placed.outcomes(), strict=True):
-        told[row] = (partition, offset, stamp) if error is None else faults.v3_problem(error)
+        told[row] = (partition, offset, stamp) if error is None else _problem(call, error)
     return told
 
 
@@ -172,7 +176,7 @@ def _encoded(call: Call, topic: str, asked: Any) -> _Outcome:
     try:
         return Encoded(call, topic, asked)
     except (SegmentlogError, OSError) as error:
-        return faults.v3_problem(error)
+        return _problem(call, error)
 
 
 def _time(milliseconds: int) -> str:
@@ -187,6 +191,7 @@ async def produce(call: Call) -> Flow:
     """Outcomes come as records come."""
     links = Links(call)
     topic = (await call.work(visible_topic, call, Operation.WRITE)).name
+    call.store.check_writable("append")
     return Flow(_outcomes(call, links.cluster_id, topic), JSON)
 
 
@@ -211,7 +216,7 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
         try:
             told = _append(call, topic, found)
         except (SegmentlogError, OSError) as error:
-            told = [faults.v3_problem(error)] * len(found)
+            told = [_problem(call, error)] * len(found)
         lines = [_outcome(cluster_id, topic, one, what) for one, what in zip(found, told, strict=True)]
         return b"".join(lines), problem is not None
 
@@ -252,6 +257,7 @@ async def produce_batch(call: Call) -> Reply:
     """Records with names of their own, and their outcomes by these."""
     links = Links(call)
     topic = (await call.work(visible_topic, call, Operation.WRITE)).name
+    call.store.check_writable("append")
     body = await call.body.whole()
 
     def handle() -> record_words.ProducedEntries:
