@@ -23,6 +23,9 @@ _T = TypeVar("_T")
 _THREADS: Final = 32
 """Most of them wait: for an fsync that they share, or for an object store."""
 
+_LARGE_AT_A_TIME: Final = 4
+"""Bodies of the largest size, or as many bytes in more that are smaller."""
+
 _with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
@@ -32,7 +35,7 @@ class Rest:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.schemas: Schemas = StoreSchemas(site.store)
-        self.large_bodies = LargeBodies()
+        self.large_bodies = LargeBodies(_LARGE_AT_A_TIME * site.settings.limits.request_bytes)
         self.appending = Appending(site.store)
         self.tails = Tails(site)
         self.instances = Instances(site)
