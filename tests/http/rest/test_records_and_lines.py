@@ -3,14 +3,17 @@
 import base64
 import json
 import socket
+import threading
 import time
 from typing import Any
 from unittest import mock
 
+import httpx
 import msgspec
 import pytest
 from doors import Client
 
+from segmentlog.http.rest import appending
 from segmentlog.http.rest.own import records
 from segmentlog.http.serving import HttpServer
 from segmentlog.records import Record
@@ -220,3 +223,35 @@ def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer
             before = rendering.call_count
             time.sleep(0.3)
         assert rendering.call_count < 120  # of 240 parts
+
+
+def test_who_waits_for_an_object_store_holds_nobody_up(store: LogStore, http_server: HttpServer) -> None:
+    """However many wait for their records to be shipped, records are read and appended meanwhile."""
+    store.create_topic("t").partition(0).append([b"a"])
+    real, may_go = appending._append, threading.Event()
+
+    def append(topic: Any, number: int, records: Any, rows: Any, ack: str | None) -> int:
+        if ack != "shipped":
+            return real(topic, number, records, rows, ack)  # type: ignore[arg-type]
+        assert may_go.wait(30)
+        return 0
+
+    def ship() -> None:
+        headers = {"content-type": "text/plain"}
+        url = f"{http_server.url}/topics/t/records?ack=shipped"
+        answers.append(httpx.post(url, content=b"x", headers=headers, timeout=60).status_code)
+
+    answers: list[int] = []
+    threads = [threading.Thread(target=ship) for _ in range(40)]
+    with mock.patch.object(appending, "_append", append):
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        try:
+            url = f"{http_server.url}/topics/t/records"
+            assert httpx.post(url, content=b"b", headers={"content-type": "text/plain"}, timeout=5).status_code == 200
+        finally:
+            may_go.set()
+            for thread in threads:
+                thread.join()
+    assert answers == [200] * 40
