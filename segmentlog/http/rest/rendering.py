@@ -158,7 +158,6 @@ def parts(batch: RecordBatch, end: int | None = None, more_bytes: int = 0) -> It
         yield batch.slice(start, min(start + step, stop))
 
 
-def list_of(batches: Sequence[RecordBatch], values_as: ValuesAs) -> bytes:
-    """A JSON array of all records."""
-    rendered = b"".join(lines(batch, values_as) for batch in batches)
-    return b"[" + rendered[:-1].replace(b"\n", b",") + b"]"
+def list_of(rendered: Sequence[bytes]) -> bytes:
+    """A JSON array of all records that were rendered as `lines`."""
+    return b"[" + b"".join(rendered)[:-1].replace(b"\n", b",") + b"]"

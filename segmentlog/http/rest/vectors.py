@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from segmentlog.http.problems import HttpProblem
+from segmentlog.http.rest.large import Alone
 from segmentlog.http.rest.rendering import ValuesAs, events, parts
 
 if TYPE_CHECKING:
@@ -102,15 +103,17 @@ def read(
         id_bytes = len(begin) + len(rest) + len(str(end))
         if id_bytes > _SHORT_BYTES:
             id_bytes = 0
-        for batch in log.read(now[number], _READ_BYTES, isolation=view.isolation, durable_only=view.durable_only):
-            if batch.base_offset >= end:
-                break
-            left_bytes -= batch.size_bytes
-            for part in parts(batch, end, id_bytes):
-                now[number] = part.next_offset
-                data = events(part, view.values_as, begin, rest, at_each=id_bytes > 0)
-                yield Piece(data, len(part), tuple(now))
-            now[number] = min(batch.next_offset, end)
+        with Alone() as alone:
+            for batch in log.read(now[number], _READ_BYTES, isolation=view.isolation, durable_only=view.durable_only):
+                if batch.base_offset >= end:
+                    break
+                left_bytes -= batch.size_bytes
+                alone.see(batch)
+                for part in parts(batch, end, id_bytes):
+                    now[number] = part.next_offset
+                    data = events(part, view.values_as, begin, rest, at_each=id_bytes > 0)
+                    yield Piece(data, len(part), tuple(now))
+                now[number] = min(batch.next_offset, end)
         if left_bytes > 0 and now[number] < end:
             # Nothing more up to there: a gap, or what is not shown, the ends of transactions and what was aborted.
             now[number] = end
