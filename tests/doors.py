@@ -17,6 +17,7 @@ class Client:
 
     def __init__(self, site: Site, accounts: Accounts | None = None, **options: Any) -> None:
         self.site = site
+        self._accounts = accounts
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -57,6 +58,8 @@ class Client:
         """Its loop and the threads of that end."""
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(60)
         asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(60)
+        if self._accounts is not None:
+            self._accounts.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

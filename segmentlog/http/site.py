@@ -64,6 +64,10 @@ class Site:
         assert isinstance(found, Principal)
         return found
 
+    def share(self, principal: Principal, of_all: int) -> int:
+        """Of what there is for all, what one may have: a quarter, where people say who they are."""
+        return of_all if principal == ANONYMOUS else -(-of_all // 4)
+
     def allows(
         self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME
     ) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from segmentlog.log.partition import Isolation, Partition
     from segmentlog.records import Record
+    from segmentlog.security.principals import Principal
     from segmentlog.topics.topics import Topic
 
 _LIMITS: Final = (20, 50, 100, 200)
@@ -48,7 +50,7 @@ class RecordPages:
     def __init__(self, console: Console, decode: Decode | None = None) -> None:
         self._console = console
         self._decode = decode
-        self._tail_count = 0
+        self._tails: Counter[Principal] = Counter()
 
     # ------------------------------------------------------------ searching
 
@@ -215,8 +217,10 @@ class RecordPages:
 
     def _open_tail(self, request: Request) -> Tail:
         topic = self._console.topic(request, Operation.READ)
-        if self._tail_count >= _TAILS_MAX:
-            text = f"{_TAILS_MAX} pages follow records already: close one"
+        principal = self._console.site.principal(request)
+        share = self._console.site.share(principal, _TAILS_MAX)
+        if self._tails.total() >= _TAILS_MAX or self._tails[principal] >= share:
+            text = f"{share} pages follow records already: close one"
             raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, text, headers={"retry-after": "5"})
         params = request.query_params
         errors: dict[str, str] = {}
@@ -228,7 +232,8 @@ class RecordPages:
         return Tail([topic.partition(one) for one in numbers], wanted, position)
 
     async def _events(self, request: Request, tail: Tail) -> AsyncIterator[str]:
-        self._tail_count += 1
+        principal = self._console.site.principal(request)
+        self._tails[principal] += 1
         quiet_s = 0.0
         try:
             yield f"retry: 2000\nid: {tail.position}\nevent: begin\ndata: {{}}\n\n"
@@ -246,7 +251,8 @@ class RecordPages:
         except (SegmentlogError, OSError) as error:  # deleted meanwhile, or the store is closed
             yield f"event: end\ndata: {json.dumps({'message': self._console.site.problem_of(error).message})}\n\n"
         finally:
-            self._tail_count -= 1
+            self._tails[principal] -= 1
+            self._tails += Counter()  # without those who have none
 
 
 def _chosen(text: str, count: int) -> list[int]:

@@ -162,6 +162,10 @@ class Call:
         """Call it in a thread: what may wait for a disk, or a lock."""
         return await self.rest.work(do, *args)
 
+    async def append(self, do: Callable[..., _T], *args: Any) -> _T:
+        """The same for what appends with the query's ``ack``."""
+        return await self.rest.append(self.query.ack, do, *args)
+
     @property
     def base_url(self) -> str:
         """Of this door, as the client knows it, without a slash at the end."""

@@ -89,6 +89,12 @@ class Instances:
                 HTTPStatus.SERVICE_UNAVAILABLE, f"there are {INSTANCES_MAX} consumers: delete one that is not needed",
                 error_code=faults.RETRIABLE, headers={"retry-after": "10"},
             )  # fmt: skip
+        share = self._site.share(principal, INSTANCES_MAX)
+        if sum(one[0] == principal for one in self._by_key) >= share:
+            raise HttpProblem(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{principal} has {share} consumers: delete one that is not needed",
+                error_code=faults.RETRIABLE, headers={"retry-after": "10"},
+            )  # fmt: skip
         made = self._by_key[key] = Instance(key, GroupReader(self._site.store, group, key[2], options), settings)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())

@@ -12,7 +12,7 @@ import msgspec
 from segmentlog.http.rest import media
 from segmentlog.http.rest.endpoints import PATH_TYPES, Endpoint, Gives, Problem
 
-_ALWAYS: Final = (400, 401, 403, 413, 421, 500, 503)
+_ALWAYS: Final = (400, 401, 403, 408, 413, 421, 500, 503)
 """Statuses that any request may have: a query that is none, nobody, not allowed, too much, by another name, ours."""
 _REF: Final = "#/components/schemas/{name}"
 _PROBLEM: Final = {"$ref": _REF.format(name="Problem")}
@@ -22,6 +22,7 @@ _WHY: Final = {
     403: "The rules of access do not allow it, or this door lets nobody change anything.",
     404: "There is no such thing.",
     406: "There is no such media type of it.",
+    408: "It came too slowly.",
     409: "Its state does not allow it.",
     410: "It was there, and is gone.",
     413: "It is too large.",

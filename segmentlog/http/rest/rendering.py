@@ -7,6 +7,7 @@ is none comes as ``value_text`` or ``value_base64``.
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from itertools import repeat
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 ValuesAs = Literal["text", "json", "base64"]
 
 _PIECE_BYTES: Final = 256 << 10
+_NAMES_BYTES: Final = 80
+"""What a document has beside key, value and headers."""
+_LINE_END: Final = re.compile(rb"[\r\n]")
+"""Between its tokens, where JSON has both; for an event stream a bare CR ends a line, too."""
 _encode_lines = msgspec.json.Encoder().encode_lines
 _as_raw = msgspec.json.Decoder(Raw).decode
 
@@ -96,7 +101,7 @@ def _put_json(document: RecordDocument, value: bytes) -> bool:
     try:
         if not value.isascii():
             value.decode()
-        document.value = _as_raw(msgspec.json.format(value, indent=-1) if b"\n" in value else value)
+        document.value = _as_raw(msgspec.json.format(value, indent=-1) if _LINE_END.search(value) else value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
@@ -124,9 +129,13 @@ def bare_values(batch: RecordBatch) -> bytes:
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
-def events(batch: RecordBatch, values_as: ValuesAs, begin: bytes, end: bytes) -> bytes:
-    """A server-sent event each. Its id is ``begin``, the offset behind the record, ``end``."""
+def events(batch: RecordBatch, values_as: ValuesAs, begin: bytes, end: bytes, *, at_each: bool = True) -> bytes:
+    """A server-sent event each, with an id ``at_each`` or at the last: ``begin``, the offset behind it, ``end``."""
     rendered = lines(batch, values_as).split(b"\n")
+    if not at_each:
+        rendered.pop()  # what is behind the last line
+        rendered[-1] = b"%b\nid: %b%d%b" % (rendered[-1], begin, batch.next_offset, end)
+        return b"".join([b"data: %b\n\n" % line for line in rendered])
     return b"".join(
         [
             b"id: %b%d%b\ndata: %b\n\n" % (begin, offset + 1, end, line)
@@ -135,18 +144,20 @@ def events(batch: RecordBatch, values_as: ValuesAs, begin: bytes, end: bytes) ->
     )
 
 
-def parts(batch: RecordBatch, end: int | None = None) -> Iterator[RecordBatch]:
-    """The batch in parts of about 256 KiB of records, without those at ``end`` and above."""
+def parts(batch: RecordBatch, end: int | None = None, more_bytes: int = 0) -> Iterator[RecordBatch]:
+    """The batch in parts that come to about 256 KiB, without records at ``end`` and above.
+
+    ``more_bytes`` are those that each record has beside its document.
+    """
     stop = len(batch)
     if end is not None and batch.next_offset > end:
         stop = int(np.searchsorted(batch.offsets, np.int64(end)))
-    raw_bytes = max(batch.raw_size_bytes, 1)
-    step = max(1, batch.header.record_count * _PIECE_BYTES // raw_bytes)
+    count = batch.header.record_count
+    step = max(1, count * _PIECE_BYTES // (batch.raw_size_bytes + max(count, 1) * (_NAMES_BYTES + more_bytes)))
     for start in range(0, stop, step):
         yield batch.slice(start, min(start + step, stop))
 
 
-def list_of(batches: Sequence[RecordBatch], values_as: ValuesAs) -> bytes:
-    """A JSON array of all records."""
-    rendered = b"".join(lines(batch, values_as) for batch in batches)
-    return b"[" + rendered[:-1].replace(b"\n", b",") + b"]"
+def list_of(rendered: Sequence[bytes]) -> bytes:
+    """A JSON array of all records that were rendered as `lines`."""
+    return b"[" + b"".join(rendered)[:-1].replace(b"\n", b",") + b"]"

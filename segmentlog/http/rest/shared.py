@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from segmentlog.http.rest.appending import Appending
+from segmentlog.http.rest.appending import AckName, Appending
 from segmentlog.http.rest.bodies import LargeBodies
 from segmentlog.http.rest.formats import Schemas
 from segmentlog.http.rest.instances import Instances
@@ -23,6 +23,12 @@ _T = TypeVar("_T")
 _THREADS: Final = 32
 """Most of them wait: for an fsync that they share, or for an object store."""
 
+_SHIPPED_AT_A_TIME: Final = 12
+"""Of the threads, those that may wait for an object store: for two minutes, when it cannot be reached."""
+
+_LARGE_AT_A_TIME: Final = 4
+"""Bodies of the largest size, or as many bytes in more that are smaller."""
+
 _with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
@@ -32,10 +38,18 @@ class Rest:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.schemas: Schemas = StoreSchemas(site.store)
-        self.large_bodies = LargeBodies()
+        self.large_bodies = LargeBodies(_LARGE_AT_A_TIME * site.settings.limits.request_bytes)
         self.appending = Appending(site.store)
         self.tails = Tails(site)
         self.instances = Instances(site)
+        self._shipping = asyncio.Semaphore(_SHIPPED_AT_A_TIME)
+
+    async def append(self, ack: AckName | None, do: Callable[..., _T], *args: Any) -> _T:
+        """`work` that appends: who waits for an object store leaves threads for everybody else."""
+        if ack != "shipped":
+            return await self.work(do, *args)
+        async with self._shipping:
+            return await self.work(do, *args)
 
     async def work(self, do: Callable[..., _T], *args: Any) -> _T:
         """Call it in a thread of the event loop's."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.consuming.following import announce
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.rest.vectors import Piece, View, mark_of, read
+from segmentlog.http.rest.vectors import Piece, View, check_partitions, mark_of, read
 from segmentlog.storage import forks
 from segmentlog.storage.watch import Watch
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from segmentlog.http.site import Site
     from segmentlog.log.partition import Partition
     from segmentlog.topics.topics import Topic
+
+logger = logging.getLogger("segmentlog.http")
 
 RING_BYTES: Final = 8 << 20
 _PATIENCE_S: Final = 1.0
@@ -167,16 +170,24 @@ class Tail:
                     if self._size_bytes >= RING_BYTES:
                         break
                 self.wake()
-        except (SegmentlogError, OSError):
-            with self._mutex:
-                self._version += 1
-                self.troubles += 1
-                for one in self.listeners:
-                    one.index = -1
+        except Exception as error:
+            # Whatever it is, a MemoryError too: the thread is everybody's, and those who listen here read on without.
+            if not isinstance(error, SegmentlogError | OSError):
+                logger.exception("the tail of %s", self.topic.name)
+            self.give_up()
             is_any = True
         if is_any:
             self.wake()
         return is_any
+
+    def give_up(self) -> None:
+        """It cannot be read on: each listener reads by itself from where it is, and meets the reason."""
+        with self._mutex:
+            self._version += 1
+            self.troubles += 1
+            for one in self.listeners:
+                one.index = -1
+        self.wake()
 
     def _has_room(self) -> bool:
         if self._size_bytes < RING_BYTES:
@@ -203,6 +214,7 @@ class Tail:
             self._counted_s = time.monotonic()
             count = self.topic.partition_count
             if count > len(self.logs):
+                check_partitions(self.topic)
                 self.logs = self.topic.partitions()
 
     def wake(self) -> None:
@@ -259,23 +271,41 @@ class Tails:
                 self._watch.interrupt()
 
     def _run(self, watch: Watch) -> None:
-        while True:
-            with self._mutex:
-                tails = list(self._tails.values())
-                if not tails or self._site.is_closing:
+        try:
+            while tails := self._current(watch):
+                try:
+                    self._turn(watch, tails)
+                except Exception:
+                    logger.exception("reading for event streams")
                     for tail in tails:
-                        tail.wake()
+                        tail.give_up()
+                    time.sleep(_LOOK_S)
+        finally:
+            with self._mutex:
+                if self._watch is watch:  # it is not by itself that it ends: whoever comes next begins another one
                     self._watch = None
-                    watch.close()
-                    return
-            watch.drain()
-            if any([tail.advance() for tail in tails]):
-                continue
-            must_poll = False
-            for tail in tails:
-                with contextlib.suppress(SegmentlogError, OSError):
-                    must_poll |= announce(watch, tail.logs)
-            if any([tail.advance() for tail in tails]):
-                continue
-            is_durable = any(tail.view.durable_only for tail in tails)
-            watch.wait(_DURABLE_LOOK_S if is_durable else _LOOK_S, poll=must_poll)
+            watch.close()
+
+    def _current(self, watch: Watch) -> list[Tail]:
+        """The tails that are read; none: it ends."""
+        with self._mutex:
+            tails = list(self._tails.values())
+            if not tails or self._site.is_closing:
+                for tail in tails:
+                    tail.wake()
+                self._watch = None
+                return []
+            return tails
+
+    def _turn(self, watch: Watch, tails: list[Tail]) -> None:
+        watch.drain()
+        if any([tail.advance() for tail in tails]):
+            return
+        must_poll = False
+        for tail in tails:
+            with contextlib.suppress(SegmentlogError, OSError):
+                must_poll |= announce(watch, tail.logs)
+        if any([tail.advance() for tail in tails]):
+            return
+        is_durable = any(tail.view.durable_only for tail in tails)
+        watch.wait(_DURABLE_LOOK_S if is_durable else _LOOK_S, poll=must_poll)

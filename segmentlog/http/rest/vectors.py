@@ -3,7 +3,9 @@
     1f0c2a9e:120,45,9
 
 are the first characters of the topic's id, so that one that was made anew under the name is not taken for it, and the
-offsets to go on at, from partition 0 on.
+offsets to go on at, from partition 0 on. It comes back in a header, which has a bound: so have the partitions of a
+stream. Long ids are not at every event, or they would be most of what is sent, but at the last of each piece; whose
+stream breaks off within one gets what lies behind the id before it again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from segmentlog.http.problems import HttpProblem
+from segmentlog.http.rest.large import Alone
 from segmentlog.http.rest.rendering import ValuesAs, events, parts
 
 if TYPE_CHECKING:
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from segmentlog.topics.topics import Topic
 
 _FORM: Final = re.compile(r"([0-9a-f]{8}):([0-9]{1,19}(?:,[0-9]{1,19})*)")
+PARTITIONS_MAX: Final = 2500
+"""Of a stream: so many offsets of 19 digits, with commas, leave a quarter of the 64 KiB of a request's head."""
+_SHORT_BYTES: Final = 512
+"""Ids up to this size are at every event."""
 _READ_BYTES: Final = 256 << 10
 """Stored bytes of one partition before it is the next one's turn."""
 
@@ -44,6 +51,16 @@ class Piece(NamedTuple):
 def mark_of(topic: Topic) -> str:
     """What ids of events of this topic begin with."""
     return topic.id.replace("-", "")[:8]
+
+
+def check_partitions(topic: Topic) -> None:
+    """Raises `HttpProblem` for a topic with more partitions than an id can hold."""
+    count = topic.partition_count
+    if count > PARTITIONS_MAX:
+        raise HttpProblem(
+            HTTPStatus.BAD_REQUEST, f"topic {topic.name!r} has {count:,} partitions, and a stream at most"
+            f" {PARTITIONS_MAX:,}: name partitions, and read each by /topics/{topic.name}/partitions/P/records",
+        )  # fmt: skip
 
 
 def encode_id(mark: str, offsets: Sequence[int]) -> str:
@@ -81,17 +98,22 @@ def read(
         if now[number] >= end:
             continue
         left_bytes = _READ_BYTES
-        begin = encode_id(mark, now[:number]) + ("," if number else "")
-        rest = "".join(f",{offset}" for offset in now[number + 1 :])
-        for batch in log.read(now[number], _READ_BYTES, isolation=view.isolation, durable_only=view.durable_only):
-            if batch.base_offset >= end:
-                break
-            left_bytes -= batch.size_bytes
-            for part in parts(batch, end):
-                now[number] = part.next_offset
-                data = events(part, view.values_as, begin.encode(), rest.encode())
-                yield Piece(data, len(part), tuple(now))
-            now[number] = min(batch.next_offset, end)
+        begin = (encode_id(mark, now[:number]) + ("," if number else "")).encode()
+        rest = "".join(f",{offset}" for offset in now[number + 1 :]).encode()
+        id_bytes = len(begin) + len(rest) + len(str(end))
+        if id_bytes > _SHORT_BYTES:
+            id_bytes = 0
+        with Alone() as alone:
+            for batch in log.read(now[number], _READ_BYTES, isolation=view.isolation, durable_only=view.durable_only):
+                if batch.base_offset >= end:
+                    break
+                left_bytes -= batch.size_bytes
+                alone.see(batch)
+                for part in parts(batch, end, id_bytes):
+                    now[number] = part.next_offset
+                    data = events(part, view.values_as, begin, rest, at_each=id_bytes > 0)
+                    yield Piece(data, len(part), tuple(now))
+                now[number] = min(batch.next_offset, end)
         if left_bytes > 0 and now[number] < end:
             # Nothing more up to there: a gap, or what is not shown, the ends of transactions and what was aborted.
             now[number] = end

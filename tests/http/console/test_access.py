@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
 
+import httpx
 import pytest
 from doors import Client
 
+from segmentlog.http.console import records
+from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 from segmentlog.http.site import Site
 from segmentlog.records import TopicPartition
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, Principal, ResourceType
+from segmentlog.security.settings import Security
+from segmentlog.security.users import add_user
 from segmentlog.store import LogStore
 
 
@@ -141,3 +150,33 @@ def test_changes_need_their_own_permission(store: LogStore, ruled: Callable[...,
         assert everything.get(f"/ui{path}").status_code == 200, path
         assert everything.post(f"/ui{path}", data=form).status_code == 303, path
     assert store.topics() == ["secret"]
+
+
+def test_nobody_takes_all_tails(store: LogStore, serve: Callable[..., HttpServer], tmp_path: Path) -> None:
+    """Of the pages that may follow records one user has a quarter, and gets it back with each that ends."""
+    store.create_topic("open")
+    users = str(tmp_path / "users.json")
+    for name in ("ann", "bob"):
+        add_user(users, name, "pw", iterations=4096)
+    server = serve(security=Security(users=users))
+
+    def follow(who: str) -> httpx.Response:
+        asked = web.build_request("GET", "/ui/topics/open/tail/events")
+        answer = web.send(asked, auth=(who, "pw"), stream=True)
+        opened.callback(answer.close)
+        return answer
+
+    with (
+        mock.patch.object(records, "_TAILS_MAX", 4),
+        httpx.Client(base_url=server.url, timeout=20) as web,
+        ExitStack() as opened,
+    ):
+        first = follow("ann")
+        coming = first.iter_bytes()  # which hangs up when it is forgotten
+        next(coming)
+        assert [first.status_code, follow("ann").status_code, follow("bob").status_code] == [200, 503, 200]
+        first.close()
+        ends_s = time.monotonic() + 20
+        while follow("ann").status_code != 200:
+            assert time.monotonic() < ends_s
+            time.sleep(0.1)

@@ -3,11 +3,13 @@
 import base64
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from doors import Client
 
 from segmentlog.http.accounts import Accounts
+from segmentlog.http.rest import instances
 from segmentlog.http.settings import HttpSettings
 from segmentlog.http.site import Site
 from segmentlog.security.acl_rules import Permission, Rule, RuleFilter
@@ -162,6 +164,18 @@ def test_a_store_that_cannot_be_written(store: LogStore) -> None:
             answer = one.post(path, json=document, headers={"content-type": content_type})
             assert answer.status_code == 403, path
             assert answer.json()["error_code"] in (403, 40301), path
+
+
+def test_nobody_takes_all_consumers(guarded: Client) -> None:
+    """Of the instances that there may be one user has a quarter; the others are for others."""
+
+    def make(who: str) -> int:
+        headers = by(who, **{"content-type": "application/vnd.kafka.v2+json"})
+        return guarded.post("/consumers/g", json={}, headers=headers).status_code
+
+    with mock.patch.object(instances, "INSTANCES_MAX", 8):
+        assert [make("ann") for _ in range(3)] == [200, 200, 503]
+        assert [make("bob") for _ in range(3)] == [200, 200, 503]
 
 
 def test_administration(guarded: Client) -> None:

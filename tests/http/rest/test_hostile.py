@@ -1,15 +1,19 @@
 """Bodies that are broken, huge, slow or cut off; over a port, on bare sockets, where it matters."""
 
+import asyncio
 import json
 import resource
 import socket
 import time
 import tracemalloc
+from unittest import mock
 
 import httpx
 import pytest
 from doors import Client
 
+from segmentlog.http.problems import HttpProblem
+from segmentlog.http.rest import bodies
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.store import LogStore
@@ -166,6 +170,59 @@ def test_records_are_answered_while_more_come(store: LogStore, http_server: Http
             received += data
     assert received.endswith(b"0\r\n\r\n")
     assert store.topic("t").partition(0).log_end_offset == 5
+
+
+def _large_and_slow(server: HttpServer) -> socket.socket:
+    """A sender of 50 MB, 1.2 MB of which have come."""
+    host, _, port = server.address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=20)
+    sock.sendall(_head(server, "/topics/t", f"content-type: {JSON}", "content-length: 50000000") + b" " * 1_200_000)
+    return sock
+
+
+def test_slow_senders_of_large_bodies(store: LogStore, http_server: HttpServer) -> None:
+    """They hold what they have sent, and no places: a large body of somebody else is seen to meanwhile."""
+    log = store.create_topic("t").partition(0)
+    socks = [_large_and_slow(http_server) for _ in range(8)]
+    time.sleep(0.5)
+    large = b'{"records":[{"value":"%b"}]}' % (b"x" * 500_000) + b" " * 1_000_000
+    answer = httpx.post(f"{http_server.url}/topics/t", content=large, headers={"content-type": JSON}, timeout=5)
+    assert (answer.status_code, log.log_end_offset) == (200, 1)
+    for sock in socks:
+        sock.close()
+
+
+def test_a_large_body_has_a_least_rate(store: LogStore, http_server: HttpServer) -> None:
+    """One that comes more slowly than a MiB in a time is answered 408, and hung up on."""
+    store.create_topic("t")
+    with mock.patch.object(bodies, "_MIB_S", 0.3), _large_and_slow(http_server) as sock:
+        answer = b""
+        while data := sock.recv(65536):
+            answer += data
+    assert b" 408 " in answer.split(b"\r\n")[0]
+
+
+def test_room_for_large_bodies() -> None:
+    """Room has a bound, who finds none for long is told so; who has held some for longest always goes on."""
+
+    async def fill() -> None:
+        large = bodies.LargeBodies(100)
+        first, second, third = object(), object(), object()
+        await large.grow(first, 60)
+        await large.grow(second, 40)
+        with pytest.raises(HttpProblem) as refused:
+            await large.grow(third, 1)
+        assert refused.value.status == 503
+        await large.grow(first, 90)
+        waiting = asyncio.create_task(large.grow(second, 50))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        large.release(first)
+        await waiting
+        await large.grow(third, 50)
+
+    with mock.patch.object(bodies, "_WAIT_S", 0.1):
+        asyncio.run(fill())
 
 
 def test_many_at_once(store: LogStore, http_server: HttpServer) -> None:

@@ -3,14 +3,17 @@
 import base64
 import json
 import socket
+import threading
 import time
 from typing import Any
 from unittest import mock
 
+import httpx
 import msgspec
 import pytest
 from doors import Client
 
+from segmentlog.http.rest import appending, large
 from segmentlog.http.rest.own import records
 from segmentlog.http.serving import HttpServer
 from segmentlog.records import Record
@@ -220,3 +223,96 @@ def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer
             before = rendering.call_count
             time.sleep(0.3)
         assert rendering.call_count < 120  # of 240 parts
+
+
+def test_who_waits_for_an_object_store_holds_nobody_up(store: LogStore, http_server: HttpServer) -> None:
+    """However many wait for their records to be shipped, records are read and appended meanwhile."""
+    store.create_topic("t").partition(0).append([b"a"])
+    real, may_go = appending._append, threading.Event()
+
+    def append(topic: Any, number: int, records: Any, rows: Any, ack: str | None) -> int:
+        if ack != "shipped":
+            return real(topic, number, records, rows, ack)  # type: ignore[arg-type]
+        assert may_go.wait(30)
+        return 0
+
+    def ship() -> None:
+        headers = {"content-type": "text/plain"}
+        url = f"{http_server.url}/topics/t/records?ack=shipped"
+        answers.append(httpx.post(url, content=b"x", headers=headers, timeout=60).status_code)
+
+    answers: list[int] = []
+    threads = [threading.Thread(target=ship) for _ in range(40)]
+    with mock.patch.object(appending, "_append", append):
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        try:
+            url = f"{http_server.url}/topics/t/records"
+            assert httpx.post(url, content=b"b", headers={"content-type": "text/plain"}, timeout=5).status_code == 200
+        finally:
+            may_go.set()
+            for thread in threads:
+                thread.join()
+    assert answers == [200] * 40
+
+
+@pytest.mark.parametrize("path", ["/records?max=1", "/records?max=5"])
+def test_one_large_batch_at_a_time(store: LogStore, http_server: HttpServer, path: str) -> None:
+    """However many ask for a record of a batch that is large in memory, one of them at a time decompresses it."""
+    store.create_topic("t").partition(0).append([b"x" * 1000] * 100)
+    real, mutex, at_once, most = records.lines, threading.Lock(), 0, 0
+
+    def lines(*args: Any) -> bytes:
+        nonlocal at_once, most
+        with mutex:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.05)
+        with mutex:
+            at_once -= 1
+        return real(*args)
+
+    def get(number: int) -> None:
+        headers = LINES if number % 2 else {}
+        url = f"{http_server.url}/topics/t/partitions/0{path}"
+        answers.append(httpx.get(url, headers=headers, timeout=30).status_code)
+
+    answers: list[int] = []
+    with mock.patch.object(large, "LARGE_BYTES", 50_000), mock.patch.object(records, "lines", lines):
+        threads = [threading.Thread(target=get, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (answers, most) == ([200] * 8, 1)
+
+
+def test_who_takes_a_large_batch_slowly_holds_nobody_up(store: LogStore, http_server: HttpServer) -> None:
+    """Large batches are let go of while a client takes their lines; it gets all of them, and others theirs."""
+    log = store.create_topic("t").partition(0)
+    for _ in range(4):
+        log.append([b"x" * 1000] * 5000)
+    url = f"{http_server.url}/topics/t/partitions/0/records"
+    with (
+        mock.patch.object(large, "LARGE_BYTES", 50_000),
+        mock.patch.object(records, "_TURN_BYTES", 700_000),
+        httpx.stream("GET", url, headers=LINES, timeout=30) as slow,
+    ):
+        coming = slow.iter_lines()
+        first = next(coming)
+        for _ in range(3):
+            assert len(httpx.get(url, params={"max": 3}, timeout=5).json()["records"]) == 3
+        found = [json.loads(line)["offset"] for line in (first, *coming)]
+    assert found == list(range(20_000))
+
+
+def test_who_waits_too_long_for_a_large_batch_is_told(store: LogStore, client: Client) -> None:
+    """It may be asked for again."""
+    store.create_topic("t").partition(0).append([b"x" * 1000] * 100)
+    path = "/topics/t/partitions/0/records"
+    with mock.patch.object(large, "LARGE_BYTES", 50_000), mock.patch.object(large, "_WAIT_S", 0.1):
+        with large.Alone() as alone:
+            alone.see(next(iter(store.topic("t").partition(0).read(0))))
+            assert client.get(path).status_code == 503
+        assert client.get(path).status_code == 200

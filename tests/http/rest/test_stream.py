@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 from http_listener import Listener
 from seeds import seeds
 
-from segmentlog.http.rest import tails
+from segmentlog.http.rest import tails, vectors
 from segmentlog.http.rest.vectors import decode_id
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
@@ -148,6 +149,85 @@ def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
         assert threading.active_count() < by_thread
     with_records = [call for call in reading.mock_calls if call]
     assert len(with_records) < 100  # and not 20 for each append
+
+
+@pytest.mark.parametrize("where", ["read", "announce"])
+def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpServer, where: str) -> None:
+    """The thread that reads for all outlives it; those who listened get what comes then, and so does who comes."""
+    log = store.create_topic("t").partition(0)
+    real, failures = getattr(tails, where), []
+
+    def fail_once(*args: Any) -> Any:
+        if threading.current_thread().name == "segmentlog-http-tail" and not failures:
+            failures.append(MemoryError())
+            raise failures[0]
+        return real(*args)
+
+    with mock.patch.object(tails, "_LOOK_S", 0.1), Listener(http_server, "/topics/t/stream") as events:
+        log.append([b"before"])
+        assert events.values(1) == ["before"]
+        with mock.patch.object(tails, where, fail_once):
+            log.append([b"a"])
+            assert events.values(1) == ["a"]
+            ends_s = time.monotonic() + 20
+            while not failures and time.monotonic() < ends_s:
+                log.append([b""])
+                assert events.values(1) == [""]
+        assert failures
+        log.append([b"b"])
+        assert events.values(1) == ["b"]
+        with Listener(http_server, "/topics/t/stream") as later:
+            log.append([b"c"])
+            assert later.values(1) == events.values(1) == ["c"]
+
+
+def test_many_partitions(store: LogStore, http_server: HttpServer) -> None:
+    """What is sent stays near what was appended, long ids or not; they are where a client can go on."""
+    topic = store.create_topic("t", partitions=300)
+    topic.partition(7).append([b"x"] * 20_000)
+    view = vectors.View()
+    pieces = list(vectors.read(topic.partitions(), vectors.mark_of(topic), [0] * 300, view))
+    assert sum(piece.records for piece in pieces) == 20_000
+    assert max(len(piece.data) for piece in pieces) < 2 * (256 << 10)
+    with Listener(http_server, "/topics/t/stream?from=earliest") as events:
+        ids: list[tuple[str, int]] = []
+        while len(ids) < 3:
+            _, event_id, data = next(events)
+            if event_id:
+                ids.append((event_id, data["offset"]))
+    for event_id, offset in ids:
+        with Listener(http_server, "/topics/t/stream", event_id) as events:
+            assert next(events)[2]["offset"] == offset + 1
+
+
+def test_small_records_in_small_pieces(store: LogStore) -> None:
+    """A piece counts what a record is as a document, and its id."""
+    topic = store.create_topic("t", partitions=30)
+    topic.partition(0).append([b"x"] * 20_000)
+    pieces = list(vectors.read(topic.partitions(), vectors.mark_of(topic), [0] * 30, vectors.View()))
+    assert max(len(piece.data) for piece in pieces) < 2 * (256 << 10)
+    assert all(piece.data.count(b"id: ") == piece.records for piece in pieces)
+
+
+def test_too_many_partitions(store: LogStore, web: httpx.Client) -> None:
+    """A stream whose ids no header could hold is refused, and told how else its records are read."""
+    store.create_topic("t", partitions=3)
+    with mock.patch.object(vectors, "PARTITIONS_MAX", 2):
+        answer = web.get("/topics/t/stream")
+    assert answer.status_code == 400
+    assert "/topics/t/partitions/P/records" in answer.json()["message"]
+
+
+def test_json_in_several_lines_is_one_event(store: LogStore, http_server: HttpServer) -> None:
+    """A carriage return between the tokens of a value ends no line of the stream."""
+    log = store.create_topic("t").partition(0)
+    log.append([b'{"a":\r1}', b'{"a":\r\n2}', b'{"a":\n3}'])
+    answer = httpx.get(
+        f"{http_server.url}/topics/t/partitions/0/records?values=json", headers={"accept": "application/x-ndjson"}
+    )
+    assert b"\r" not in answer.content
+    with Listener(http_server, "/topics/t/stream?from=earliest&values=json") as events:
+        assert events.values(3) == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
 def _abort(producer: Producer) -> None:

@@ -41,8 +41,8 @@ async def append(call: Call) -> Reply:
     try:
         async for piece in call.body.pieces():
             if sink.add(piece):
-                await call.work(sink.flush)
-        await call.work(sink.finish)
+                await call.append(sink.flush)
+        await call.append(sink.finish)
     except Disconnected:
         logger.info("lines to %s broke off after %d records", name, sink.appended.records)
         raise
@@ -52,7 +52,7 @@ async def append(call: Call) -> Reply:
             logger.error("lines to %s", name, exc_info=error)
         return json_reply(Broken(problem.error_code, problem.message, sink.appended), problem.status)
     finally:
-        await call.work(sink.close)
+        await call.append(sink.close)
     return json_reply(sink.appended)
 
 

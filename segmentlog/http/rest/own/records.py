@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from segmentlog.format.names import check_topic_name
 from segmentlog.http.rest import media
 from segmentlog.http.rest.faults import no_partition
+from segmentlog.http.rest.large import Alone
 from segmentlog.http.rest.own.words import ReadQuery
 from segmentlog.http.rest.rendering import bare_values, lines, list_of, parts
 from segmentlog.http.rest.replies import Flow, Reply
 from segmentlog.security.principals import Operation
 
 if TYPE_CHECKING:
-    from segmentlog.format.record_batch import RecordBatch
     from segmentlog.http.rest.calls import Call
     from segmentlog.log.partition import Partition
 
@@ -24,6 +24,8 @@ _PAGE_RECORDS_MAX: Final = 10_000
 _PAGE_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 4 << 20
 _SEND_BYTES: Final = 1 << 20
+_TURN_BYTES: Final = 8 << 20
+"""What is rendered before it is sent. The rest of a batch is decompressed once more."""
 
 
 def _log(call: Call) -> Partition:
@@ -56,23 +58,25 @@ def _page(call: Call) -> bytes:
     start = _start(log, query)
     left = min(query.max or _PAGE_RECORDS, _PAGE_RECORDS_MAX)
     end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
-    found: list[RecordBatch] = []
+    found: list[bytes] = []
     next_offset, size = max(start, 0), 0
-    for batch in log.read(start, _PAGE_BYTES, isolation=query.isolation, durable_only=query.durable_only):
-        for part in parts(batch):
-            taken = part.slice(0, left)
-            found.append(taken)
-            left -= len(taken)
-            size += taken.raw_size_bytes * len(taken) // max(taken.header.record_count, 1)
-            next_offset = taken.next_offset
+    with Alone() as alone:
+        for batch in log.read(start, _PAGE_BYTES, isolation=query.isolation, durable_only=query.durable_only):
+            alone.see(batch)
+            for part in parts(batch):
+                taken = part.slice(0, left)
+                found.append(lines(taken, query.values))
+                left -= len(taken)
+                size += taken.raw_size_bytes * len(taken) // max(taken.header.record_count, 1)
+                next_offset = taken.next_offset
+                if not left or size >= _PAGE_BYTES:
+                    break
             if not left or size >= _PAGE_BYTES:
                 break
-        if not left or size >= _PAGE_BYTES:
-            break
-    else:
-        next_offset = max(next_offset, start) if found else max(start, end)
+        else:
+            next_offset = max(next_offset, start) if found else max(start, end)
     return b'{"records":%b,"next_offset":%d,"log_start_offset":%d,"end_offset":%d}' % (
-        list_of(found, query.values), next_offset, log.log_start_offset, max(end, next_offset),
+        list_of(found), next_offset, log.log_start_offset, max(end, next_offset),
     )  # fmt: skip
 
 
@@ -118,21 +122,33 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
     """Up to where the log ended when it began, so that it comes to an end while others append."""
-    isolation, durable_only = query.isolation, query.durable_only
-    end = log.end_offset(isolation=isolation, durable_only=durable_only)
+    end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
     left: Any = query.max or float("inf")
     at = start
     while at < end and left > 0:
-        before = at
-        for batch in log.read(at, _READ_BYTES, isolation=isolation, durable_only=durable_only):
+        found, reached, left = _turn(log, at, end, left, query)
+        yield from found
+        if reached == at:
+            return
+        at = reached
+
+
+def _turn(log: Partition, at: int, end: int, left: Any, query: ReadQuery) -> tuple[list[bytes], int, Any]:
+    """Some pieces, where they end, and how many records are left: no batch is kept while a client takes them."""
+    found: list[bytes] = []
+    size = 0
+    with Alone() as alone:
+        for batch in log.read(at, _READ_BYTES, isolation=query.isolation, durable_only=query.durable_only):
             if batch.base_offset >= end:
-                return
+                return found, end, left
+            alone.see(batch)
             for part in parts(batch, end):
                 taken = part if len(part) <= left else part.slice(0, int(left))
-                yield bare_values(taken) if query.form == "values" else lines(taken, query.values)
+                found.append(bare_values(taken) if query.form == "values" else lines(taken, query.values))
+                size += len(found[-1])
                 left -= len(taken)
-                if left <= 0:
-                    return
+                at = taken.next_offset
+                if left <= 0 or size >= _TURN_BYTES:
+                    return found, at, left
             at = batch.next_offset
-        if at == before:
-            return
+    return found, at, left

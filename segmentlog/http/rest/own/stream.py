@@ -14,7 +14,7 @@ from segmentlog.http.rest import media
 from segmentlog.http.rest.own.words import StreamQuery
 from segmentlog.http.rest.replies import Flow, encode_json
 from segmentlog.http.rest.tails import Listener, Tail
-from segmentlog.http.rest.vectors import Piece, View, decode_id, encode_id, ends_of, read
+from segmentlog.http.rest.vectors import Piece, View, check_partitions, decode_id, encode_id, ends_of, read
 from segmentlog.security.principals import Operation, ResourceType
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ async def stream(call: Call) -> Flow:
     loop = asyncio.get_running_loop()
 
     def begin() -> tuple[Tail, list[int]]:
-        tail = Tail(call.store.topic(name), view, loop)
+        topic = call.store.topic(name)
+        check_partitions(topic)
+        tail = Tail(topic, view, loop)
         if last_id is not None:
             positions = decode_id(tail.topic, last_id)
             # Partitions that came after the id was made are read from their beginning.
@@ -151,7 +153,7 @@ class _Stream:
             found: list[Piece] = []
             size = 0
             try:
-                _ = tail.topic.partition_count  # raises when the topic is gone
+                check_partitions(tail.topic)  # raises also when the topic is gone
                 for piece in read(logs, tail.mark, listener.positions, tail.view, ends):
                     found.append(piece)
                     size += len(piece.data)

@@ -48,7 +48,7 @@ async def produce(call: Call) -> Reply:
     if is_small and call.rest.appending.is_quick(topic, ack):
         answer = _produce(call, topic, partition, ack, body)
     else:
-        answer = await call.work(_produce_and_note, call, topic, partition, ack, body)
+        answer = await call.append(_produce_and_note, call, topic, partition, ack, body)
     return Reply(answer, content_type=call.media)
 
 

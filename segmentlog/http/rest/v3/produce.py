@@ -221,13 +221,13 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
         return b"".join(lines), problem is not None
 
     async for piece in call.body.pieces():
-        outcomes, is_last = await call.work(handle, piece)
+        outcomes, is_last = await call.append(handle, piece)
         if outcomes:
             is_any = True
             yield outcomes
         if is_last:
             return
-    outcomes, _ = await call.work(handle, None)
+    outcomes, _ = await call.append(handle, None)
     if outcomes:
         yield outcomes
     elif not is_any:
@@ -281,4 +281,4 @@ async def produce_batch(call: Call) -> Reply:
                 )  # fmt: skip
         return answer
 
-    return json_reply(await call.work(handle), HTTPStatus.MULTI_STATUS)
+    return json_reply(await call.append(handle), HTTPStatus.MULTI_STATUS)
