@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import HTTPConnection
@@ -35,7 +36,9 @@ class Site:
     def told(self, text: str) -> str:
         """A text without the place where the store lies: that is nobody's business who does not run it."""
         for place in self._places():
-            text = text.replace(f"{place}/", "").replace(place, _STORE)
+            # Where a path begins: a store in /data is not meant by a group that is called etl/data.
+            found = rf"(?<![\w.-]){re.escape(place)}(/|(?![\w-]))"
+            text = re.sub(found, lambda match: "" if match[1] else _STORE, text)
         return text
 
     def problem_of(self, error: BaseException) -> HttpProblem:

@@ -82,6 +82,14 @@ def test_a_read_only_store_does_not_say_where_it_is(store: LogStore, tmp_path: P
                     assert place not in answer.text, (name, answer.text)
 
 
+def test_only_paths_are_taken_out(store: LogStore) -> None:
+    """A name that has the store's path in it stays as it is."""
+    site = Site(store)
+    assert site.told(f"{store.path}/t/0: damaged, see {store.path}.") == "t/0: damaged, see the store."
+    assert site.told(f"'{store.path}': gone") == "'the store': gone"
+    assert site.told(f"group 'etl{store.path}'") == f"group 'etl{store.path}'"
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

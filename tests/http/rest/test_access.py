@@ -1,6 +1,7 @@
 """Who may do what over REST: the same rules as at the Kafka door, and consumers that are their owners' alone."""
 
 import base64
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -128,6 +129,27 @@ def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
     if how != "topic_pattern":  # that one looks at its topics once a second
         assert read() == [2]
     assert guarded.delete(instance, headers=by("bob")).status_code == 204
+
+
+@pytest.mark.parametrize("path", ["/topics/a/records", "/v3/clusters/{}/topics/a/records"])
+def test_writing_ends_with_the_right_to_it(guarded: Client, path: str) -> None:
+    """A body that goes on when the right is taken away gets no further record in."""
+    authorizer, store = guarded.site.authorizer, guarded.site.store
+    assert isinstance(authorizer, Authorizer)
+    rule = Rule("User:eve", Permission.ALLOW, Operation.WRITE, ResourceType.TOPIC, "a")
+    authorizer.add([rule, Rule("User:eve", Permission.ALLOW, Operation.DESCRIBE, ResourceType.TOPIC, "a")])
+    wanted = RuleFilter(rule.resource_type, "a", rule.pattern, rule.principal, None, rule.operation, 1)
+    end = store.topic("a").partition(0).log_end_offset
+
+    async def pieces() -> AsyncIterator[bytes]:
+        assert authorizer.remove([wanted]) == [rule]
+        yield b'{"value":{"type":"JSON","data":1}}'
+
+    cluster = guarded.get("/v3/clusters", headers=by("ann")).json()["data"][0]["cluster_id"]
+    kind = "application/json" if path.startswith("/v3") else "text/plain"
+    answer = guarded.post(path.format(cluster), content=pieces(), headers=by("eve", **{"content-type": kind}))
+    assert answer.json()["error_code"] in (403, 40301), answer.text
+    assert store.topic("a").partition(0).log_end_offset == end
 
 
 def test_assignments_of_hidden_topics(guarded: Client) -> None:

@@ -40,6 +40,7 @@ async def append(call: Call) -> Reply:
     sink = await call.work(_open, call, name, query)
     try:
         async for piece in call.body.pieces():
+            call.check_topic(Operation.WRITE, name)  # a body may go on for hours
             if sink.add(piece):
                 await call.append(sink.flush)
         await call.append(sink.finish)

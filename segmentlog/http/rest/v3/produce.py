@@ -214,6 +214,7 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
         if problem is not None:
             found.append(problem)
         try:
+            call.check_topic(Operation.WRITE, topic)  # the client may go on for hours
             told = _append(call, topic, found)
         except (SegmentlogError, OSError) as error:
             told = [_problem(call, error)] * len(found)
