@@ -34,7 +34,17 @@ class FromJson:
 
     def convert(self, value: Any) -> Any:
         """Raises `InvalidPayload` for what does not fit."""
-        return self._convert(self._schema, value, "#")
+        return _Conversion(self._names)._convert(self._schema, value, "#")
+
+
+class _Conversion:
+    """Of one value."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+        self._tried: dict[tuple[int, int], Any] = {}
+        """What a union made of an object or a list, by their ids: branches that fail late would else try all that is
+        within them once more for each level."""
 
     def _convert(self, schema: Any, value: Any, place: str) -> Any:
         if isinstance(schema, str):
@@ -81,6 +91,21 @@ class FromJson:
         return {name: self._convert(fields[name]["type"], one, f"{place}/{name}") for name, one in value.items()}
 
     def _union(self, branches: list[Any], value: Any, place: str) -> Any:
+        if not isinstance(value, dict | list):
+            return self._branch(branches, value, place)
+        key = id(branches), id(value)
+        found = self._tried.get(key)
+        if found is None:
+            try:
+                found = self._branch(branches, value, place)
+            except InvalidPayload as error:
+                found = error
+            self._tried[key] = found
+        if isinstance(found, InvalidPayload):
+            raise found
+        return found
+
+    def _branch(self, branches: list[Any], value: Any, place: str) -> Any:
         for branch in branches:
             try:
                 found = self._convert(branch, value, place)

@@ -79,6 +79,7 @@ class SchemaRegistry(RegistryReads):
         subject = check_subject(subject)
         if not -1 <= draft.id <= _ID_MAX or not 0 <= draft.version <= VERSION_MAX:
             raise InvalidSchema(f"Invalid schema: id {draft.id} or version {draft.version} is out of range")
+        compared: tuple[Any, ...] | None = None
         if draft.id < 0 and draft.version == 0:
             # Most are there already: whoever asks for one of those need not wait for who registers others.
             with self._journal.reading() as state:
@@ -88,12 +89,18 @@ class SchemaRegistry(RegistryReads):
                     scopes.check_register_mode(state, subject, draft.id)
                     self._journal.make_durable()
                     return found
+                if not force and not draft.references and scopes.mode_of(state, subject) != scopes.IMPORT:
+                    # What takes long is done before other processes have to wait for it.
+                    scopes.check_register_mode(state, subject, draft.id)
+                    self._check_compatible(state, subject, draft, state.versions(subject))
+                    compared = _basis(state, subject)
         with self._journal.writing() as state:
-            return self._register(state, subject, draft, normalize=normalize, force=force)
+            return self._register(state, subject, draft, normalize=normalize, force=force, compared=compared)
 
     def _register(
-        self, state: RegistryState, subject: str, draft: Draft, *, normalize: bool, force: bool
-    ) -> SchemaRecord:
+        self, state: RegistryState, subject: str, draft: Draft, *, normalize: bool, force: bool,
+        compared: tuple[Any, ...] | None,
+    ) -> SchemaRecord:  # fmt: skip
         scopes.check_register_mode(state, subject, draft.id)
         identity, text = self._canonical(state, subject, draft, normalize=normalize)
         context = context_of(subject)
@@ -108,7 +115,7 @@ class SchemaRegistry(RegistryReads):
             if draft.version != version and not is_import:
                 raise InvalidSchema("Invalid schema: Version is not one more than previous version")
             version = draft.version
-        if not is_import and not force:
+        if not is_import and not force and (compared is None or compared != _basis(state, subject)):
             self._check_compatible(state, subject, draft, state.versions(subject))
         schema_id = self._id_of(state, context, identity, draft)
         record = SchemaRecord(
@@ -282,6 +289,12 @@ class SchemaRegistry(RegistryReads):
             if own is not None:
                 self._journal.append([(encode_key("MODE", subject), None)])
             return own or scopes.READWRITE
+
+
+def _basis(state: RegistryState, subject: str) -> tuple[Any, ...]:
+    """What a new version is compared with, and how: while that is the same, so is what comes of it."""
+    group = scopes.setting_of(state, subject, "compatibilityGroup")
+    return scopes.level_of(state, subject), group, tuple(state.versions(subject))
 
 
 def _property(metadata: dict[str, Any] | None, name: str) -> Any:

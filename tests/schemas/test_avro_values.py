@@ -126,3 +126,13 @@ def test_a_tower_of_names_is_no_deeper_than_the_stack() -> None:
     parsed = parse("AVRO", _tower(1_000, "null", twice=False))
     with pytest.raises(InvalidPayload, match="nested too deeply"):
         avro_decoder(parsed)(encode_head(1) + b"\xd0\x0f")
+
+
+def test_unions_try_each_part_once() -> None:
+    """A record that may be taken for its own branch doubles the tries with each level: forty would take for ever."""
+    schema = {"type": "record", "name": "n", "fields": [{"name": "n", "type": ["null", "n"]}]}
+    value: Any = 5
+    for _ in range(40):
+        value = {"n": value}
+    with pytest.raises(InvalidPayload, match="is n"):
+        PlainWriter(parse("AVRO", json.dumps(schema)), 1).write(value)

@@ -1,5 +1,6 @@
 """The registry of a store: what is registered, found, compared, deleted, set."""
 
+import contextlib
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from segmentlog.errors import ReadOnlyStore
 from segmentlog.schemas import errors
+from segmentlog.schemas import registry as registry_module
 from segmentlog.schemas.library import Draft
 from segmentlog.schemas.records import Reference
 from segmentlog.schemas.registry import SchemaRegistry
@@ -294,3 +296,37 @@ def test_a_reader_of_the_store_reads_schemas(store: LogStore) -> None:
             reader.schemas.register("s", Draft('"long"'))
         store.schemas.register("s", Draft('"long"'))
         assert reader.schemas.versions("s") == [1, 2]
+
+
+def test_schemas_are_compared_before_others_have_to_wait(
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take long. With what came meanwhile it is compared all the same."""
+    registry.register("s", record_of("a"))
+    journal, log = registry._journal, []
+    writing, compare = journal.writing, registry_module.incompatibilities
+    meanwhile: list[Draft] = []
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[Any]:
+        for draft in [meanwhile.pop()] if meanwhile else []:
+            registry.register("s", draft, force=True)
+        with writing() as state:
+            log.append("lock")
+            yield state
+
+    def noted_compare(*args: Any) -> list[str]:
+        log.append("compare")
+        return compare(*args)
+
+    monkeypatch.setattr(journal, "writing", noted)
+    monkeypatch.setattr(registry_module, "incompatibilities", noted_compare)
+    registry.register("s", record_of("a", OPTIONAL))
+    assert log == ["compare", "lock"]
+    with pytest.raises(errors.IncompatibleSchema):
+        registry.register("s", record_of("a", "c"))
+    assert log == ["compare", "lock", "compare"]
+    meanwhile.append(Draft('"int"'))
+    with pytest.raises(errors.IncompatibleSchema):
+        registry.register("s", record_of("a", OPTIONAL, {**OPTIONAL, "name": "d"}))
+    assert log[3:] == ["compare", "lock", "lock", "compare"]
