@@ -193,11 +193,17 @@ def test_nobody_takes_all_consumers(guarded: Client) -> None:
 
     def make(who: str) -> int:
         headers = by(who, **{"content-type": "application/vnd.kafka.v2+json"})
-        return guarded.post("/consumers/g", json={}, headers=headers).status_code
+        answer = guarded.post("/consumers/g", json={}, headers=headers)
+        made.append((who, answer.json().get("instance_id")))
+        return answer.status_code
 
+    made: list[tuple[str, str | None]] = []
     with mock.patch.object(instances, "INSTANCES_MAX", 8):
         assert [make("ann") for _ in range(3)] == [200, 200, 503]
         assert [make("bob") for _ in range(3)] == [200, 200, 503]
+    for who, name in made:
+        if name is not None:
+            assert guarded.delete(f"/consumers/g/instances/{name}", headers=by(who)).status_code == 204
 
 
 def test_administration(guarded: Client) -> None:

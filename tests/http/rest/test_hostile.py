@@ -6,6 +6,7 @@ import resource
 import socket
 import time
 import tracemalloc
+from collections.abc import Callable
 from unittest import mock
 
 import httpx
@@ -170,6 +171,21 @@ def test_records_are_answered_while_more_come(store: LogStore, http_server: Http
             received += data
     assert received.endswith(b"0\r\n\r\n")
     assert store.topic("t").partition(0).log_end_offset == 5
+
+
+def test_more_than_a_request_may_have(store: LogStore, serve: Callable[..., HttpServer]) -> None:
+    """Records that come one by one, up to the limit, have their outcomes; that of what is beyond says so."""
+    log = store.create_topic("t").partition(0)
+    server = serve(HttpSettings(limits=HttpLimits(request_bytes=10_000)))
+    cluster = httpx.get(f"{server.url}/v3/clusters").json()["data"][0]["cluster_id"]
+    path = f"/v3/clusters/{cluster}/topics/t/records"
+    head = _head(server, path, "content-type: application/json", "transfer-encoding: chunked")
+    record = b'{"value":{"type":"JSON","data":"%b"}}' % (b"x" * 3000)
+    pieces = [b"%x\r\n%b\r\n" % (len(record), record)] * 4
+    answer = _exchange(server, head, *pieces, b"0\r\n\r\n", pause_s=0.2)
+    assert answer.count(b'"error_code":200') == log.log_end_offset == 3
+    assert answer.count(b'"error_code":413') == 1
+    assert answer.endswith(b"0\r\n\r\n")
 
 
 def _large_and_slow(server: HttpServer) -> socket.socket:

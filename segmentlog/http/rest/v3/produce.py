@@ -221,13 +221,19 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
         lines = [_outcome(cluster_id, topic, one, what) for one, what in zip(found, told, strict=True)]
         return b"".join(lines), problem is not None
 
-    async for piece in call.body.pieces():
-        outcomes, is_last = await call.append(handle, piece)
-        if outcomes:
-            is_any = True
-            yield outcomes
-        if is_last:
-            return
+    try:
+        async for piece in call.body.pieces():
+            outcomes, is_last = await call.append(handle, piece)
+            if outcomes:
+                is_any = True
+                yield outcomes
+            if is_last:
+                return
+    except HttpProblem as problem:  # more than a request may have
+        if not is_any:
+            raise
+        yield encode_json(record_words.Produced(problem.error_code, problem.message)) + _BETWEEN
+        return
     outcomes, _ = await call.append(handle, None)
     if outcomes:
         yield outcomes
