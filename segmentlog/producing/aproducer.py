@@ -52,7 +52,7 @@ class AsyncProducer(Generic[K, V]):
     No thread is started for a call, nor for a producer: what may block is done by a few threads that all share.
 
     *Cancelled*, `send` has not sent its record. `send_many` has sent nothing if it was waiting for room, and otherwise
-    goes on; `flush`, `commit` and `close` go on in any case. A note with the `CancelledError` says which it was. What
+    goes on; `flush`, `commit` and `close` go on in any case. A note with the ``CancelledError`` says which it was. What
     comes next waits for what goes on.
 
     It belongs to the loop in which it was begun; in a forked child it raises `StoreClosed`.

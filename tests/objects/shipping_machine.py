@@ -162,10 +162,12 @@ class Machine:
         if not segment.remote:
             return Path(segment.path).read_bytes()[: segment.size_bytes]
         shelf = self.bucket.shelf
-        key = decode_stub(Path(segment.path.replace(".log", ".remote")).read_bytes()).key
-        if shelf.owner_epoch() == self.epoch and key not in shelf.needed():
-            self._note("error", self.label, f"no manifest speaks of {key}, and {segment.path} lies there alone")
-        return shelf.objects.get(key, (None, ""))[0]
+        stub = decode_stub(Path(segment.path.replace(".log", ".remote")).read_bytes())
+        keys = [one.key for one in stub.stored.objects]
+        if shelf.owner_epoch() == self.epoch and not shelf.needed().issuperset(keys):
+            self._note("error", self.label, f"no manifest speaks of {stub.key}, and {segment.path} lies there alone")
+        parts = [shelf.objects[key][0] for key in keys if key in shelf.objects]
+        return b"".join(parts) if len(parts) == len(keys) else None
 
 
 def logs_of(store: LogStore, *, internal: bool = False) -> Iterator[tuple[str, Partition]]:
