@@ -72,10 +72,10 @@ def bounded(kind: Any) -> Any:
         "additionalProperties": _additional_properties,
         "uniqueItems": _unique_items,
     }
-    keywords = {name: _counted(own.get(name, keyword)) for name, keyword in kind.VALIDATORS.items()}
-    if "unevaluatedProperties" in keywords:
-        keywords["unevaluatedProperties"] = _without_name_patterns(keywords["unevaluatedProperties"])
-    made = extend(kind, keywords)
+    checks = {name: _counted(own.get(name, keyword)) for name, keyword in kind.VALIDATORS.items()}
+    if "unevaluatedProperties" in checks:
+        checks["unevaluatedProperties"] = _without_name_patterns(checks["unevaluatedProperties"])
+    made = extend(kind, checks)
     # A schema within may name another draft: its own validator would be taken, with keywords that are not bounded.
     made.evolve = _evolve
     made.is_bounded = True

@@ -179,12 +179,14 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
         assert told(server, [b"first"]) is ErrorCode.NONE
         with gone(bucket, tmp_path):
             until(lambda: "ship" in server.store.health())
-            codes = [told(server, [b"x"], acks=1) for _ in range(12)]
+            left = 1000  # how much was promised depends on how fast it went before
+            while told(server, [b"x"], acks=1) is not ErrorCode.NOT_ENOUGH_REPLICAS:
+                left -= 1
+                assert left
             began_s = time.monotonic()
             for _ in range(20):
                 assert told(server, [b"x"], acks=1) is ErrorCode.NOT_ENOUGH_REPLICAS
             assert time.monotonic() - began_s < 10, "each of them would have waited as long"
-            assert ErrorCode.NOT_ENOUGH_REPLICAS in codes
         until(lambda: told(server, [b"again"]) is ErrorCode.NONE)
 
 
