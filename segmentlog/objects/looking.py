@@ -35,6 +35,8 @@ from segmentlog.policy.shipping import (
 from segmentlog.topics.folders import TopicFile
 from segmentlog.topics.topics import Topics
 
+_RATE_MS: Final = 1_000
+"""How fast a log grows is measured over so long at least."""
 _UNKNOWN: Final = 1 << 62
 
 Uploaded = tuple[tuple[int, int, int], ShippedSegment]
@@ -457,8 +459,10 @@ def _ceiling(part: Part, there: ShippedPartition | None, now_ms: int) -> int:
     """The ceiling that the manifest is to promise."""
     end_offset = part.local.wanted_offset
     elapsed_ms = now_ms - part.looked_ms
-    rate = max(end_offset - part.end_offset, 0) * 1000 / elapsed_ms if part.looked_ms and elapsed_ms > 0 else 0.0
-    part.end_offset, part.looked_ms = end_offset, now_ms
+    # Looks may follow each other by a millisecond: one record in that is no thousand in a second.
+    rate = max(end_offset - part.end_offset, 0) * 1000 / max(elapsed_ms, _RATE_MS) if part.looked_ms else 0.0
+    if not part.looked_ms or not 0 <= elapsed_ms < _RATE_MS:
+        part.end_offset, part.looked_ms = end_offset, now_ms
     return ceiling_for(end_offset, max(part.ceiling, there.ceiling if there else 0), rate)
 
 

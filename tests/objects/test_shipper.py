@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logs import NoSyncFileSystem, values_by_offset
+from logs import FakeClock, NoSyncFileSystem, values_by_offset
 from msgspec.structs import replace
 from objects.buckets import Memory
 
@@ -424,3 +424,27 @@ class Late(Memory):
         if self.postponed:
             super().swap(*self.postponed.pop())
         return super().swap(key, data, tag)
+
+
+def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
+    tmp_path: Path, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many offsets are promised goes by what is appended in a second, however often somebody looks."""
+    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.granting.OFFSET_CEILING_STEP"):
+        monkeypatch.setattr(f"segmentlog.{name}", 4)
+    monkeypatch.setattr("segmentlog.policy.shipping.WINDOW_MIN", 10)
+    clock = FakeClock()
+    with LogStore(tmp_path / "another", background=False, clock=clock) as store:
+        log = store.create_topic("a").partition(0)
+        shipper = Shipper(store._topics, bucket, parallel=0)
+        try:
+            for _ in range(20):
+                log.append([b"x"], ack="durable")
+                shipper.tick()
+                clock.advance(1)
+            assert shipper.manifest is not None
+            (topic,) = (topic for topic in shipper.manifest.topics if topic.name == "a")
+            assert topic.partitions[0].ceiling <= 20 + 20 * 120
+            assert topic.partitions[0].ceiling > 20
+        finally:
+            shipper.close()
