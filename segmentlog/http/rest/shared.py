@@ -6,14 +6,17 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest.appending import AckName, Appending
 from segmentlog.http.rest.bodies import LargeBodies
 from segmentlog.http.rest.formats import Schemas
 from segmentlog.http.rest.instances import Instances
 from segmentlog.http.rest.schemas import StoreSchemas
 from segmentlog.http.rest.tails import Tails
+from segmentlog.objects.binding import is_bound
 
 if TYPE_CHECKING:
     from segmentlog.http.site import Site
@@ -48,6 +51,9 @@ class Rest:
         """`work` that appends: who waits for an object store leaves threads for everybody else."""
         if ack != "shipped":
             return await self.work(do, *args)
+        if not is_bound(self.site.store.fs, self.site.store.path):  # else it would be appended, and then be a failure
+            why = "nobody ships this store: nothing was appended; see 'segmentlog ship', or ask for ack=durable"
+            raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, why)
         async with self._shipping:
             return await self.work(do, *args)
 

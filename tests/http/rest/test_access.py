@@ -219,3 +219,19 @@ def test_administration(guarded: Client) -> None:
     assert guarded.get(f"{cluster}/consumer-groups/other", headers=by("ann")).status_code == 403
     topic = guarded.get(f"{cluster}/topics/a?include_authorized_operations=true", headers=by("bob")).json()
     assert topic["authorized_operations"] == ["READ", "DESCRIBE"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("/topics/a/records?ack=shipped", {"content": b"line\n", "headers": by("ann")}),
+        ("/topics/a?ack=shipped", {"content": b'{"records":[{"value":1}]}', "headers": by("ann", **JSON)}),
+    ],
+)
+def test_what_nobody_ships_is_not_appended_to_wait_for_that(guarded: Client, path: str, sent: dict[str, Any]) -> None:
+    """It is refused before, in a sentence that says what to do."""
+    before = guarded.site.store.topic("a").partition(0).log_end_offset
+    answer = guarded.post(path, **sent)
+    assert answer.status_code == 422, answer.text
+    assert "nobody ships this store" in answer.text
+    assert guarded.site.store.topic("a").partition(0).log_end_offset == before

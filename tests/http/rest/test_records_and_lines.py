@@ -225,8 +225,11 @@ def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer
         assert rendering.call_count < 120  # of 240 parts
 
 
-def test_who_waits_for_an_object_store_holds_nobody_up(store: LogStore, http_server: HttpServer) -> None:
+def test_who_waits_for_an_object_store_holds_nobody_up(
+    store: LogStore, http_server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many wait for their records to be shipped, records are read and appended meanwhile."""
+    monkeypatch.setattr("segmentlog.http.rest.shared.is_bound", lambda fs, path: True)
     store.create_topic("t").partition(0).append([b"a"])
     real, may_go = appending._append, threading.Event()
 
