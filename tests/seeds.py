@@ -27,6 +27,9 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     "power cuts": (
         12,  # a trimmed segment came back, and the empty one behind it went: verify missed the offsets in between
     ),
+    "shipping": (
+        59338546,  # a file of ranges made room, and who had it open did not hear where its bytes lay by then
+    ),
     "healthy logs": (
         901614981,  # trimmed up to its end and rolled: verify took the segment of the recovery point for deleted
     ),

@@ -131,7 +131,7 @@ class Cache:
         with self.mutex:
             made = RangedFile(self, file.path, file.spans if spans is None else spans)
             self.retire(file.path)
-            self.files[file.path] = made
+            self.files[file.path] = file.renewed_by = made
             return made
 
     def retire(self, path: str) -> None:
@@ -187,6 +187,8 @@ class RangedFile:
         """Block behind the last one that was needed."""
         self._ahead = 0
         """Block behind the last one that is brought ahead."""
+        self.renewed_by: RangedFile | None = None
+        """Of the same bytes, once this one has made room."""
         self._beside = path + TEMPORARY_SUFFIX
         fs = FileSystem()
         with (
@@ -298,12 +300,15 @@ class RangedFile:
             self._get(held, spans, start, end)
         except ObjectMissing as missing:
             self._cache.refresh()
-            if self.spans == spans:
-                if self.is_retired:
+            newest = self
+            while newest.renewed_by is not None:  # that one has heard since where the same bytes lie now
+                newest = newest.renewed_by
+            if newest.spans == spans:
+                if newest.is_retired:
                     raise FileNotFoundError(self.path) from None
                 why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
                 raise ShippingRefused(self._cache.bucket.url, why) from missing
-            self._get(held, self.spans, start, end)
+            self._get(held, newest.spans, start, end)
         with self._cache.mutex:
             self._present[first:behind] = b"\1" * (behind - first)
             if end < min(behind * BLOCK_BYTES, size_of(self.spans)):  # it has grown since
