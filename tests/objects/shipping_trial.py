@@ -11,9 +11,10 @@ import random
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -66,9 +67,18 @@ def make_shipper(*args: Any, **options: Any) -> Shipper:
 
 
 class Trial:
-    """``seen`` counts what was tried, over all trials."""
+    """``seen`` counts what was tried, over all trials. ``often``: steps that happen so often, not as they do else."""
 
-    def __init__(self, folder: Path, seed: object, seen: Counter[str], new_shipper: MakeShipper = make_shipper) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: object,
+        seen: Counter[str],
+        new_shipper: MakeShipper = make_shipper,
+        *,
+        in_parts: bool | None = None,
+        often: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.rng = random.Random(str(seed))
         self.seen = seen
         self.folder = folder
@@ -79,6 +89,8 @@ class Trial:
         self.machines: list[Machine] = []
         """The one that took over last is the last."""
         self._new_shipper = new_shipper
+        self._busy = {**_OFTEN, **_SELDOM, **often}
+        """What happens, and how often."""
         self._number = 0
         self._depth = 0
         self._restores = Restores(self)
@@ -97,7 +109,8 @@ class Trial:
         seen["sealed pieces wait"] += self._waits_for_uploads
         self._inline_bytes = self.rng.choice((0, 0, 400, 8 << 10))
         seen["tails in the manifest"] += self._inline_bytes > 0
-        self._puts_in_parts = self.rng.random() < 0.4
+        drawn = self.rng.random() < 0.4
+        self._puts_in_parts = drawn if in_parts is None else in_parts
         seen["segments in parts"] += self._puts_in_parts
 
     def note(self, kind: str, *rest: Any) -> None:
@@ -116,7 +129,7 @@ class Trial:
                 self._begin()
                 for _ in range(steps):
                     self.clock.advance(self.rng.choice((1, 5, 20, 100)))
-                    self.step({**_OFTEN, **_SELDOM, **_ALONE})
+                    self.step({**self._busy, **_ALONE})
                 self._end()
         finally:
             for machine in self.machines:
@@ -219,7 +232,7 @@ class Trial:
             return
         self._depth += 1
         for _ in range(self.rng.choice((1, 1, 2, 4))):
-            self.step({**_OFTEN, **_SELDOM})
+            self.step(self._busy)
         self._depth -= 1
 
     def step(self, weights: dict[str, int]) -> None:

@@ -146,6 +146,11 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
     ),
 }
 
+_LED_THERE: dict[str, dict[str, Any]] = {
+    "parts believed to lie there": {"in_parts": True, "often": {"gc": 20}},
+}
+"""What a life is like, where the harm is met in one of thirty else: somebody sweeps between two tries of a part."""
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SABOTAGES)
@@ -157,7 +162,7 @@ def test_it_is_caught(tmp_path: Path, name: str) -> None:
         folder.mkdir()
         try:
             with SABOTAGES[name]():
-                Trial(folder, f"sabotage/{number}", seen).run(60)
+                Trial(folder, f"sabotage/{number}", seen, **_LED_THERE.get(name, {})).run(60)
         except (Broken, SegmentlogError, AssertionError) as error:
             print(f"round {number}: {error}")
             return
