@@ -9,6 +9,7 @@ import httpx
 
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.app import make_app
+from segmentlog.http.console import Console
 from segmentlog.http.site import Site
 
 
@@ -22,7 +23,7 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         transport = httpx.ASGITransport(
-            app=make_app(site, accounts), client=("127.0.0.1", 1), raise_app_exceptions=False
+            app=make_app(Console(site), accounts), client=("127.0.0.1", 1), raise_app_exceptions=False
         )
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20, **options)
 

@@ -25,19 +25,23 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Scope
 
     from segmentlog.http.accounts import Accounts
+    from segmentlog.http.console import Console
     from segmentlog.http.site import Site
 
 logger = logging.getLogger("segmentlog.http")
 
 
-def make_app(site: Site, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False) -> ASGIApp:
-    """All doors behind their guard. ``host`` is where it listens."""
+def make_app(
+    pages: Console, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False
+) -> ASGIApp:
+    """All doors behind their guard: ``pages``, and what their site has for programs. ``host`` is where it listens."""
+    site = pages.site
 
     async def on_error(request: Request, error: Exception) -> Response:
         return await _on_error(site, request, error)
 
     app = Starlette(
-        routes=_routes(site),
+        routes=_routes(pages),
         exception_handlers={
             HTTPException: _on_http,
             SegmentlogError: on_error,
@@ -49,7 +53,9 @@ def make_app(site: Site, accounts: Accounts | None = None, *, host: str = "127.0
     return Guard(app, site.settings, accounts, host, is_tls, _render)
 
 
-def _routes(site: Site) -> list[BaseRoute]:
+def _routes(pages: Console) -> list[BaseRoute]:
+    site = pages.site
+
     def home(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(f"{PAGES}/")
@@ -64,7 +70,7 @@ def _routes(site: Site) -> list[BaseRoute]:
         Route("/", home),
         Route("/healthz", health),
         Route(PAGES, lambda request: RedirectResponse(f"{PAGES}/")),
-        Mount(PAGES, routes=console.routes(site, decoding_by(site))),
+        Mount(PAGES, routes=console.routes(pages, decoding_by(site))),
         *registry_routes(site),
         *rest.routes(site),
     ]

@@ -17,6 +17,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.app import make_app
 from segmentlog.http.connection import Connection
+from segmentlog.http.console import Console
 from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.http.site import Site
 from segmentlog.security.acls import Authorizer
@@ -40,8 +41,8 @@ FINISH_S: Final = 5
 class HttpServer:
     """Answers over HTTP until it is closed, from a thread of this process; the store stays its caller's.
 
-    ``url`` is where. Raises OSError for an address that is taken, `SecurityFileError` for files that cannot be used,
-    `UnsafeListening` for an address beyond this machine that nothing protects.
+    ``url`` is where, ``pages`` what people see there. Raises OSError for an address that is taken, `SecurityFileError`
+    for files that cannot be used, `UnsafeListening` for an address beyond this machine that nothing protects.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class HttpServer:
         self._accounts = accounts
         authorizer = None if security.acls is None else Authorizer(security.acls)
         self.site = Site(store, settings, authorizer)
-        app = make_app(self.site, accounts, host=host, is_tls=tls is not None)
+        self.pages = Console(self.site)
+        app = make_app(self.pages, accounts, host=host, is_tls=tls is not None)
         self.store = store
         self._is_closed = self._is_forked = False
         self._socket = sock or listen(host, port)
@@ -99,12 +101,18 @@ class HttpServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._server.serve(sockets=[self._socket]))
+            asyncio.run(self._serve())
         except BaseException as error:
             self._failure = error
             logger.exception("the HTTP server has ended")
         finally:
             self._server.is_up.set()
+
+    async def _serve(self) -> None:
+        """Answer, and look at the store meanwhile: whoever comes first need not wait for that."""
+        looking = asyncio.create_task(asyncio.to_thread(self.pages.look_ahead))
+        await self._server.serve(sockets=[self._socket])
+        await looking
 
     def _forget_parent(self) -> None:
         """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""

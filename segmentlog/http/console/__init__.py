@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from segmentlog.http.console.damage import DamagePages
 from segmentlog.http.console.groups import GroupPages
-from segmentlog.http.console.pages import Console
+from segmentlog.http.console.pages import Console as Console
 from segmentlog.http.console.records import Decode as Decode
 from segmentlog.http.console.records import RecordPages
 from segmentlog.http.console.topics import TopicPages
@@ -21,12 +21,9 @@ from segmentlog.http.console.transactions import TransactionPages
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from segmentlog.http.site import Site
 
-
-def routes(site: Site, decode: Decode | None = None) -> list[BaseRoute]:
+def routes(console: Console, decode: Decode | None = None) -> list[BaseRoute]:
     """The pages, with paths below where they are mounted. ``decode`` knows schemas, if there is anybody who does."""
-    console = Console(site)
     topics, records = TopicPages(console), RecordPages(console, decode)
     groups, transactions = GroupPages(console), TransactionPages(console)
     of_topic = "/topics/{topic}"

@@ -59,7 +59,7 @@ class Console:
         self.store = site.store
         clock = Clock()
         self.now_ms = clock.now_ms
-        self.survey = Survey(site.store, clock)
+        self.survey = Survey(site.store, clock, lambda: self.is_closing)
         self.lags = LagHistory()
         self._files = {name: _read_static(name) for name in _STATIC}
         self._templates = _templates()
@@ -80,10 +80,11 @@ class Console:
             **values,
         )
         # The next look at everything is made when this one is on its way.
-        again = BackgroundTask(self._look_again) if self.survey.is_due() else None
+        again = BackgroundTask(self.look_ahead) if self.survey.is_due() else None
         return HTMLResponse(text, status, background=again)
 
-    def _look_again(self) -> None:
+    def look_ahead(self) -> None:
+        """Look at everything, so that whoever comes next finds that done."""
         try:
             self.survey.refresh()
         except (SegmentlogError, OSError) as error:  # who asks next is told

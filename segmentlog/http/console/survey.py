@@ -2,18 +2,20 @@
 
 A look takes some 30 us a topic, without opening anything; it is kept, and made anew when it is older than a moment.
 With thousands of topics nobody waits for that: who comes gets the last one, and the next one is made once he is served.
+The first look is made when the door opens.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.names import INTERNAL_TOPICS
 from segmentlog.storage import forks
 from segmentlog.storage.segment import list_segments
@@ -87,11 +89,12 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Survey:
-    """Looks at a store, and keeps the last look. Thread-safe."""
+    """Looks at a store, and keeps the last look. Thread-safe. A look comes to its end early once it ``is_off``."""
 
-    def __init__(self, store: LogStore, clock: Clock) -> None:
+    def __init__(self, store: LogStore, clock: Clock, is_off: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._clock = clock
+        self._is_off = is_off
         self._partitions = Partitions(store, clock, store.fs)
         self._mutex = forks.lock(self, "_mutex")
         self._last: Look | None = None
@@ -118,10 +121,10 @@ class Survey:
             began_s = time.monotonic()
             if self._last is not None and began_s - self._last.at_s < self._fresh_s:
                 return self._last
-            found = list(self._partitions.topics())
+            found = self._glance()
             unread = self._unread(found)
             if unread and self._open_some(unread):
-                found = list(self._partitions.topics())
+                found = self._glance()
                 unread = self._unread(found)
             if self._last is not None and began_s - self._last.at_s >= _RATE_MIN_S:
                 self._before = self._last
@@ -137,6 +140,15 @@ class Survey:
         """Something was changed here: the next look is a new one."""
         with self._mutex:
             self._last = None
+
+    def _glance(self) -> list[TopicStates]:
+        """Raises `StoreClosed` once nobody wants to know any more."""
+        found = []
+        for topic in self._partitions.topics():
+            if self._is_off():
+                raise StoreClosed(self._store.path)
+            found.append(topic)
+        return found
 
     def _unread(self, found: list[TopicStates]) -> dict[str, list[tuple[Topic, int]]]:
         """Partitions with records that nobody has opened since the machine started, by topic."""

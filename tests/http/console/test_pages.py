@@ -199,7 +199,7 @@ def test_a_schema_is_used_where_there_is_somebody_who_knows_it(store: LogStore) 
     from segmentlog.http import console
 
     store.create_topic("t").partition(0).append([b"\0\0\0\0\1abc", b"plain"])
-    routes = console.routes(Site(store), lambda topic, value: f'{{"<i>{topic}": {len(value)}}}')
+    routes = console.routes(console.Console(Site(store)), lambda topic, value: f'{{"<i>{topic}": {len(value)}}}')
     client = TestClient(Starlette(routes=[Mount("/ui", routes=routes)]))
     page = Page(client.get("/ui/topics/t/records/0/0").text)
     assert "By schema" in page.text

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from segmentlog.clock import Clock
+from segmentlog.errors import StoreClosed
 from segmentlog.http.console import survey as surveys
 from segmentlog.http.console.survey import Survey
+from segmentlog.http.serving import HttpServer
 from segmentlog.store import LogStore
 
 
@@ -115,3 +119,31 @@ def test_what_nobody_has_opened_since_the_machine_started_is_opened_bit_by_bit(t
             look = Survey(store, Clock()).look()
             assert [look.topics[f"t{number}"].record_count for number in range(3)] == [1, 2, 3]
             assert all(topic.unknown_count == 0 for topic in look.topics.values())
+
+
+def test_a_look_ends_when_nobody_wants_to_know_any_more(store: LogStore) -> None:
+    """A door that is closed does not wait for thousands of topics."""
+    for number in range(3):
+        store.create_topic(f"t{number}")
+    asked = iter((False, True))
+    survey = Survey(store, Clock(), lambda: next(asked))
+    with pytest.raises(StoreClosed):
+        survey.refresh()
+    assert next(asked, None) is None
+    assert survey.is_due()
+
+
+def test_the_first_page_finds_the_look_already_made(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A door looks when it opens, and who comes is shown that."""
+    monkeypatch.setattr(surveys, "_FRESH_S", 3600.0)
+    monkeypatch.setattr(surveys, "_OLD_S", 3600.0)
+    store.create_topic("t")
+    with HttpServer(store, "127.0.0.1", 0) as server:
+        survey = server.pages.survey
+        ends_s = time.monotonic() + 30
+        while survey.is_due() and time.monotonic() < ends_s:
+            time.sleep(0.005)
+        looked = survey.look()
+        assert "t" in looked.topics
+        assert httpx.get(f"{server.url}/ui/").status_code == 200
+        assert survey.look() is looked
