@@ -67,7 +67,9 @@ class Life:
 
     def __init__(self, folder: Path, url: str, seed: int, name: str) -> None:
         command = [sys.executable, str(_PROCESS), str(folder), url, str(seed), name]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Nothing of what it says is to wait in a buffer here, where `communicate` does not look.
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        self._heard: list[Any] = []
 
     def said_first(self) -> Any:
         """The first thing that it says."""
@@ -76,11 +78,16 @@ class Life:
         assert line, self._process.communicate(timeout=WAIT_S)[1]
         return json.loads(line)
 
+    def wait_shipped(self) -> None:
+        """Until it has said of an append that it is shipped."""
+        while not self._heard or self._heard[-1][0] != "shipped":
+            self._heard.append(self.said_first())
+
     def kill(self) -> list[Any]:
         """As `kill -9`; what it has said since. It may not have ended by itself."""
         assert self._process.poll() is None, self._process.communicate()
         self._process.kill()
-        return _said(self._process.communicate(timeout=WAIT_S)[0])
+        return self._heard + _said(self._process.communicate(timeout=WAIT_S)[0])
 
     def end(self) -> list[Any]:
         """What it has said, having ended by itself."""
@@ -89,12 +96,12 @@ class Life:
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise AssertionError(f"it goes on: {self._process.communicate()}") from None
-        return [*_said(out), self._process.returncode, err]
+        return [*self._heard, *_said(out), self._process.returncode, err.decode()]
 
 
-def _said(text: str) -> list[Any]:
+def _said(text: bytes) -> list[Any]:
     """Its lines, but for one that it was killed in."""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 class History:
@@ -156,9 +163,12 @@ def test_a_shipper_that_is_killed_loses_nothing_that_was_shipped(tmp_path: Path,
     owner, shipped_lives = tmp_path / "owner-0", 0
     with disconnected():
         bucket = open_bucket(url)
-        for number in range(share(ROUNDS, "real stores")):
+        rounds = share(ROUNDS, "real stores")
+        for number in range(rounds):
             life = Life(owner, url, seed, f"{number}")
             assert life.said_first() == "open"
+            if number == rounds - 1 and not shipped_lives:  # all were killed before that
+                life.wait_shipped()
             time.sleep(rng.choice((0, 0.01, 0.1, 0.5)) * rng.random() + 0.05)
             new = tmp_path / f"owner-{number + 1}"
             what = rng.choice(("goes on", "another goes on", "another goes on while it lives"))
