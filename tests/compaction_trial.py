@@ -31,7 +31,7 @@ LATER_MS = 100_000
 
 
 class CompactionTrial:
-    """A workload, and the checks of every state that its crashes leave. ``states`` counts them."""
+    """A workload, and the checks of states that its crashes leave, so many at each call. ``states`` counts them."""
 
     def __init__(self, seed: int, writers: int, *, truncates: bool = True) -> None:
         self.seed, self.writer_count, self._truncates = seed, writers, truncates
@@ -60,7 +60,7 @@ class CompactionTrial:
         self.events: list[Event] = []
         self.states = 0
         self.passes = 0
-        self._number = 0
+        self._number = self._variants = 0
         self._busy = False
         self._writers: list[Partition] = []
         self._moments: list[Moment] = []
@@ -72,6 +72,7 @@ class CompactionTrial:
             mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 1500),
         ):
             for number in range(rounds):
+                self._variants = variants
                 self._live(operations)
                 for moment in self._moments:
                     events = self.events[: moment.event_count]
@@ -224,7 +225,8 @@ class CompactionTrial:
         self.states += 1
         where = (
             f"{what} after call {moment.point.effects}, state {self.states}; again with "
-            f"SEGMENTLOG_SEED={self.seed}, {self.writer_count} writers, keep_last {self.keep_last}"
+            f"SEGMENTLOG_SEED={self.seed} SEGMENTLOG_COMPACTION_VARIANTS={self._variants}, "
+            f"{self.writer_count} writers, keep_last {self.keep_last}"
         )
         history = KeyedHistory(self.keep_last)
         for event in events:
@@ -282,7 +284,7 @@ def records_of(log: Partition) -> dict[int, Said]:
     }
 
 
-def run_compaction_trial(seed: int, writers: int) -> int:
+def run_compaction_trial(seed: int, writers: int, variants: int) -> int:
     """The number of states that were checked. Raises `Broken`."""
     logging.disable(logging.WARNING)
-    return CompactionTrial(seed, writers).run(rounds=2, operations=30, variants=4)
+    return CompactionTrial(seed, writers).run(rounds=2, operations=30, variants=variants)

@@ -1,9 +1,11 @@
 """What all tests share."""
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -86,6 +88,20 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
         if left:
             pytest.fail(left, pytrace=False)
+
+
+_MEMORY = "/dev/shm"
+_ROOM_BYTES = 1 << 30
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is room: for thousands of files whose fsyncs nobody asks about."""
+    if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _ROOM_BYTES:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="segmentlog-test-", dir=_MEMORY) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

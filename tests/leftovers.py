@@ -133,7 +133,8 @@ def _descriptors() -> list[tuple[int, str]]:
 def _is_a_leak(fd: int, target: str) -> bool:
     if target.startswith("socket:") and _is_sparks(fd):
         return False
-    return not target.startswith(_LIBRARIES) and fd not in _helpers()[0]
+    is_a_librarys = target.startswith(_LIBRARIES) and not target.startswith("/dev/shm/")
+    return not is_a_librarys and fd not in _helpers()[0]
 
 
 def _gateway() -> Any:

@@ -1,7 +1,8 @@
 """The power is cut, and calls fail, while a log is compacted and retained.
 
-SEGMENTLOG_COMPACTION_STATES  how many different crash states
-SEGMENTLOG_SEED               that seed alone; a failure names the one that shows it again
+SEGMENTLOG_COMPACTION_STATES    how many different crash states
+SEGMENTLOG_COMPACTION_VARIANTS  and of those at each call
+SEGMENTLOG_SEED                 that seed alone; a failure names the one that shows it again
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died
 
 STATES = int(os.environ.get("SEGMENTLOG_COMPACTION_STATES", "600"))
+VARIANTS = int(os.environ.get("SEGMENTLOG_COMPACTION_VARIANTS", "1"))
 
 
 def test_no_key_loses_its_last_records_at_any_crash_state() -> None:
     """One and three processes: the last records of each key are there, and what a tombstone took stays away."""
-    states = run_until(STATES, run_compaction_trial, *jobs("compaction cuts", (1, 3)))
+    states = run_until(STATES, run_compaction_trial, *jobs("compaction cuts", (1, 3), (VARIANTS,)))
     assert states >= STATES or given_seed() is not None
     print(f"{states:,} crash states")
 

@@ -340,10 +340,10 @@ def _log_of(folder: Path, kind: str, filler: int) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
-def test_random_logs_and_random_damage(tmp_path: Path, seed: int) -> None:
+def test_random_logs_and_random_damage(memory_path: Path, seed: int) -> None:
     """One to three batches are damaged, some beside each other; segments, codecs, indexes and limits are chosen."""
     for number in range(ROUNDS // 3):
-        check_one(tmp_path / str(number), f"{seed}/{number}")
+        check_one(memory_path / str(number), f"{seed}/{number}")
 
 
 def check_one(folder: Path, seed: str) -> None:

@@ -154,11 +154,11 @@ _LED_THERE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SABOTAGES)
-def test_it_is_caught(tmp_path: Path, name: str) -> None:
+def test_it_is_caught(memory_path: Path, name: str) -> None:
     """Within so many rounds, by a promise that is broken, or by shipping that does not go on."""
     seen: Counter[str] = Counter()
     for number in range(_ROUNDS):
-        folder = tmp_path / str(number)
+        folder = memory_path / str(number)
         folder.mkdir()
         try:
             with SABOTAGES[name]():

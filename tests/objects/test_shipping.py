@@ -27,13 +27,13 @@ _SEEN = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("shipping"))
-def test_no_promise_is_broken(tmp_path: Path, seed: int) -> None:
+def test_no_promise_is_broken(memory_path: Path, seed: int) -> None:
     """Nothing shipped is lost, no offset has two records, and the rest of what `shipping_checker` knows, over all
     machines, and in every restore; and everything was tried."""
     seen: Counter[str] = Counter()
     rounds = share(ROUNDS, "shipping")
     for number in range(rounds):
-        folder = tmp_path / str(number)
+        folder = memory_path / str(number)
         folder.mkdir()
         try:
             Trial(folder, f"{seed}/{number}", seen).run(STEPS)
