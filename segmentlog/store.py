@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import _thread
-import atexit
 import logging
 import os
 import sys
-import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from itertools import starmap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.clients import Clients
 from segmentlog.clock import Clock
+from segmentlog.closing import close_dropped, open_stores
 from segmentlog.config import TopicConfig
 from segmentlog.defaults import (
     CLEANER_BUFFER_BYTES,
@@ -149,7 +145,7 @@ class LogStore(Clients):
         self.recovery: RecoveryMode = recovery
         self.read_only = self._topics.read_only
         self.store_id = self._topics.store_id
-        _open_stores.add(self)
+        open_stores.add(self)
         forks.on_fork(self, "_forget_parent")
         self._is_complete = True
         self._topics.background.ensure_running()
@@ -175,19 +171,8 @@ class LogStore(Clients):
         self.close()
 
     def __del__(self) -> None:
-        # The collector has found that nobody can reach it any more, nor what belongs to it. Whatever thread comes by
-        # runs this, at any point and with any lock held, so another one closes it, and brings it back for that.
         if self._is_complete and not self._topics.is_closed and not sys.is_finalizing():
-            started: list[int] = []
-            try:
-                _being_closed.add(self)
-                started.extend(starmap(_thread.start_new_thread, ((_begin_to_close, (self,)),)))  # in one step
-            except BaseException as error:
-                # Interrupted, or no thread to spare: its descriptors go by themselves, as if its process had died.
-                if not started:
-                    _being_closed.discard(self)
-                if not isinstance(error, RuntimeError):
-                    raise
+            close_dropped(self)
             warnings.warn(f"store {self.path} was not closed", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:
@@ -481,7 +466,7 @@ class LogStore(Clients):
         if self._attached is not None:
             self._attached.close()
         self._reaching.close()
-        _open_stores.discard(self)
+        open_stores.discard(self)
         if first is not None:
             raise first
 
@@ -504,51 +489,3 @@ def _as_path(path: object) -> str:
 
 
 _CONFIG_WANTED = "a mapping of keys of the topic config to their values"
-
-
-_open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()
-
-
-class _BeingClosed(set[LogStore]):
-    """Dropped ones; a forked child leaves them to its parent."""
-
-
-_being_closed = _BeingClosed()
-forks.on_fork(_being_closed, "clear")
-_CLOSING_S: Final = 10.0
-
-
-def _begin_to_close(store: LogStore) -> None:
-    """In a thread that `threading` does not know: starting one that it knows takes locks, as no finalizer may."""
-    try:
-        threading.Thread(target=_close_dropped, args=(store,), name="segmentlog-close", daemon=True).start()
-    except RuntimeError:
-        _being_closed.discard(store)
-
-
-def _close_dropped(store: LogStore) -> None:
-    """Close a store that nobody can reach any more."""
-    try:
-        for partition in store.opened_partitions():
-            partition.handle.found_again()
-        store.close()
-    except Exception as error:
-        logger.warning("%s was dropped without being closed, and cannot be closed cleanly: %s", store.path, error)
-    finally:
-        _being_closed.discard(store)
-
-
-@atexit.register
-def _close_stores() -> None:
-    """A program that ends without closing its store still leaves it clean."""
-    for store in list(_open_stores):
-        if unsent_count := store.unsent_count:
-            text = f"{store.path}: {unsent_count} records are appended only as the program ends: close their producer"
-            warnings.warn(text, ResourceWarning, stacklevel=1)
-        try:
-            store.close()
-        except Exception as error:
-            logger.warning("%s: not closed cleanly as the program ends: %s", store.path, error)
-    ends_s = time.monotonic() + _CLOSING_S
-    while _being_closed and time.monotonic() < ends_s:
-        time.sleep(0.005)

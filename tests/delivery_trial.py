@@ -17,7 +17,7 @@ from trial import Broken, Moment
 
 from segmentlog.errors import ProducerFenced, SegmentlogError, TransactionAborted, UnknownTopic
 from segmentlog.producing.producer import Producer
-from segmentlog.storage.fs import replace_file
+from segmentlog.storage.files import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died

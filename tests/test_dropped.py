@@ -17,7 +17,7 @@ import pytest
 from logs import open_log, values
 
 import segmentlog
-import segmentlog.store as store_module
+from segmentlog import closing
 from segmentlog.format.names import CHECKPOINT_FILE
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.fs import FileSystem
@@ -51,7 +51,7 @@ def _soon(is_so: Callable[[], bool]) -> bool:
 
 def _is_closed(folder: Path) -> bool:
     """Nothing of it is open, nor about to be opened by the thread that closes it."""
-    return not store_module._being_closed and not _descriptors(folder)
+    return not closing.being_closed and not _descriptors(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from segmentlog.groups.member import Member
 from segmentlog.groups.positions import CommittedOffset, CommittedPositions, encode
 from segmentlog.groups.remote import RemoteGroup
 from segmentlog.records import TopicPartition
-from segmentlog.storage.fs import read_file
+from segmentlog.storage.files import read_file
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
 

@@ -20,7 +20,8 @@ from segmentlog.errors import InvalidConfig
 from segmentlog.format.names import CONFIGS_FILE, FILE_LOCK_SUFFIX, GROUPS_FOLDER
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import ProcessLock
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")

@@ -31,8 +31,8 @@ from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import lock_within
+from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.forks import hold_open, let_go
-from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.locks import keep
 from segmentlog.topics.topics import Topics
 

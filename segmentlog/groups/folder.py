@@ -29,8 +29,8 @@ from segmentlog.groups.remote import (
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.file_locks import is_current
+from segmentlog.storage.files import read_file, replace_file, write_all
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
-from segmentlog.storage.fs import read_file, replace_file, write_all
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
 from segmentlog.topics.topics import Topics
 

@@ -44,8 +44,8 @@ from segmentlog.groups.folder import (
 )
 from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import hold_open, let_go
-from segmentlog.storage.fs import write_all
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, UNLOCK, held, keep
 
 _CHECK_MS: Final = 250

@@ -24,8 +24,9 @@ from typing import Final
 import msgspec
 import xxhash
 
+from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.forks import held_open
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, SHARED
 
 WORKER_PREFIX: Final = "@server-"

@@ -26,7 +26,8 @@ from segmentlog.format.names import (
 )
 from segmentlog.inspection.findings import Finding, Severity
 from segmentlog.storage.belief import why_doubted
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, LogState, StatePage, SyncState
 
 _READ_ATTEMPTS = 4

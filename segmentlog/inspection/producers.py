@@ -25,7 +25,8 @@ from segmentlog.inspection.findings import Severity
 from segmentlog.inspection.found import BadCache, OpenTransaction, PartitionFound
 from segmentlog.inspection.segment import SegmentFound, Tracked
 from segmentlog.policy.lost_ranges import containing
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
 
 # As in `segmentlog.log.producers`: ids below belong to producers with a name, which are never forgotten.

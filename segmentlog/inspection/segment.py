@@ -22,7 +22,8 @@ from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX,
 from segmentlog.format.scan import Around
 from segmentlog.format.stub import PROBE_BYTES
 from segmentlog.inspection.findings import Tally
-from segmentlog.storage.fs import FileSystem, Ranges, opened, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem, Ranges, opened
 from segmentlog.storage.index import batches_known
 from segmentlog.storage.remote import is_remote
 

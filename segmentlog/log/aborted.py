@@ -23,7 +23,7 @@ from segmentlog.format.producers import AbortedTransaction, Malformed, decode_ab
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.log.handle import Handle
 from segmentlog.storage import forks
-from segmentlog.storage.fs import read_file, write_all
+from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import ABORTS_WORD, LogState
 

@@ -15,7 +15,7 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.log.handle import Handle
-from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import segment_stem
 

@@ -11,8 +11,8 @@ import msgspec
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.log.handle import Handle
 from segmentlog.storage.file_locks import lock_within
+from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
-from segmentlog.storage.fs import read_file, write_all
 from segmentlog.storage.locks import held
 
 

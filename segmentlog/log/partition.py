@@ -32,6 +32,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.lease import CleanerNote, Lease
 from segmentlog.log.producers import ProducerStamp, ProducerStates
 from segmentlog.log.read.catalog import Catalogs
+from segmentlog.log.read.open_segments import OpenSegments
 from segmentlog.log.read.reader import Reader, SkipListener
 from segmentlog.log.recovery.opening import find_live_page, open_partition
 from segmentlog.log.retainer import Retainer
@@ -89,8 +90,9 @@ class Partition:
         self._appender = Appender(self._handle)
         self._syncer = Syncer(self._handle)
         self._appends = Appends(self._handle, self._appender, self._syncer, background=background)
-        self._reader = Reader(self._handle)
-        lease, catalogs = Lease(self._handle), Catalogs(self._handle, self._reader)
+        self._open_segments = OpenSegments(self._handle)
+        self._reader = Reader(self._handle, self._open_segments)
+        lease, catalogs = Lease(self._handle), Catalogs(self._handle, self._open_segments)
         self._retainer = Retainer(self._handle, self._appender, catalogs, lease, self.trim)
         self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
         self.topic = topic
@@ -365,7 +367,7 @@ class Partition:
 
     def let_go_of_deleted(self) -> None:
         """Unmap segments that were deleted, by whatever process; a background thread does it."""
-        self._reader.unmap_deleted()
+        self._open_segments.unmap_deleted()
 
     def _note_damage(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         if any(known[:2] == (base_offset, end_offset) for known in self.damage):
@@ -416,7 +418,7 @@ class Partition:
 
         The log start offset where nothing does, see `remote.storage.enable`.
         """
-        return self._reader.local_start()
+        return self._open_segments.local_start()
 
     @property
     def log_end_offset(self) -> int:
@@ -479,12 +481,12 @@ class Partition:
 
     def segments(self) -> list[SegmentInfo]:
         """The segments, oldest first."""
-        return self._reader.describe()
+        return self._open_segments.describe()
 
     def max_timestamp(self, base_offset: int) -> int:
         """The largest timestamp in the segment that begins there; -1 when it holds nothing, or there is none."""
         self._check_open()
-        return self._reader.max_timestamp(as_offset("base_offset", base_offset), self._handle.page.log.read())
+        return self._open_segments.max_timestamp(as_offset("base_offset", base_offset), self._handle.page.log.read())
 
     def _checkpoint(self) -> Checkpoint:
         return self._handle.ledger.last_checkpoint()

@@ -35,7 +35,7 @@ from segmentlog.format.producers import (
 )
 from segmentlog.format.scan import walk_over_damage
 from segmentlog.log.handle import Handle
-from segmentlog.storage.fs import read_file, replace_file, write_all
+from segmentlog.storage.files import read_file, replace_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, LogState
 

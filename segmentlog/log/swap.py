@@ -25,7 +25,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.log.files import retire_segment
 from segmentlog.log.handle import Handle
-from segmentlog.storage.fs import link_over
+from segmentlog.storage.files import link_over
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import list_segments, segment_stem

@@ -13,7 +13,8 @@ from segmentlog.errors import CorruptBatch, ObjectStoreError
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.format.stub import Stub, encode_stub
 from segmentlog.log.handle import Handle
-from segmentlog.storage.fs import Stamp, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import Stamp
 from segmentlog.storage.remote import prepared_hole, prepared_log, read_stub, remove_stub, stub_path, write_stub
 from segmentlog.storage.segment import segment_stem
 

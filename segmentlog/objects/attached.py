@@ -25,7 +25,8 @@ from segmentlog.objects.ranged import PARALLEL, Cache
 from segmentlog.objects.ranged_files import RangedFiles
 from segmentlog.objects.tiered import reaching
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.files import replace_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.workers import Worker
 
 _REFRESH_MAX_MS: Final = 3_600_000

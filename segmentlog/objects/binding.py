@@ -14,7 +14,8 @@ import msgspec
 
 from segmentlog.errors import ShippingRefused
 from segmentlog.format.names import SHIP_FILE
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 
 FORMAT: Final = 1
 

@@ -28,7 +28,8 @@ from segmentlog.objects.bucket import Bucket, Data
 from segmentlog.objects.checking import check_object
 from segmentlog.objects.spans import Span, Spans, size_of
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file, write_all, write_new_file
+from segmentlog.storage.files import read_file, replace_file, write_all, write_new_file
+from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.segment import segment_stem
 
 _INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)

@@ -34,7 +34,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.log.tiering import is_remote
 from segmentlog.policy.shipping import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
-from segmentlog.storage.fs import read_file
+from segmentlog.storage.files import read_file
 from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, WANTED_WORD, LogState

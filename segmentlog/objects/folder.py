@@ -21,7 +21,8 @@ from segmentlog.format.names import FILE_LOCK_SUFFIX, STORE_FILE, TEMPORARY_SUFF
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
 from segmentlog.objects.pace import Pace
 from segmentlog.storage.file_locks import ProcessLock
-from segmentlog.storage.fs import FileSystem, opened, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem, opened
 
 _OURS: Final = (TEMPORARY_SUFFIX, FILE_LOCK_SUFFIX)
 _LASTING: Final = frozenset((

@@ -29,7 +29,8 @@ from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.decisions import Where
 from segmentlog.policy.shipping import LocalSegment
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 
 PART_BYTES: Final = 16 << 20
 """What is larger is put in parts, all of about one size."""

@@ -20,8 +20,9 @@ from segmentlog.format.names import TEMPORARY_SUFFIX
 from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.spans import Spans, size_of
 from segmentlog.storage import forks
+from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import Held, hold_open, let_go
-from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, FileSystem, opened, write_all
+from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, FileSystem, opened
 
 BLOCK_BYTES: Final = 1 << 20
 _RUN_BLOCKS: Final = 4

@@ -18,7 +18,8 @@ from segmentlog.objects.bucket import ObjectMissing
 from segmentlog.objects.checking import check_object
 from segmentlog.objects.ranged import Cache, CacheLost, OpenedRanges, RangedFile
 from segmentlog.objects.spans import Spans, size_of
-from segmentlog.storage.fs import FileSystem, Stamp, replace_file
+from segmentlog.storage.files import replace_file
+from segmentlog.storage.fs import FileSystem, Stamp
 from segmentlog.storage.segment import segment_stem
 
 

@@ -32,8 +32,9 @@ from segmentlog.objects.mirror import Mirror, MirrorStatus
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.uploads import PARALLEL
 from segmentlog.storage import forks
+from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.forks import Held, held_open, hold_open, let_go
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 from segmentlog.topics.workers import Worker
 

@@ -53,7 +53,8 @@ from segmentlog.objects.rewinding import CutPartition, Rewinding
 from segmentlog.objects.spans import chunk_data
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
-from segmentlog.storage.fs import FileSystem, read_file, replace_file, replace_file_by_parts
+from segmentlog.storage.files import read_file, replace_file, replace_file_by_parts
+from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.folders import TopicFile, TopicFolders
 
 PARALLEL: Final = 4

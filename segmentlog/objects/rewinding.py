@@ -38,7 +38,8 @@ from segmentlog.objects.decisions import Where
 from segmentlog.objects.jobs import Job
 from segmentlog.objects.together import Kept, commits_in, ends_in, keep_together
 from segmentlog.records import PartitionId
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 
 Carry = Callable[[list[Job]], None]
 """Has jobs done, in whatever order."""

@@ -50,8 +50,8 @@ from segmentlog.objects.ownership import claim, compare, fence, read_manifest
 from segmentlog.objects.parts import Begun, SegmentPuts, key_of
 from segmentlog.policy.shipping import LocalSegment, Piece, entry, promise, stands_inline
 from segmentlog.storage import forks
+from segmentlog.storage.files import read_file
 from segmentlog.storage.forks import Held
-from segmentlog.storage.fs import read_file
 from segmentlog.topics.topics import Topics
 
 logger = logging.getLogger("segmentlog")

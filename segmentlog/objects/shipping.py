@@ -20,7 +20,8 @@ from segmentlog.objects.ownership import end, unbind
 from segmentlog.objects.recalling import bring_all_back
 from segmentlog.objects.shipper import Progress, ShippedNow, Shipper
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.grant import read_grant
 from segmentlog.storage.watch import Watch
 from segmentlog.topics.topics import Topics

@@ -23,7 +23,7 @@ from segmentlog.schemas.records import Pairs
 from segmentlog.schemas.state import RegistryState
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import ProcessLock
-from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.locks import held
 from segmentlog.topics.tidy import Tidy
 from segmentlog.topics.topics import Topics

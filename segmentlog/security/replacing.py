@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 from segmentlog.format.names import FILE_LOCK_SUFFIX, TEMPORARY_SUFFIX
 from segmentlog.storage.file_locks import ProcessLock
-from segmentlog.storage.fs import FileSystem, opened, read_file, write_all
+from segmentlog.storage.files import read_file, write_all
+from segmentlog.storage.fs import FileSystem, opened
 
 T = TypeVar("T")
 

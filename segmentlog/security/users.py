@@ -30,7 +30,8 @@ from segmentlog.security.errors import InvalidUser, SecurityFileError
 from segmentlog.security.replacing import PRIVATE, change_file
 from segmentlog.security.saslprep import is_prepared
 from segmentlog.security.watched import WatchedFile
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem
 
 logger = logging.getLogger("segmentlog.server")
 

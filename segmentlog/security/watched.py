@@ -9,7 +9,8 @@ from typing import Final, Generic, TypeVar
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import if_free
 
 logger = logging.getLogger("segmentlog.server")

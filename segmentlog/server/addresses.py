@@ -16,8 +16,9 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.format.names import SERVER_FILE
 from segmentlog.server.cluster import Node
 from segmentlog.storage.file_locks import is_current
+from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import hold_open, let_go
-from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 
 DEFAULT_PORT: Final = 9092

@@ -14,7 +14,8 @@ from segmentlog.format.batch import decode_header
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.encoded import read_encoded
 from segmentlog.records import TopicPartition
-from segmentlog.storage.fs import NO_ROOM, FileSystem, write_all
+from segmentlog.storage.files import write_all
+from segmentlog.storage.fs import NO_ROOM, FileSystem
 
 
 class StagedRun(msgspec.Struct, frozen=True, array_like=True):

@@ -7,16 +7,8 @@ import os
 
 from segmentlog.errors import DiskFull
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, decode_checkpoint, encode_slot
-from segmentlog.storage.fs import (
-    LOCAL_ERRORS,
-    NO_ROOM,
-    DiskFailed,
-    FileSystem,
-    opened,
-    read_file,
-    replace_file,
-    write_all,
-)
+from segmentlog.storage.files import read_file, replace_file, write_all
+from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, DiskFailed, FileSystem, opened
 
 
 class CheckpointFile:

@@ -7,7 +7,8 @@ import logging
 
 from segmentlog.format.grant import Grant, MalformedGrant, decode_grant, encode_grant
 from segmentlog.format.names import GRANT_FILE
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 
 logger = logging.getLogger("segmentlog")
 

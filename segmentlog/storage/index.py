@@ -28,7 +28,8 @@ from segmentlog.format.index import (
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, opened, write_all
+from segmentlog.storage.files import write_all
+from segmentlog.storage.fs import FileSystem, opened
 
 _FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
 

@@ -17,7 +17,8 @@ import time
 from typing import Final
 
 from segmentlog.format.names import HIDDEN
-from segmentlog.storage.fs import FileSystem, read_file, write_all
+from segmentlog.storage.files import read_file, write_all
+from segmentlog.storage.fs import FileSystem
 
 NETWORK_MOUNTS: Final = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",

@@ -20,16 +20,8 @@ import xxhash
 from segmentlog.errors import CorruptBatch, DiskFull, ObjectStoreError, SegmentGone
 from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.format.stub import PROBE_BYTES, MalformedStub, Stub, decode_stub, encode_stub
-from segmentlog.storage.fs import (
-    NO_ROOM,
-    FileSystem,
-    Ranges,
-    opened,
-    read_file,
-    replace_file,
-    temporary_beside,
-    write_all,
-)
+from segmentlog.storage.files import read_file, replace_file, temporary_beside, write_all
+from segmentlog.storage.fs import NO_ROOM, FileSystem, Ranges, opened
 
 _PART_BYTES: Final = 16 << 20
 

@@ -10,8 +10,9 @@ import os
 from collections.abc import Sequence
 
 from segmentlog.storage import forks
+from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import Held, hold_open, let_go
-from segmentlog.storage.fs import Buffer, FileSystem, write_all
+from segmentlog.storage.fs import Buffer, FileSystem
 
 _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
 

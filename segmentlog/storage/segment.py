@@ -10,19 +10,9 @@ from typing import Final
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
 from segmentlog.format.stub import PROBE_BYTES
+from segmentlog.storage.files import sync_data, try_fallocate, write_all
 from segmentlog.storage.forks import hold_open, let_go
-from segmentlog.storage.fs import (
-    LOCAL_ERRORS,
-    NO_ROOM,
-    Buffer,
-    DiskFailed,
-    FileSystem,
-    Ranges,
-    opened,
-    sync_data,
-    try_fallocate,
-    write_all,
-)
+from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, Ranges, opened
 from segmentlog.storage.remote import is_remote
 
 _ALLOCATE_MIN: Final = 64 << 10

@@ -43,7 +43,8 @@ import msgspec
 import xxhash
 from msgspec.structs import astuple
 
-from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.files import write_all
+from segmentlog.storage.fs import FileSystem
 
 PAGE_SIZE: Final = 4096
 MOUNT_WORD: Final = 6

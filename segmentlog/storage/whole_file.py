@@ -8,7 +8,8 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Final
 
-from segmentlog.storage.fs import FileSystem, temporary_beside
+from segmentlog.storage.files import temporary_beside
+from segmentlog.storage.fs import FileSystem
 
 _ASIDE: Final = ".whole"
 

@@ -44,7 +44,8 @@ from segmentlog.format.names import (
     new_topic_id,
 )
 from segmentlog.storage.file_locks import ProcessLock, free_to_move
-from segmentlog.storage.fs import NO_ROOM, FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import NO_ROOM, FileSystem
 from segmentlog.storage.grant import read_grant, write_grant
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 from segmentlog.topics.folders import TopicFile, TopicFolders, check_partition_count

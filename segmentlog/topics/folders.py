@@ -26,7 +26,8 @@ from segmentlog.format.names import (
     is_topic_id,
     topic_id_of_name,
 )
-from segmentlog.storage.fs import FileSystem, read_file, replace_file, write_new_file
+from segmentlog.storage.files import read_file, replace_file, write_new_file
+from segmentlog.storage.fs import FileSystem
 
 _CONFIGS_MAX: Final = 256
 """Configurations that are kept, by what they were read from."""

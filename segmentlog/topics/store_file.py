@@ -9,7 +9,8 @@ from typing import Any
 from segmentlog.errors import StoreVersionError
 from segmentlog.format.names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE
 from segmentlog.storage import forks
-from segmentlog.storage.fs import FileSystem, read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import EXCLUSIVE
 
 

@@ -10,8 +10,9 @@ from typing import Final
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage import forks
 from segmentlog.storage.file_locks import lock_within
+from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import let_go
-from segmentlog.storage.fs import FileSystem, write_all
+from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import UNLOCK, held
 from segmentlog.transactions.journal import TransactionState
 

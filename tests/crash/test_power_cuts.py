@@ -168,5 +168,5 @@ def _entries(log: Partition, base: int) -> list[object]:
     """The entries of one segment's index as a reader has it after reading all."""
     state = log.handle.page.log.read()
     bases = log.handle.segments(state)
-    segment = log._reader._segment(bases, bases.index(base), state)
+    segment = log._open_segments.get(bases, bases.index(base), state)
     return [entries.tolist() for entries in segment.index.entries()]

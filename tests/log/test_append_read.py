@@ -544,7 +544,7 @@ class CountingMaps(FileSystem):
 
 def test_segments_that_a_reader_jumps_to_again_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as this process has no more than a thousand of them; with many readers each keeps sixty-four."""
-    monkeypatch.setattr("segmentlog.log.read.reader._readers", weakref.WeakSet())
+    monkeypatch.setattr("segmentlog.log.read.open_segments._in_process", weakref.WeakSet())
     fs = CountingMaps()
     partition = open_log(tmp_path, fs=fs, segment_records=1)
     for number in range(200):
@@ -560,7 +560,7 @@ def test_segments_that_a_reader_jumps_to_again_stay_mapped(tmp_path: Path, monke
     partition.append([b"and one more"])
     assert partition.read(200)
     assert next(partition.read(200, max_bytes=1)).values == [b"and one more"]
-    assert len(partition._reader._open) == 64
+    assert len(partition._open_segments._open) == 64
     assert len(others) == 30
 
 

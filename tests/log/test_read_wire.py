@@ -18,7 +18,7 @@ from segmentlog.format.batch import HEADER_SIZE
 from segmentlog.format.wire import Buffer
 from segmentlog.format.wire_run import WireRun
 from segmentlog.log.partition import Partition
-from segmentlog.log.read import reader
+from segmentlog.log.read import open_segments
 
 FEW_BYTES = 3000
 
@@ -62,7 +62,7 @@ def read(log: Partition, offset: int = 0) -> bytes:
 
 def kept(log: Partition) -> int:
     """Batches of which this process knows where they lie."""
-    return sum(segment.checked.count for segment in log._reader._open.values())
+    return sum(segment.checked.count for segment in log._open_segments._open.values())
 
 
 @pytest.mark.parametrize("segment_bytes", ["1mb", "4kb"])
@@ -231,8 +231,8 @@ def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many segments, and of a long one, the positions that were used last are kept."""
-    monkeypatch.setattr(reader, "_readers", weakref.WeakSet())
-    monkeypatch.setattr(reader, "_CHECKED_IN_PROCESS", 100)
+    monkeypatch.setattr(open_segments, "_in_process", weakref.WeakSet())
+    monkeypatch.setattr(open_segments, "_CHECKED_IN_PROCESS", 100)
     log = open_log(tmp_path, **{"segment.bytes": "4kb"})
     append(log, 300)
     for max_bytes in (1 << 20, 700):
@@ -247,9 +247,9 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_what_others_leave_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One log that is read among many that are open is known whole; what others know is theirs."""
-    monkeypatch.setattr(reader, "_readers", weakref.WeakSet())
+    monkeypatch.setattr(open_segments, "_in_process", weakref.WeakSet())
     idle = [open_log(tmp_path / str(number)) for number in range(9)]
-    monkeypatch.setattr(reader, "_CHECKED_IN_PROCESS", 320)
+    monkeypatch.setattr(open_segments, "_CHECKED_IN_PROCESS", 320)
     log = open_log(tmp_path / "read")
     append(log, 300)
     assert fetched(log) == read(log)

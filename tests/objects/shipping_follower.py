@@ -27,7 +27,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.objects.attached import Attached
 from segmentlog.objects.replica import Replica
 from segmentlog.records import Record
-from segmentlog.storage.fs import read_file
+from segmentlog.storage.files import read_file
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import Died
 

@@ -23,7 +23,7 @@ from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.spans import Span, Spans
 from segmentlog.objects.tidying import sweep
 from segmentlog.records import TopicPartition
-from segmentlog.storage.fs import read_file
+from segmentlog.storage.files import read_file
 from segmentlog.store import LogStore
 
 NOISE = random.Random(1).randbytes(1 << 20)

@@ -52,8 +52,8 @@ def log(store: LogStore) -> Partition:
 def let_go(log: Partition) -> None:
     """Nobody has a segment of it mapped any more."""
     gc.collect()
-    log._reader.unmap_deleted()
-    log._reader._open.clear()
+    log._open_segments.unmap_deleted()
+    log._open_segments._open.clear()
     gc.collect()
 
 

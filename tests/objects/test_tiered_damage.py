@@ -29,7 +29,8 @@ from segmentlog.objects.folder import Folder
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.tiered import Tiered, reaching
 from segmentlog.objects.uploads import describe
-from segmentlog.storage.fs import FileSystem, Ranges, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem, Ranges
 from segmentlog.store import LogStore
 from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.faults import Died, FaultyFileSystem

@@ -39,7 +39,7 @@ from segmentlog.server.codec.messages.produce import PartitionProduceData, Produ
 from segmentlog.server.durability import Durability, _Waiter
 from segmentlog.server.outbox import Later
 from segmentlog.server.settings import ServerSettings
-from segmentlog.storage.fs import replace_file
+from segmentlog.storage.files import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
 from segmentlog.testing.disk import CrashPoint

@@ -24,8 +24,9 @@ from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFol
 from segmentlog.spark.pipelines.folders import file_checksum
 from segmentlog.spark.pipelines.table_folder import FORMAT, TableFile, TableFolder, TableState
 from segmentlog.spark.ranges import from_json
+from segmentlog.storage.files import replace_file
 from segmentlog.storage.foreign import NotAllowed, open_plain, path_below, read_plain
-from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.fs import FileSystem
 
 DAY = "date=2026-07-31"
 RUN = "000001-0011aabb"

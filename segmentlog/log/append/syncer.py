@@ -10,7 +10,8 @@ from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogEr
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
 from segmentlog.records import LostRange
-from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened, sync_data
+from segmentlog.storage.files import sync_data
+from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import WAITING_WORD, LogState, SyncState

@@ -36,7 +36,8 @@ from segmentlog.format.wire_batch import cut_wire, stored_wire
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.survivors import UNDECIDED
 from segmentlog.records import Headers
-from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem, write_all
+from segmentlog.storage.files import write_all
+from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem
 from segmentlog.storage.index import SegmentIndex
 
 _TARGET_BYTES = 64 << 10

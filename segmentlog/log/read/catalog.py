@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
-from segmentlog.log.read.reader import Reader
+from segmentlog.log.read.open_segments import OpenSegments
 from segmentlog.policy.retention import Candidate
 from segmentlog.records import SegmentInfo
 from segmentlog.storage.segment import segment_stem
@@ -22,9 +22,9 @@ class Catalog:
     Thread-safe: threads that look a segment up at once merely do it twice.
     """
 
-    def __init__(self, handle: Handle, reader: Reader, log: LogState, before: Catalog | None) -> None:
+    def __init__(self, handle: Handle, opened: OpenSegments, log: LogState, before: Catalog | None) -> None:
         self._handle = handle
-        self._reader = reader
+        self._opened = opened
         self._log = log
         self.key = (log.generation, log.active_base_offset, log.log_start_offset)
         self.spans = [(base, end) for base, end in pairwise(handle.segments(log)) if end > log.log_start_offset]
@@ -40,7 +40,7 @@ class Catalog:
         known = self._known.get(base)
         if known is None:
             size, written_ms = self._file(base)
-            stamp = self._reader.max_timestamp(base, self._log)
+            stamp = self._opened.max_timestamp(base, self._log)
             path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
             known = self._known[base] = Candidate(SegmentInfo(base, end, size, stamp, False, path), written_ms)
         return known
@@ -66,7 +66,7 @@ class Catalog:
     def active(self, log: LogState) -> SegmentInfo:
         """The segment that takes appends, as ``log`` shows it."""
         base = log.active_base_offset
-        stamp = self._reader.max_timestamp(base, log) if log.end_position else -1
+        stamp = self._opened.max_timestamp(base, log) if log.end_position else -1
         path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
         return SegmentInfo(base, log.log_end_offset, log.end_position, stamp, True, path)
 
@@ -86,14 +86,14 @@ class Catalog:
 class Catalogs:
     """The catalog of the log as it is now. Thread-safe."""
 
-    def __init__(self, handle: Handle, reader: Reader) -> None:
+    def __init__(self, handle: Handle, opened: OpenSegments) -> None:
         self._handle = handle
-        self._reader = reader
+        self._opened = opened
         self._last: Catalog | None = None
 
     def of(self, log: LogState) -> Catalog:
         """That of ``log``; the last one, when it is of the same segments."""
         last = self._last
         if last is None or last.key != (log.generation, log.active_base_offset, log.log_start_offset):
-            last = self._last = Catalog(self._handle, self._reader, log, last)
+            last = self._last = Catalog(self._handle, self._opened, log, last)
         return last

@@ -24,7 +24,7 @@ _JOINED_SMALL_MAX: Final = 256
 
 
 class CheckedRuns:
-    """The runs of one mapped segment, those kept that were used last. Its reader's lock is held by whoever calls."""
+    """The runs of one mapped segment, those kept that were used last. Who calls holds the lock of `OpenSegments`."""
 
     __slots__ = ("_bases", "_epoch", "_runs", "count")
 

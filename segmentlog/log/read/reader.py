@@ -4,71 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import time
-import weakref
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.codecs import Buffer
-from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX, parse_copy_name
+from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import Around, KnownBatches, step_over
+from segmentlog.format.scan import step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
-from segmentlog.format.wire_run import WireRun, walk
+from segmentlog.format.wire_run import walk
 from segmentlog.log.aborted import AbortedTransactions, is_aborted
 from segmentlog.log.handle import Handle
-from segmentlog.log.read.checked import CheckedRuns
+from segmentlog.log.read.open_segments import OpenSegment, OpenSegments
 from segmentlog.log.recovery.opening import settle
 from segmentlog.log.swap import finish_swaps
-from segmentlog.log.tiering import is_remote
 from segmentlog.policy.lost_ranges import is_lost
-from segmentlog.records import LostRange, SegmentInfo
-from segmentlog.storage import forks
-from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.records import LostRange
+from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import REWRITING, LogState
 
 SkipListener = Callable[[int, int, CorruptBatch], None]
 """Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
 
-_KEPT_SEGMENTS = 64
-_KEPT_IN_PROCESS = 1024
-"""Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
 _REWRITE_WAIT_S = 0.05
 _WIRE_AHEAD_BYTES = 64 << 10
 """Brought beyond what is asked for: of batches before it in the same entry of an index, and of headers."""
-_CHECKED_IN_PROCESS = 1 << 20
-"""Batches of which is known where they lie, 8 bytes each: 8 MB, and twice that while others' parts are in use."""
-
-
-class _Segment:
-    """A mapped segment with its index.
-
-    One that was mapped while active is not used any more once it is sealed: sealing gives
-    the preallocated end of the file back, and touching a mapped page that is gone kills the process.
-    """
-
-    __slots__ = ("checked", "index", "mapped", "sealed")
-
-    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool, checked: CheckedRuns) -> None:
-        self.mapped = mapped
-        self.index = index
-        self.sealed = sealed
-        self.checked = checked
-
-
-def _no_batches(position: int) -> Iterator[tuple[int, int]]:
-    """For an index that is being made: it says nothing yet of what lies behind."""
-    return iter(())
 
 
 class _Outdated(Exception):
     """The segments are not any more what the state said that was read before: look again."""
-
-
-_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
 class Reader:
@@ -77,20 +43,11 @@ class Reader:
     Takes no lock that an append holds, unless it finds damage while a truncation is going on.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, opened: OpenSegments) -> None:
         self._handle = handle
-        self._mutex = forks.lock(self, "_mutex", "_begin_empty")
-        self._begin_empty()
+        self._opened = opened
         self._lost: tuple[int, tuple[LostRange, ...]] = (-1, ())
-        self.aborted = AbortedTransactions(handle, self._known_batches)
-        _readers.add(self)
-
-    def _begin_empty(self) -> None:
-        """Begin without any. In a forked child: another thread of the parent may have been at them."""
-        self._open: OrderedDict[int, _Segment] = OrderedDict()
-        self._generation = -1
-        self._checked_count = 0
-        """Batches of which was known where they lie, when one was added to them last."""
+        self.aborted = AbortedTransactions(handle, opened.known_batches)
 
     # ------------------------------------------------------------ by offset
 
@@ -110,7 +67,7 @@ class Reader:
         ``on_skip`` is stepped over and told. Control batches only with ``control``; with
         ``committed`` none of an aborted transaction.
         """
-        handed_out = 0
+        handed_out, opened = 0, self._opened
         aborted = self.aborted.look() if committed else {}
         while offset < bound:
             log = self._handle.page.log.read()
@@ -123,7 +80,7 @@ class Reader:
                 continue
             next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
             try:
-                segment = self._segment(bases, at, log)
+                segment = opened.get(bases, at, log)
                 for batch in self._read_segment(segment, offset, next_base, log, on_skip):
                     if batch.header.base_offset >= bound:
                         return
@@ -149,7 +106,7 @@ class Reader:
                 continue
             if next_base >= log.log_end_offset:
                 return
-            self._unmap(bases[at])
+            opened.unmap(bases[at])
             offset = max(offset, next_base)
 
     def _behind_gap(self, offset: int, first_base: int, log: LogState, on_skip: SkipListener | None) -> int:
@@ -174,7 +131,7 @@ class Reader:
         return True
 
     def _read_segment(
-        self, segment: _Segment, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
+        self, segment: OpenSegment, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
     ) -> Iterator[RecordBatch]:
         """Batches of one segment that end behind ``offset``, checked."""
         mapped = segment.mapped
@@ -219,7 +176,7 @@ class Reader:
                     continue
                 if ranges is not None:
                     ranges.need(position, end)
-                position, found = step_over(view, position, expected, self._around(segment, next_base))
+                position, found = step_over(view, position, expected, self._opened.around(segment, next_base))
                 following = next_base if found is None else found
                 if following > offset:
                     self._tell(max(expected, offset), following, damage, log, on_skip)
@@ -264,13 +221,13 @@ class Reader:
         if at < 0 or not log.log_start_offset <= offset < log.log_end_offset:
             return [], offset, False
         try:
-            segment = self._segment(bases, at, log)
-            end = log.end_position if segment.mapped.base_offset == log.active_base_offset else len(segment.mapped.view)
-            view = segment.mapped.upto(end)
+            segment = self._opened.get(bases, at, log)
+            mapped = segment.mapped
+            end = log.end_position if mapped.base_offset == log.active_base_offset else len(mapped.view)
+            view = mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
             return [], offset, False
-        with self._mutex:
-            run, next_base = segment.checked.find(log.epoch, offset)
+        run, next_base = self._opened.find_checked(segment, log.epoch, offset)
         if run is not None and offset < run.end_offset and run.end_position <= end:
             first, stop, is_full = run.find(offset, bound, max_bytes)
         else:
@@ -279,32 +236,15 @@ class Reader:
             else:
                 position, expected = segment.index.position_for_offset(offset)
             upto = bound if next_base is None else min(bound, next_base)
-            if segment.mapped.ranges is not None:
+            if mapped.ranges is not None:
                 end = min(end, position + max_bytes + _WIRE_AHEAD_BYTES)
-                segment.mapped.ranges.need(position, end)
+                mapped.ranges.need(position, end)
             run, is_full = walk(view, position, end, expected, offset, upto, max_bytes)
             if run is None:
                 return [], offset, is_full
             first, stop = 0, run.batch_count
-            self._keep_checked(segment, log.epoch, run)
+            self._opened.keep_checked(segment, log.epoch, run)
         return run.take(view, first, stop), run.offset_of(stop) if stop > first else offset, is_full
-
-    def _keep_checked(self, segment: _Segment, epoch: int, run: WireRun) -> None:
-        """Of all segments those used last: as many as others leave, or this one's part of all that there may be."""
-        most = _CHECKED_IN_PROCESS // len(_readers)
-        if self._checked_count + run.batch_count > most // 2:  # or there is no need to ask how many others have
-            others = sum(reader._checked_count for reader in list(_readers) if reader is not self)
-            most = max(_CHECKED_IN_PROCESS - others, most)
-        with self._mutex:
-            segment.checked.keep(epoch, run, most)
-            count = sum(one.checked.count for one in self._open.values())
-            for one in self._open.values():
-                if count <= most:
-                    break
-                if one is not segment:
-                    count -= one.checked.count
-                    one.checked.clear()
-            self._checked_count = count
 
     # ------------------------------------------------------------ positions
 
@@ -355,10 +295,10 @@ class Reader:
         start = bisect_right(bases, log.log_start_offset) - 1
         for at in range(max(start, 0), len(bases)):
             try:
-                known = self._remote(bases[at]) if at + 1 < len(bases) else None
+                known = self._opened.remote(bases[at]) if at + 1 < len(bases) else None
                 if known is not None and known[1] < timestamp:
                     continue
-                segment = self._segment(bases, at, log)
+                segment = self._opened.get(bases, at, log)
             except FileNotFoundError:
                 continue
             if segment.index.max_timestamp < timestamp:
@@ -376,134 +316,3 @@ class Reader:
                     found = int(batch.offsets[late[0]])
                     return found if found < bound else None
         return None
-
-    # ------------------------------------------------------------ segments
-
-    def _segment(self, bases: list[int], at: int, log: LogState) -> _Segment:
-        """The segment ``bases[at]``, mapped, its index reaching up to its end (or to where the log ends now)."""
-        base, sealed = bases[at], at + 1 < len(bases)
-        with self._mutex:
-            if log.generation != self._generation:
-                self._open.clear()  # files may have been replaced
-                self._generation = log.generation
-            segment = before = self._open.get(base)
-            if segment is not None and (segment.sealed != sealed or segment.mapped.is_retired):
-                segment = None
-            if segment is not None:
-                self._open.move_to_end(base)
-        handle = self._handle
-        if segment is None:
-            with handle.staying():
-                index = handle.index_of(base, writable=sealed and not handle.read_only)
-                mapped = MappedSegment(handle.fs, handle.folder, base, ranged=True)
-                if sealed:
-                    index.log_inode = mapped.inode
-                index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
-            handle.check_usable()  # else these may be the files of a topic that has the name since
-            # Both are mapped now: no other file has the number. What was brought into the one is not in the other.
-            is_same = before is not None and before.mapped.inode == mapped.inode and mapped.ranges is None
-            segment = _Segment(mapped, index, sealed, before.checked if before and is_same else CheckedRuns())
-            with self._mutex:
-                if handle.page.log.read().generation == log.generation:
-                    self._open[base] = segment
-                # A reader that is alone keeps 64 GB of default segments: where it jumps to again needs no opening.
-                while len(self._open) > max(_KEPT_SEGMENTS, _KEPT_IN_PROCESS // len(_readers)):
-                    self._open.popitem(last=False)
-        index, mapped = segment.index, segment.mapped
-        if sealed:
-            if not index.is_complete(len(mapped.view)):
-                if mapped.ranges is not None:
-                    mapped.ranges.need(index.scanned_position, len(mapped.view))
-                index.catch_up(mapped.view, len(mapped.view), lambda: self._around(segment, bases[at + 1], _no_batches))
-                index.complete(len(mapped.view))
-        elif index.scanned_position < log.end_position:
-            with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
-                view, end = mapped.upto(log.end_position), log.end_position
-                if mapped.ranges is not None:
-                    mapped.ranges.need(index.scanned_position, end)
-                index.catch_up(view, end, lambda: self._around(segment, log.log_end_offset, _no_batches))
-        return segment
-
-    def _around(self, segment: _Segment, end_offset: int, known: KnownBatches | None = None) -> Around:
-        base = segment.mapped.base_offset
-        return self._handle.around(base, end_offset, known or segment.index.batches_behind)
-
-    def _known_batches(self, base: int) -> KnownBatches | None:
-        """What the index in memory says of a segment, if it is there: more than its file, perhaps."""
-        with self._mutex:
-            segment = self._open.get(base)
-        return None if segment is None else segment.index.batches_behind
-
-    def unmap_deleted(self) -> None:
-        """Unmap everything once segments were deleted or replaced: the disk gets its space back though nobody reads."""
-        generation = self._handle.page.log.read().generation
-        if self._generation != generation:
-            with self._mutex:
-                self._open.clear()
-                self._generation = generation
-
-    def max_timestamp(self, base: int, log: LogState) -> int:
-        """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""
-        bases = self._handle.segments(log)
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if (known := self._remote(base)) is not None:
-                return known[1]
-            segment = self._segment(bases, bases.index(base), log)
-            if base != log.active_base_offset:
-                self._unmap(base)
-            return segment.index.max_timestamp if len(segment.mapped.view) else -1
-        return -1
-
-    def _remote(self, base: int) -> tuple[int, int] | None:
-        """(size, largest timestamp) of a segment that lies in the object store alone, as far as nothing is brought.
-
-        None for one that is here, or has no complete index. Raises FileNotFoundError.
-        """
-        handle = self._handle
-        stem = segment_stem(handle.folder, base)
-        with handle.staying():
-            if not handle.fs.exists(stem + REMOTE_SUFFIX) or not is_remote(handle, base):
-                return None
-            size_bytes = handle.fs.stat(stem + LOG_SUFFIX).st_size
-            index = handle.index_of(base, writable=False)
-            index.load(sealed=True, limit=size_bytes)
-        return (size_bytes, index.max_timestamp) if index.is_complete(size_bytes) else None
-
-    def local_start(self) -> int:
-        """The offset from which on all of the log lies here."""
-        log = self._handle.page.log.read()
-        bases = self._handle.segments(log)
-        for at in range(len(bases) - 2, -1, -1):
-            if bases[at + 1] <= log.log_start_offset:
-                break
-            if is_remote(self._handle, bases[at]):
-                return max(bases[at + 1], log.log_start_offset)
-        return log.log_start_offset
-
-    def describe(self) -> list[SegmentInfo]:
-        """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""
-        log = self._handle.page.log.read()
-        bases = self._handle.segments(log)
-        infos = []
-        for at, base in enumerate(bases):
-            active = at + 1 == len(bases)
-            path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
-            size_bytes, max_timestamp, remote = 0, -1, not active and is_remote(self._handle, base)
-            with contextlib.suppress(FileNotFoundError):
-                known = self._remote(base) if remote else None
-                if known is not None:
-                    infos.append(SegmentInfo(base, bases[at + 1], *known, False, path, True))
-                    continue
-                segment = self._segment(bases, at, log)
-                size_bytes = log.end_position if active else len(segment.mapped.view)
-                max_timestamp = segment.index.max_timestamp if size_bytes else -1
-                if not active:
-                    self._unmap(base)
-            end_offset = log.log_end_offset if active else bases[at + 1]
-            infos.append(SegmentInfo(base, end_offset, size_bytes, max_timestamp, active, path, remote))
-        return infos
-
-    def _unmap(self, base: int) -> None:
-        """A reader has passed a sealed segment: unmap it once its batches are gone, so that memory stays flat."""
-        with self._mutex:
-            self._open.pop(base, None)

@@ -22,7 +22,7 @@ from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.files import quarantine_tail, remove_segment
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.tail import Tail
-from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.segment import create_segment, drop_behind, segment_stem
 
 

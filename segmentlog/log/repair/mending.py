@@ -12,7 +12,7 @@ from segmentlog.inspection.segment import read_segment
 from segmentlog.log.aborted import read_aborted
 from segmentlog.log.files import remove_segment
 from segmentlog.log.handle import Handle
-from segmentlog.storage.fs import read_file, replace_file
+from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.remote import remove_stub
 from segmentlog.storage.segment import MappedSegment, segment_stem

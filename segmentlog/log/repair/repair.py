@@ -42,7 +42,8 @@ from segmentlog.log.repair.mending import cut_out, rebuild_index
 from segmentlog.log.repair.rebuilding import new_ranges, next_epoch, rebuilt_checkpoint
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.file_locks import lock_within
-from segmentlog.storage.fs import DiskFailed, FileSystem, replace_file
+from segmentlog.storage.files import replace_file
+from segmentlog.storage.fs import DiskFailed, FileSystem
 from segmentlog.storage.locks import UNLOCK, held
 from segmentlog.storage.segment import create_segment, drop_behind, segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, LogState, StatePage

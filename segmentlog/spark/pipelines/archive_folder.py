@@ -35,8 +35,9 @@ from segmentlog.spark.pipelines.folders import (
     sync_folders,
 )
 from segmentlog.spark.pipelines.history import Mark
+from segmentlog.storage.files import replace_file
 from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, path_below, read_plain
-from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.fs import FileSystem
 
 FORMAT: Final = 1
 _OWN: Final = "_segmentlog"

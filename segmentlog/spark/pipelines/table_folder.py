@@ -25,8 +25,9 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.folders import data_files, locked, mounted_folder, sync_file, sync_folders
 from segmentlog.spark.pipelines.history import Mark
+from segmentlog.storage.files import replace_file
 from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, read_plain
-from segmentlog.storage.fs import FileSystem, replace_file
+from segmentlog.storage.fs import FileSystem
 
 FORMAT: Final = 1
 _STATE: Final = "_segmentlog.json"

@@ -24,7 +24,8 @@ from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.store import Tally
 from segmentlog.log.lease import Lease
 from segmentlog.log.partition import Partition
-from segmentlog.storage.fs import FileSystem, link_over
+from segmentlog.storage.files import link_over
+from segmentlog.storage.fs import FileSystem
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
 from segmentlog.testing.disk import CrashPoint
 

@@ -25,7 +25,7 @@ from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.groups.consumer_words import LEAVES, STEPS_OUT, Heartbeat, Partitions, in_a_set
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.deadlines import Deadlines
-from segmentlog.storage.fs import replace_file
+from segmentlog.storage.files import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
 from segmentlog.testing.disk import CrashPoint

@@ -15,7 +15,7 @@ from wire import Sent, foreign
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.append.appends import Ack
-from segmentlog.storage.fs import replace_file
+from segmentlog.storage.files import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
 from segmentlog.testing.disk import CrashPoint
