@@ -14,6 +14,8 @@ from hypothesis import settings
 from leftovers import Snapshot, close_opened, left_since
 from seeds import fresh_seed, given_seed
 
+from segmentlog.topics import background
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that has no job control: processes that tests start and
     # interrupt would inherit this, and not hear the interrupt.
@@ -88,6 +90,12 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
         if left:
             pytest.fail(left, pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick of retention goes through all of a round, however busy the machine is."""
+    monkeypatch.setattr(background, "_SLICE_S", 60.0)
 
 
 _MEMORY = "/dev/shm"

@@ -194,7 +194,7 @@ class Background:
             # Due, or the clock went back: then it would not be for long.
             self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
         ends_s = time.monotonic() + _SLICE_S
-        while self._round is not None and time.monotonic() < ends_s:
+        while self._round is not None:
             name = config = None
             try:
                 name, config = next(self._round, (None, None))
@@ -205,6 +205,8 @@ class Background:
             elif is_bounded(config) or config.compacts:
                 self._round_pause_s = min(self._round_pause_s, _look_again_s(config))
                 first = self._retain(name, now_ms) or first
+            if time.monotonic() >= ends_s:
+                break
         if listing is not None:
             raise listing
         pause_s = _SLICE_PAUSE_S if self._round is not None else max((self._round_due_ms - now_ms) / 1000, 0.001)

@@ -16,6 +16,7 @@ from logs import FakeClock
 import segmentlog
 from segmentlog.errors import InvalidConfig, ReadOnlyStore
 from segmentlog.store import LogStore
+from segmentlog.topics import background
 from segmentlog.topics.compacting import Throttle
 from segmentlog.topics.folders import TopicFile, TopicFolders
 
@@ -47,6 +48,21 @@ def test_retention_goes_through_every_topic(tmp_path: Path) -> None:
         assert store.retention_tick() > 0
         assert [store.topic(name).partition(0).log_start_offset for name in ("a", "b", "forever")] == [30, 30, 0]
         assert ("forever", 0) in store.recovery_reports(), "opened by this test only"
+
+
+def test_a_long_round_is_gone_through_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else's work waits for thousands of partitions: a tick ends in the middle, and the next one goes on."""
+    monkeypatch.setattr(background, "_SLICE_S", 0.0)
+    names = ("a", "b", "c")
+    with open_store(tmp_path) as store:
+        for name in names:
+            fill(store, name, 5, **{"retention.segments": 2})
+        starts, pauses = [], []
+        while not pauses or pauses[-1] < 1:
+            pauses.append(store.retention_tick())
+            starts.append([store.topic(name).partition(0).log_start_offset for name in names])
+        assert starts == [[30, 0, 0], [30, 30, 0], [30, 30, 30], [30, 30, 30]]
+        assert max(pauses[:-1]) < 1
 
 
 def test_retention_waits_between_its_rounds_and_notices_time(tmp_path: Path) -> None:
