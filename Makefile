@@ -27,9 +27,13 @@ run: $(VENV)/.installed-demo  ## a demonstration
 # for other reasons. Many tests wait for something: one process more than there are cores.
 MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORKERS))
 
+# The folder in which the quick ones work: of a file system in memory, say, where fsyncs take no time.
+TEST_FOLDER ?=
+IN_FOLDER = $(if $(TEST_FOLDER),PYTEST_DEBUG_TEMPROOT=$(TEST_FOLDER))
+
 test: $(VENV)/.installed-test  ## all tests; the quick ones alone must run COVERAGE_MIN=90 % of the lines
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
+	$(IN_FOLDER) $(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
 	    -m "not long and not spark and not ecosystem"
 	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "(long or spark) and not ecosystem"
 else
