@@ -11,7 +11,6 @@ tell      readers and waiters what is shipped, appenders how far they may go; de
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -42,8 +41,6 @@ from segmentlog.objects.tails import Tails
 from segmentlog.storage import forks
 from segmentlog.storage.forks import Held
 from segmentlog.topics.topics import Topics
-
-logger = logging.getLogger("segmentlog")
 
 GRACE_MS: Final = 5 * 60_000
 """Objects that the manifest refers to no more are deleted after so long: who reads an older one is not hurried."""
