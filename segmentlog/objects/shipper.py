@@ -275,8 +275,7 @@ class Shipper:
                 self._known.forget_keys(self._root.condemned())
                 self._known.forget_what_was_seen()
             case Learnt.EARLIER:
-                self._known.forget_topics(set())
-                self._tails.forget()
+                self._known.forget_topics(set())  # nothing is staged then: it has other tails of these numbers
                 self._settle()
 
     def _settle(self) -> None:

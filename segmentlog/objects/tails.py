@@ -121,10 +121,6 @@ class Tails:
         """Another manifest lies there: of what it does not refer to only tails of these numbers are of use."""
         self._new = {number: tail for number, tail in self._new.items() if number in staged}
 
-    def forget(self) -> None:
-        """A manifest lies there that has others of these numbers."""
-        self._new = {}
-
 
 def _chunk(piece: Piece, data: memoryview, tail: int, start: int) -> Chunk:
     return Chunk(
