@@ -16,7 +16,7 @@ from segmentlog.log.tiering import bring_back, evict
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.capture import LocalPartition, Replaced
 from segmentlog.objects.decisions import Where
-from segmentlog.objects.looking import Part
+from segmentlog.objects.known import Part
 from segmentlog.policy.shipping import LocalLog, LocalSegment
 from segmentlog.policy.tiering import Sealed, evictable_segments, is_tiered
 
@@ -133,7 +133,7 @@ def _sealed(part: Part, log: LocalLog, known: Mapping[int, ShippedSegment]) -> I
     for segment in log.segments:
         if not segment.sealed:
             continue
-        base, uploaded = segment.base_offset, part.uploaded.get(segment.base_offset)
+        base, uploaded = segment.base_offset, part.standing.uploaded.get(segment.base_offset)
         there = known.get(base)
         is_shipped = there is not None and uploaded == (segment.stamp, there)
         written_ms = segment.stamp[2] // 1_000_000

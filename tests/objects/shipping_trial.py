@@ -163,11 +163,11 @@ class Trial:
                 ("policy.shipping.WINDOW_MIN", 60),
                 *[
                     (f"{room}.TAIL_BYTES", 800)
-                    for room in ("policy.shipping", "objects.looking")
+                    for room in ("policy.shipping", "objects.planning")
                     if self._has_little_room
                 ],
                 *[("policy.shipping.SEALED_PIECE_BYTES", 100) for _ in range(self._waits_for_uploads)],
-                *[("objects.shipper._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
+                *[("objects.tails._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
                 ("policy.shipping.INLINE_BYTES", self._inline_bytes),
                 *[("objects.parts.PART_BYTES", 150) for _ in range(self._puts_in_parts)],
                 ("objects.parts.PAUSE_S", 0),

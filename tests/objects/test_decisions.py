@@ -10,6 +10,7 @@ import pytest
 from segmentlog.objects.capture import LocalPartition
 from segmentlog.objects.folder import Folder
 from segmentlog.objects.restoring import restore
+from segmentlog.objects.segments import SegmentUploads
 from segmentlog.objects.shipper import Shipper
 from segmentlog.policy import shipping
 from segmentlog.policy.shipping import LocalLog
@@ -83,13 +84,13 @@ def test_one_whose_data_has_to_wait_holds_back_all_of_it(
 ) -> None:
     """A partition that has fallen behind, as segments are being uploaded, keeps back the others, and the decision."""
     monkeypatch.setattr(shipping, "TAIL_BYTES", 2000)
-    monkeypatch.setattr("segmentlog.objects.looking.TAIL_BYTES", 2000)
+    monkeypatch.setattr("segmentlog.objects.planning.TAIL_BYTES", 2000)
     log = store.topic("a").partition(1)
     for number in range(50):
         log.append([b"%d" % number * 50])
     log.roll()
     commit(store, "held")
-    monkeypatch.setattr(Shipper, "_begin_uploads", lambda self, rounds: 1)
+    monkeypatch.setattr(SegmentUploads, "begin", lambda self, rounds: 1)
     before = store.topic("b").partition(0).shipped_offset
     shipper.tick()
     assert store.topic("b").partition(0).shipped_offset == before

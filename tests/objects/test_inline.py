@@ -152,7 +152,7 @@ def test_what_is_held_back_stands_there_once_the_rest_does(
     """A transaction of which one part is large: no manifest says anything of the other one before."""
     shipper.tick()
     monkeypatch.setattr("segmentlog.policy.shipping.TAIL_BYTES", 3000)
-    monkeypatch.setattr("segmentlog.objects.looking.TAIL_BYTES", 3000)
+    monkeypatch.setattr("segmentlog.objects.planning.TAIL_BYTES", 3000)
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
         for number in range(40):
             producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()

@@ -22,12 +22,12 @@ from segmentlog.log.tiering import evict
 from segmentlog.objects.bucket import ObjectChanged
 from segmentlog.objects.capture import LocalPartition
 from segmentlog.objects.parts import Begun, SegmentPuts
+from segmentlog.objects.root import Root
 from segmentlog.objects.shipper import Shipper
 from segmentlog.policy.shipping import Plan, plan
 
 _ROUNDS = 60
-_SHIPPER = "segmentlog.objects.shipper"
-_LOOKING = "segmentlog.objects.looking"
+_OBJECTS = "segmentlog.objects"
 
 
 def patched(what: str, value: object) -> Callable[[], Any]:
@@ -50,8 +50,8 @@ def _put(self: Shipper, manifest: Any) -> None:
     """A put that was refused is taken for one that was done."""
     with contextlib.suppress(ObjectChanged):
         real_put(self, manifest)
-    if self._manifest is not manifest:
-        self._manifest = manifest
+    if self._root.manifest is not manifest:
+        self._root.manifest = manifest
 
 
 real_put = Shipper._put
@@ -59,16 +59,16 @@ real_put = Shipper._put
 
 def _put_late(self: Shipper, manifest: Any) -> None:
     """What is on disk here is said to be shipped, and then it is."""
-    for part in self._looking.parts.values():
+    for part in self._known.parts.values():
         part.local.partition.handle.ledger.note_shipped(part.local.partition.durable_offset)
     real_put(self, manifest)
 
 
-def _delete(self: Shipper, now_ms: int) -> None:
+def _delete(self: Root, now_ms: int, grace_ms: int) -> None:
     """What was uploaded is deleted unless the manifest refers to it already."""
-    assert self._manifest is not None
-    kept = {stored.key for stored in self._manifest.objects()}
-    self.bucket.delete([one.key for one in self.bucket.list("segments/") if one.key not in kept])
+    assert self.manifest is not None
+    kept = {stored.key for stored in self.manifest.objects()}
+    self._bucket.delete([one.key for one in self._bucket.list("segments/") if one.key not in kept])
 
 
 def _end_of_page(self: LocalPartition) -> Any:
@@ -106,9 +106,9 @@ real_show = MirroredLog.show
 
 def _put_evicted(self: Shipper, manifest: Any) -> None:
     """What was uploaded leaves the machine before the manifest says that it is there."""
-    for part in self._looking.parts.values():
+    for part in self._known.parts.values():
         log = part.local.partition
-        for base, (stamp, segment) in list(part.uploaded.items()) if log.config.remote_storage_enable else ():
+        for base, (stamp, segment) in list(part.standing.uploaded.items()) if log.config.remote_storage_enable else ():
             stub = Stub(self.bucket.url, segment.log, 0)
             with contextlib.suppress(SegmentlogError, OSError):
                 log.move_recovery_point()
@@ -122,25 +122,25 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
         "segmentlog.objects.restoring.Checkpoint",
         lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),
     ),
-    "chunks dropped before the segment is there": patched(f"{_LOOKING}.plan", _without_chunks),
-    "a refusal taken for success": patched(f"{_SHIPPER}.Shipper._put", _put),
-    "acknowledged before the put": patched(f"{_SHIPPER}.Shipper._put", _put_late),
-    "uploads deleted as rubbish": patched(f"{_SHIPPER}.Shipper._delete_condemned", _delete),
+    "chunks dropped before the segment is there": patched(f"{_OBJECTS}.planning.plan", _without_chunks),
+    "a refusal taken for success": patched(f"{_OBJECTS}.shipper.Shipper._put", _put),
+    "acknowledged before the put": patched(f"{_OBJECTS}.shipper.Shipper._put", _put_late),
+    "uploads deleted as rubbish": patched(f"{_OBJECTS}.root.Root.delete_condemned", _delete),
     "chunks not compared with what was compacted": patched(
-        f"{_LOOKING}._same_chunks", lambda part, log, chunks: set(chunks)
+        f"{_OBJECTS}.standing.Standing.same_chunks", lambda self, log, chunks: set(chunks)
     ),
-    "transactions torn": patched(f"{_LOOKING}._hold_back", lambda *_: None),
+    "transactions torn": patched(f"{_OBJECTS}.planning.held_back", lambda *_: frozenset()),
     "shipped before it is on disk": patched("segmentlog.objects.capture.LocalPartition.look", _end_of_page),
-    "no look at who owns it": patched(f"{_SHIPPER}.fence", lambda *_: None),
+    "no look at who owns it": patched(f"{_OBJECTS}.root.fence", lambda *_: None),
     "followers who do not tell that files were replaced": patched(
         "segmentlog.log.mirrored.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
     ),
     "parts believed to lie there": _parts_believed,
     "segments without their last part": patched("segmentlog.objects.parts.SegmentPuts._put_part", _put_part),
     "bytes of another chunk": patched(
-        f"{_SHIPPER}.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
+        f"{_OBJECTS}.tails.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
     ),
-    "evicted before the manifest says so": patched(f"{_SHIPPER}.Shipper._put", _put_evicted),
+    "evicted before the manifest says so": patched(f"{_OBJECTS}.shipper.Shipper._put", _put_evicted),
     "files kept for their size": patched(
         "segmentlog.objects.bringing._is_there", lambda there, span: len(there) >= span.end
     ),

@@ -6,7 +6,7 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from objects.buckets import Memory
 from segmentlog.errors import ObjectStoreError, PartitionFailed, ShippingRefused
 from segmentlog.format.manifest import MANIFEST_KEY, StoreFile, encode_manifest
 from segmentlog.groups.configs import GroupConfigs
-from segmentlog.objects import looking
+from segmentlog.objects import planning
 from segmentlog.objects import shipper as shipper_module
 from segmentlog.objects.bucket import Data
 from segmentlog.objects.capture import LocalPartition
 from segmentlog.objects.looking import partitions_of
 from segmentlog.objects.restoring import restore
+from segmentlog.objects.segments import SegmentUploads
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.tidying import sweep
@@ -87,7 +88,7 @@ def restored(bucket: Memory, folder: Path) -> dict[str, list[bytes | None]]:
 def little_room(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """A tail holds no more than so much."""
     monkeypatch.setattr("segmentlog.policy.shipping.TAIL_BYTES", size_bytes)
-    monkeypatch.setattr("segmentlog.objects.looking.TAIL_BYTES", size_bytes)
+    monkeypatch.setattr("segmentlog.objects.planning.TAIL_BYTES", size_bytes)
 
 
 # ---------------------------------------------------------------- what cannot be shipped
@@ -190,7 +191,7 @@ def test_what_was_staged_is_put_anew_where_it_was_swept(
     assert list(shipper.tick().waiting) == ["a/0", "b/0", "__transaction_state/0"]
     held = {one.key for one in bucket.list("tails/")}
     assert held
-    shipper._looking.forget_keys(held)
+    shipper._known.forget_keys(held)
     bucket.delete(held)
     assert shipper.ship().waiting == {}
     values = restored(bucket, tmp_path / "restored")
@@ -212,7 +213,7 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
     log.append([new], [b"1"])  # so the copy is larger than what was shipped of the segment, but not by as much again
     log.roll()
     log.compact()
-    monkeypatch.setattr(Shipper, "_begin_uploads", lambda self, rounds: 1)  # chunks stand for the segment meanwhile
+    monkeypatch.setattr(SegmentUploads, "begin", lambda self, rounds: 1)  # chunks stand for the segment meanwhile
     bucket.fail = 1
     with pytest.raises(ObjectStoreError):
         shipper.tick()
@@ -386,17 +387,16 @@ def test_a_manifest_of_an_earlier_process_that_comes_late(
     first.close()
     bucket.is_late = False
     store.topic("b").partition(0).append([b"more"])
-    real = looking._hold_back
-    held: list[int] = []
+    real = planning.held_back
+    count = 0
 
-    def hold_back(rounds: dict[Any, looking.Round], *rest: Any) -> None:
-        real(rounds, *rest)
-        if not held:
-            held.append(1)
-            for (topic_id, _), round_ in rounds.items():
-                round_.is_held = topic_id == store.topic("a").id
+    def held_back(plans: dict[Any, Any], *rest: Any) -> Set[Any]:
+        nonlocal count
+        count += 1
+        held = real(plans, *rest)
+        return {where for where in plans if where[0] == store.topic("a").id} if count == 1 else held
 
-    monkeypatch.setattr(looking, "_hold_back", hold_back)
+    monkeypatch.setattr(planning, "held_back", held_back)
     second = Shipper(store._topics, bucket, parallel=0)
     second.tick()
     second.tick()
