@@ -39,7 +39,6 @@ from segmentlog.objects.segments import SegmentUploads
 from segmentlog.objects.store_files import StoreFiles
 from segmentlog.objects.tails import Tails
 from segmentlog.storage import forks
-from segmentlog.storage.files import read_file
 from segmentlog.storage.forks import Held
 from segmentlog.topics.topics import Topics
 

@@ -9,7 +9,8 @@ from segmentlog.format.names import SHIPPED_FILES
 from segmentlog.objects import uploads
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.orphans import Orphans
-from segmentlog.storage.fs import FileSystem, read_file
+from segmentlog.storage.files import read_file
+from segmentlog.storage.fs import FileSystem
 
 
 class StoreFiles:
