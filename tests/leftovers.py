@@ -133,7 +133,7 @@ def _descriptors() -> list[tuple[int, str]]:
 def _is_a_leak(fd: int, target: str) -> bool:
     if target.startswith("socket:") and _is_sparks(fd):
         return False
-    is_a_librarys = target.startswith(_LIBRARIES) and not target.startswith("/dev/shm/")
+    is_a_librarys = target.startswith(_LIBRARIES) and not target.startswith("/dev/shm/segmentlog")
     return not is_a_librarys and fd not in _helpers()[0]
 
 

@@ -246,8 +246,22 @@ class RangedFile:
             self._note_way(held, first, behind)
         if self._present.find(0, first, behind) >= 0:
             self.used = self._cache.use()
-            for future in self._begin(held, first, behind):
+            if not self._wait(held, first, behind, is_last=False):
+                self._wait(held, first, behind, is_last=True)
+
+    def _wait(self, held: OpenedRanges, first: int, behind: int, *, is_last: bool) -> bool:
+        """False where others, who had asked before, got no answer: that is no reason not to ask. Raises as `need`."""
+        begun, joined = self._begin(held, first, behind)
+        for future in begun:
+            future.result()
+        for future in joined:
+            try:
                 future.result()
+            except ObjectStoreError:
+                if is_last:
+                    raise
+                return False
+        return True
 
     def _note_way(self, held: OpenedRanges, first: int, behind: int) -> None:
         """Who reads on has what lies behind brought ahead."""
@@ -267,31 +281,39 @@ class RangedFile:
             self._begin(held, first, behind)  # first what is waited for
             self._begin(held, start, self._ahead)
 
-    def _begin(self, held: OpenedRanges, first: int, behind: int) -> list[Future[None]]:
-        """Have the blocks brought that are missing; what is to be waited for."""
-        coming: list[Future[None]] = []
+    def _begin(self, held: OpenedRanges, first: int, behind: int) -> tuple[list[Future[None]], list[Future[None]]]:
+        """Have the blocks brought that are missing. What was begun for that, and what others had begun already."""
+        begun: list[Future[None]] = []
+        joined: list[Future[None]] = []
         with self._cache.mutex:
             at = first
             while (at := self._present.find(0, at, behind)) >= 0:
-                if at in self._coming:
-                    coming.append(self._coming[at])
+                coming = self._is_coming(at)
+                if coming is not None:
+                    joined.append(coming)
                     at += 1
                     continue
                 end = at + 1
-                while end < min(at + _RUN_BLOCKS, behind) and not self._present[end] and end not in self._coming:
+                while end < min(at + _RUN_BLOCKS, behind) and not self._present[end] and self._is_coming(end) is None:
                     end += 1
                 future = self._cache.submit(lambda at=at, end=end: self._bring(held, at, end))  # type: ignore[misc]
                 if not future.done():
                     self._coming.update(dict.fromkeys(range(at, end), future))
-                    future.add_done_callback(lambda _, at=at, end=end: self._come(at, end))  # type: ignore[misc]
-                coming.append(future)
+                    future.add_done_callback(lambda one, at=at, end=end: self._come(one, at, end))  # type: ignore[misc]
+                begun.append(future)
                 at = end
-        return coming
+        return begun, joined
 
-    def _come(self, first: int, behind: int) -> None:
+    def _is_coming(self, block: int) -> Future[None] | None:
+        """Who is at it; not who has failed just now: of what is done the block is here."""
+        coming = self._coming.get(block)
+        return None if coming is None or coming.done() else coming
+
+    def _come(self, future: Future[None], first: int, behind: int) -> None:
         with self._cache.mutex:
             for block in range(first, behind):
-                self._coming.pop(block, None)
+                if self._coming.get(block) is future:
+                    del self._coming[block]
 
     def _bring(self, held: OpenedRanges, first: int, behind: int) -> None:
         """Bring blocks, by whatever objects they lie in; once more where these have changed meanwhile."""

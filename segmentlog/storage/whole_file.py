@@ -20,6 +20,10 @@ def is_leftover(path: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp") and _ASIDE in name
 
 
+_STREAMS: Final = ("/dev/std", "/dev/fd/", "/proc/")
+"""What an open descriptor is called: it may be one of a file, and somebody writes to that already."""
+
+
 @contextlib.contextmanager
 def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
     """Within: write the file. Leaving well puts it under ``path``, durably; by an exception leaves ``path`` as it was.
@@ -33,7 +37,7 @@ def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         mode = None
     real = os.path.realpath(path)
-    if (mode is not None and not stat.S_ISREG(mode)) or os.path.abspath(path).startswith(("/dev/", "/proc/")):
+    if (mode is not None and not stat.S_ISREG(mode)) or os.path.abspath(path).startswith(_STREAMS):
         with open(path, "wb") as out:
             yield out
         return

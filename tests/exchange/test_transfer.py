@@ -457,6 +457,16 @@ def test_what_is_no_file_is_written_to_as_it_is(many: Path, tmp_path: Path) -> N
     assert cli(many, "export", "t", "/dev/stdout", "--to", "5").stdout.count(b"\n") == 5
 
 
+def test_a_file_in_memory_is_a_file(many: Path, memory_path: Path) -> None:
+    """Wherever it is mounted: below /dev, say."""
+    file = memory_path / "x.ndjson"
+    file.write_bytes(b"what was there")
+    inode = file.stat().st_ino
+    assert cli(many, "export", "t", str(file), "--to", "5").returncode == 0
+    assert file.stat().st_ino != inode, "another file took its place"
+    assert list(memory_path.iterdir()) == [file]
+
+
 def test_a_link_and_permissions_stay(many: Path, tmp_path: Path) -> None:
     """The file that a link leads to is replaced, and may be read by the same people."""
     file, link = tmp_path / "private", tmp_path / "link.ndjson"

@@ -245,6 +245,49 @@ def test_a_request_that_fails_is_tried_again_by_the_next_read(
             assert values_by_offset(log) == values_by_offset(store.topic("a").partition(0))
 
 
+def test_what_fails_for_others_is_asked_for_once_more(tmp_path: Path) -> None:
+    """Who waits for blocks that somebody else has asked for, ahead of need, say, does not fail with him."""
+    asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Failing(Memory):
+        """It answers when it is told to, the first time with an error."""
+
+        def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
+            asked.release()
+            assert answered.acquire(timeout=30)
+            if not is_well:
+                is_well.append(True)
+                raise ObjectStoreError(self.url, key, "no answer in time")
+            return bytes(size_bytes)
+
+    is_well: list[bool] = []
+    cache = Cache(Failing(), 1 << 30, 2)
+    try:
+        file = RangedFile(cache, str(tmp_path / "0.log"), (Span(0, BLOCK_BYTES, "key", 0, ""),))
+        held, joined = file.open(), threading.Event()
+        begin = file._begin
+
+        def telling(*args: Any) -> Any:
+            found = begin(*args)
+            if found[1]:
+                joined.set()
+            return found
+
+        file._begin = telling  # type: ignore[method-assign]
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(held.need, 0, 10)
+            assert asked.acquire(timeout=30)
+            second = pool.submit(held.need, 0, 10)
+            assert joined.wait(30)
+            answered.release(2)
+            with pytest.raises(ObjectStoreError, match="no answer in time"):
+                first.result(30)
+            second.result(30)
+    finally:
+        answered.release(9)
+        cache.close()
+
+
 def test_damage_there_is_damage_here(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
     """Found by the checksums of batches, as in a file."""
     ship(store, bucket)
