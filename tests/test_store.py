@@ -27,6 +27,9 @@ from segmentlog.errors import (
 )
 from segmentlog.store import LogStore
 
+HEAVY = {"asyncio", "ssl", "subprocess", "multiprocessing", "starlette", "obstore", "pyspark", "click", "rich"}
+"""What some of it needs."""
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
@@ -368,3 +371,19 @@ def test_hundreds_of_partitions_under_a_small_descriptor_limit(tmp_path: Path) -
         timeout=100,
     )
     assert done.stdout == "done\n", done.stderr[-2000:]
+
+
+def test_nothing_is_loaded_that_threads_have_no_use_for(tmp_path: Path) -> None:
+    """A program that appends, sends and reads pays neither for asyncio nor for doors, and for no other clients."""
+    code = (
+        "import sys, segmentlog\n"
+        f"with segmentlog.open({str(tmp_path / 'store')!r}) as store:\n"
+        "    store.create_topic('t').partition(0).append([b'x'])\n"
+        "    with store.producer(name='p') as producer, producer.transaction():\n"
+        "        producer.send('t', b'y')\n"
+        "    with store.consumer('t', group='g') as consumer:\n"
+        "        assert next(iter(consumer)).value == b'x'\n"
+        f"print(*({HEAVY!r} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -15,6 +14,8 @@ from segmentlog.producing.serializing import SerializingProducer
 from segmentlog.records import Appended
 
 if TYPE_CHECKING:
+    import asyncio
+
     from segmentlog.log.partition import Partition
 
 
@@ -113,5 +114,7 @@ class AsyncDeliveries:
             awaiting.on_disk(self._chunk.logs[partition], base_offset, base_offset + count)
             for partition, base_offset, count in self.places()
         ]
-        await asyncio.gather(*syncs)
+        from asyncio import gather  # with it come TLS and processes, for which threads have no use
+
+        await gather(*syncs)
         return self.result()
