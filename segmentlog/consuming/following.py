@@ -27,7 +27,7 @@ def announce(watch: Watch, logs: Iterable[Partition]) -> bool:
     """
     must_poll = False
     for log in logs:
-        watch.add(log.handle.lock_path)
+        watch.add(log.handle.lock_path, file=log.topic_id)
         must_poll |= not log.handle.announce_waiting(2 * WAIT_S)
     return must_poll
 

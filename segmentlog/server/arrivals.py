@@ -35,6 +35,8 @@ class Waiter(Protocol):
 
     paths: Sequence[str]
     """The files that change when there may be something."""
+    topic_ids: Sequence[str]
+    """Of which topic each is: another one may get its path."""
     ends_s: float
     """When it has waited for long enough (monotonic)."""
 
@@ -48,6 +50,8 @@ class Arrivals:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._waiting: dict[str, set[Waiter]] = {}
+        self._topic_ids: dict[str, str] = {}
+        """Of those paths, as whoever came last knows them."""
         self._waiters: set[Waiter] = set()
         self._ends: list[tuple[float, int, Waiter]] = []
         """A heap; some of them have left since."""
@@ -93,9 +97,10 @@ class Arrivals:
             watch = self._watch
             assert watch is not None
             self._polls |= watch.polls
-            for path in waiter.paths:
-                if not watch.add(path):
+            for path, topic_id in zip(waiter.paths, waiter.topic_ids, strict=True):
+                if not watch.add(path, file=topic_id):
                     self._polls = True
+                self._topic_ids[path] = topic_id
                 self._watched.add(path)
                 self._waiting.setdefault(path, set()).add(waiter)
             self._waiters.add(waiter)
@@ -115,7 +120,7 @@ class Arrivals:
                 if waiters is not None:
                     waiters.discard(waiter)
                     if not waiters:
-                        del self._waiting[path]
+                        del self._waiting[path], self._topic_ids[path]
 
     def note_grown(self, partition: Partition) -> None:
         """Records were appended here, and nobody was woken: `tell` those who wait, once that is answered."""
@@ -142,7 +147,7 @@ class Arrivals:
         if former is not None:
             former.interrupt()
             for path in self._waiting:
-                self._watch.add(path)
+                self._watch.add(path, file=self._topic_ids[path])
         threading.Thread(target=self._run, args=(self._watch,), name="segmentlog-arrivals", daemon=True).start()
 
     def _run(self, watch: Watch) -> None:

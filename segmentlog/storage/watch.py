@@ -15,7 +15,7 @@ import select
 import struct
 from collections.abc import Iterator
 from itertools import starmap
-from typing import Final
+from typing import Final, NamedTuple
 
 from segmentlog.storage import forks
 from segmentlog.storage.locks import keep
@@ -33,6 +33,14 @@ _POLL_MIN_S: Final = 0.0005
 _POLL_MAX_S: Final = 0.02
 
 
+class _Watched(NamedTuple):
+    """What there is behind a path: which file, by a name that whoever adds it gives."""
+
+    mask: int
+    file: str
+    descriptor: int
+
+
 class Watch:
     """Files and folders to be woken by. Not thread-safe, but for `interrupt`.
 
@@ -40,13 +48,13 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._watched: dict[str, int] = {}
+        self._watched: dict[str, _Watched] = {}
         self._fd = self._wake_read = self._wake_write = -1
         self._delay = _POLL_MIN_S
         self._endings_watched = self._ended = False
         self._paths: dict[int, str] = {}
-        self._is_parents: dict[str, int] | None = None
-        """In a forked child, until it is used there: what is to be watched, by the masks."""
+        self._is_parents: dict[str, _Watched] | None = None
+        """In a forked child, until it is used there: what is to be watched."""
         self._open()
         forks.on_fork(self, "_forget_parent")
 
@@ -76,34 +84,38 @@ class Watch:
                 watched, self._is_parents = self._is_parents, None
                 if watched is not None:
                     self._open()
-                    for path, mask in watched.items():
-                        self._add(path, mask)
+                    for path, one in watched.items():
+                        self._add(path, one.mask, one.file)
 
     @property
     def polls(self) -> bool:
         """Whether waiting means looking again and again, because the system has no inotify to spare."""
         return self._fd < 0
 
-    def add(self, path: str, *, folder: bool = False, endings: bool = False) -> bool:
+    def add(self, path: str, *, file: str = "", folder: bool = False, endings: bool = False) -> bool:
         """Watch a file for writes, or a folder for new names. False when it is not there to be watched.
+
+        ``file`` tells one from another that gets its path: the former may go on under another name, or be open still,
+        and then nobody says that it is gone.
 
         With ``endings`` also for files of the folder that go, or that whoever wrote to them
         closes: the kernel closes those of a process that dies. `take_ended` tells of these.
         """
         self._ensure_own()
-        if path in self._watched or self._fd < 0:
+        known = self._watched.get(path)
+        if (known is not None and known.file == file) or self._fd < 0:
             return True
         mask = _IN_CREATE | _IN_MOVED_TO if folder else _IN_MODIFY
         if endings:
             mask |= _IN_CLOSE_WRITE | _IN_DELETE
             self._endings_watched = True
-        return self._add(path, mask)
+        return self._add(path, mask, file)
 
-    def _add(self, path: str, mask: int) -> bool:
+    def _add(self, path: str, mask: int, file: str) -> bool:
         descriptor = _libc().inotify_add_watch(self._fd, os.fsencode(path), mask)
         if descriptor < 0:
             return False
-        self._watched[path] = mask
+        self._watched[path] = _Watched(mask, file, descriptor)
         self._paths[descriptor] = path
         return True
 
@@ -148,7 +160,10 @@ class Watch:
                     elif path := self._paths.get(descriptor):
                         changed.add(path)
                         if mask & _IN_IGNORED:  # the file is gone; another one may get the name, and be watched
-                            del self._paths[descriptor], self._watched[path]
+                            del self._paths[descriptor]
+                            known = self._watched.get(path)
+                            if known is not None and known.descriptor == descriptor:
+                                del self._watched[path]
         return changed
 
     def drain(self) -> None:

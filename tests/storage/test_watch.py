@@ -199,3 +199,22 @@ def test_a_watch_gives_back_its_descriptors():
     watch.close()
     watch.interrupt()
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_takes_the_place_of_one_that_goes_on_is_watched(watch: Watch, tmp_path: Path) -> None:
+    """Nobody says that the former is gone: it has another name, say. Whoever adds the path knows that it is another."""
+    path = tmp_path / "lock"
+    for number in range(3):
+        path.write_bytes(b"x")
+        assert watch.add(str(path), file=str(number))
+        watch.wait_for_changes(0)
+        path.write_bytes(b"y")
+        assert watch.wait_for_changes(LONG_S) == {str(path)}
+        path.rename(tmp_path / f"former-{number}")
+    for number in range(3):  # the former are forgotten when they go, and nothing of the last one with them
+        (tmp_path / f"former-{number}").unlink()
+    watch.wait_for_changes(0)
+    path.write_bytes(b"x")
+    assert watch.add(str(path), file="2")
+    path.write_bytes(b"y")
+    assert watch.wait_for_changes(LONG_S) == {str(path)}

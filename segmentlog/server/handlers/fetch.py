@@ -268,6 +268,7 @@ class _LongPoll:
         self.pending = call.answer_later()
         self.ends_s = time.monotonic() + wait_s
         self.paths: Sequence[str] = [partition.handle.lock_path for partition in fetch.partitions]
+        self.topic_ids: Sequence[str] = [partition.topic_id for partition in fetch.partitions]
         self._fetch = fetch
         self._call = call
         self._answers = answers
