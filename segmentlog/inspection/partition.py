@@ -32,7 +32,7 @@ from segmentlog.inspection.files import (
     checkpoint_flaws,
     read_checkpoint,
 )
-from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.findings import Finding, Tally
 from segmentlog.inspection.found import PartitionFound
 from segmentlog.inspection.log import LogLook
 from segmentlog.inspection.segment import InspectSegment, inspect_segment
@@ -57,9 +57,10 @@ def inspect_partition(
     ``inspect`` looks at a segment, or knows what somebody else found in it.
 
     Whoever truncates, recovers or retains it meanwhile makes what was read here and there
-    not fit together: then it is looked at once more.
+    not fit together: then it is looked at once more. Where that goes on for ever, what counts is what was found twice.
     """
     counts = tally.counts()
+    before: set[tuple[str, int, str]] = set()
     for attempt in range(_ATTEMPTS):
         tally.reset(counts)
         tally.partitions += 1
@@ -69,11 +70,28 @@ def inspect_partition(
             look.run()
         except FileNotFoundError as error:
             found.add("damage", str(error.filename or folder), "missing")
-        is_sound = all(finding.severity == "note" for finding in found.findings)
-        if is_sound or attempt == _ATTEMPTS - 1 or not look.has_changed():
+        seen = {_place(finding) for finding in found.findings if finding.severity != "note"}
+        if not seen or not look.has_changed():
             break
+        if attempt == _ATTEMPTS - 1:
+            _drop_all_but(found, before)
+            break
+        before = seen
         time.sleep(_PAUSE_S)
     return found
+
+
+def _place(finding: Finding) -> tuple[str, int, str]:
+    return finding.path, finding.position, finding.what
+
+
+def _drop_all_but(found: PartitionFound, known: set[tuple[str, int, str]]) -> None:
+    """Of files that change faster than they are looked at, what was found once may have been on its way."""
+    kept = [finding for finding in found.findings if finding.severity == "note" or _place(finding) in known]
+    if len(kept) < len(found.findings):
+        found.findings[:] = kept
+        what = f"it changed during each of {_ATTEMPTS} looks: what only the last one found is not told; look again"
+        found.add("note", found.folder, what)
 
 
 class _Look:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import segmentlog
 from segmentlog.format.checkpoint import SLOT_SIZE, slot_size
 from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
+from segmentlog.inspection.partition import _Look
 from segmentlog.storage.state import PAGE_SIZE, StatePage
 
 # ---------------------------------------------------------------- flipped bytes
@@ -402,6 +405,33 @@ def test_verify_beside_a_writer_finds_nothing(tmp_path: Path) -> None:
         writer.kill()
         writer.wait()
     assert findings(store, "damage", "warning") == []
+
+
+def test_files_that_change_faster_than_they_are_looked_at_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each look finds counts; what only the last one found is a note that it could not be told."""
+    store = tmp_path / "store"
+    folder = make_store(store)
+    batch = batches_of(folder)[3]
+    flip(batch.path, batch.position + 100)
+    numbers = count()
+    run = _Look.run
+
+    def hurried(look: _Look) -> None:
+        run(look)
+        raise FileNotFoundError(errno.ENOENT, "No such file", f"{folder}/{next(numbers):020d}.log")
+
+    monkeypatch.setattr(_Look, "run", hurried)
+    monkeypatch.setattr(_Look, "has_changed", lambda look: True)
+    monkeypatch.setattr("segmentlog.inspection.partition._PAUSE_S", 0)
+    found = findings(store)
+    assert [(one.path, one.position) for one in found if one.severity == "damage"] == [
+        (str(batch.path), batch.position)
+    ]
+    assert [one.what for one in found if one.path == str(folder)] == [
+        "it changed during each of 10 looks: what only the last one found is not told; look again"
+    ]
 
 
 def test_a_line_a_finding_and_the_exit_status(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
