@@ -228,6 +228,28 @@ def test_a_record_that_is_too_large_is_dropped_alone(
     assert "takes" in capsys.readouterr().err
 
 
+def test_an_error_that_cannot_be_told_appends_nothing_twice(
+    tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stderr that is closed, say: what it is about is over and done."""
+
+    def refuse(handler: LogHandler, record: logging.LogRecord) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(LogHandler, "handleError", refuse)
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store, config={"max.message.bytes": 20_000}))
+        for number in range(3):
+            logger.info("a%d", number)
+            logger.info("x" * 30_000)
+            assert handler.flushed(10)
+        assert handler.flushed(10)
+        rows = _rows(store)
+        assert handler.dropped == 3
+        assert handler._buffer.count == 0
+    assert [row["message"] for row in rows if "dropped" not in row] == ["a0", "a1", "a2"]
+
+
 def test_what_segmentlog_logs_itself_does_not_go_round(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -242,7 +243,7 @@ class LogHandler(logging.Handler):
             if not lines:
                 self._worker.has_work = False
                 break
-            self._pending, appended_count = self._append(lines)
+            appended_count = self._append(lines)
             if self._pending:
                 self._retry_s = min(max(2 * self._retry_s, 0.05), _RETRY_MAX_S)
                 if self._closed_for_good:
@@ -256,8 +257,8 @@ class LogHandler(logging.Handler):
             self._worker.ask_to_stop()
         return _IDLE_S
 
-    def _append(self, lines: list[Line]) -> tuple[list[Line], int]:
-        """Append lines: those that are to be tried again, and how many were appended."""
+    def _append(self, lines: list[Line]) -> int:
+        """Append lines: how many were appended. Those that are to be tried again are pending."""
         sent: list[tuple[Line, Any]] = []
         given_up: list[Line] = []
         first: Exception | None = None
@@ -285,12 +286,13 @@ class LogHandler(logging.Handler):
         if isinstance(first, StoreClosed) and self._path is None:
             given_up += again
             again = []
+        self._pending = again  # first of all: whatever happens from here on, nothing is appended twice
         waiting = set(map(id, again))
         self._buffer.drop(len(given_up))
-        self._buffer.done([line for line in lines if id(line) not in waiting])
         if first is not None:
-            self._note(first)
-        return again, len(lines) - len(again) - len(given_up)
+            self._note(first)  # who flushes finds it told
+        self._buffer.done([line for line in lines if id(line) not in waiting])
+        return len(lines) - len(again) - len(given_up)
 
     def _ready_producer(self) -> Producer:
         if self._producer is None:
@@ -325,14 +327,15 @@ class LogHandler(logging.Handler):
             self._tell_error("the log cannot be appended to", error)
 
     def _tell_error(self, text: str, error: Exception | None = None) -> None:
-        """As `logging.Handler.handleError` does it."""
+        """As `logging.Handler.handleError` does it; where it cannot be told there is nobody to tell that."""
         record = logging.LogRecord(
             "segmentlog.logs", logging.ERROR, __file__, 0, "topic %s: %s: %s", (self.topic, text, error or ""), None
         )
         try:
             raise error or SegmentlogError(text)
         except Exception:
-            self.handleError(record)
+            with contextlib.suppress(Exception):  # a stderr that is closed, say
+                self.handleError(record)
 
     def _tell_dropped(self) -> None:
         """A record of those that were dropped, by the way that all go."""
