@@ -56,6 +56,15 @@ def test_what_is_below_the_cut_is_there_and_nothing_else(tmp_path: Path, seed: i
         shutil.rmtree(tmp_path / str(number))
 
 
+@pytest.mark.parametrize(
+    "history",
+    ["1/87/False"],  # a position in a range that was truncated before it was shipped
+)
+def test_histories_that_found_something(tmp_path: Path, history: str) -> None:
+    """They are tried always."""
+    run_trial(tmp_path / "found", history, forgetful=history.endswith("True"))
+
+
 # ---------------------------------------------------------------- ways to break it
 
 
