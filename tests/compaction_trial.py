@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -234,7 +235,11 @@ class CompactionTrial:
         try:
             log = self._open(disk)
             ranges = [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()]
-            self._expect(history.check(records_of(log), ranges, log.log_start_offset), where)
+            shown = records_of(log)
+            self._expect(history.check(shown, ranges, log.log_start_offset), where)
+            clean = log.handle.ledger.last_checkpoint().compacted.cleaned_offset
+            counts = Counter(record.key for offset, record in shown.items() if offset < clean)
+            self._expect([f"{key} twice below {clean}" for key in counts if counts[key] > self.keep_last], where)
             if self.states % 10 == 0:
                 self._go_on(log, history, disk, ranges, where)
         except Broken:

@@ -27,6 +27,9 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     "power cuts": (
         12,  # a trimmed segment came back, and the empty one behind it went: verify missed the offsets in between
     ),
+    "compaction cuts": (
+        325485466,  # a truncation removed the copy of a pass, which then noted its range as clean
+    ),
     "shipping": (
         59338546,  # a file of ranges made room, and who had it open did not hear where its bytes lay by then
     ),

@@ -59,11 +59,13 @@ def _swap_in(
         log = handle.page.log.read()
         there = [found for found in list_segments(handle.fs, handle.folder) if base <= found < end]
         outdated = log.epoch != epoch or there != replaced or end > log.active_base_offset
-        with contextlib.suppress(FileNotFoundError):  # a recovery removed it
+        try:
             if outdated or handle.page.writing:
                 handle.fs.unlink(cleaned)
                 return False
             handle.fs.rename(cleaned, f"{handle.folder}/{copy_name(base, end, SWAP_SUFFIX)}")
+        except FileNotFoundError:  # a recovery removed it
+            return False
     handle.fs.sync_folder(handle.folder)
     _complete(handle, base, end, locked=False, index=index, size_bytes=size_bytes)
     return True

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,43 @@ def test_what_a_reader_does_in_the_middle_of_a_pass(logs: Logs) -> None:
     assert looks > 20
     assert {b"m%d" % number for number in range(1, looks + 1)} <= {one.key for one in contents(log)}
     assert not logs.findings()
+
+
+@pytest.mark.parametrize("disturb", ["truncate", "trim", "roll"])
+@pytest.mark.parametrize("buffer_bytes", [34, 10_000])
+def test_no_pass_calls_clean_what_another_process_kept_it_from_cleaning(
+    tmp_path: Path, clock: FakeClock, disturb: str, buffer_bytes: int
+) -> None:
+    """At any look of a pass the log changes under it: what was not replaced is dirty still, and the next pass does it.
+
+    A recovery, a truncation's too, removes the copy that is being written: it is not there to be put in place.
+    """
+    looks = passes = 0
+    while looks == passes:
+        logs, passes = Logs(tmp_path / f"{passes}", clock), passes + 1
+        log, other = logs.open(compression_type="none"), logs.open()
+        logs.put(log, "a=1", "b=1", "a=2")
+        logs.put(log, "c=1", "a=3")
+        logs.put(log, "d=1", "e=1", roll=False)
+        calls = 0
+
+        def look(_: int, other: Partition = other, call: int = passes) -> None:
+            nonlocal calls, looks
+            calls += 1
+            if calls == call:
+                looks += 1
+                change = {"truncate": partial(other.truncate, 6), "trim": partial(other.trim, 1), "roll": other.roll}
+                change[disturb]()
+
+        report = log.compact(pace=look, buffer_bytes=buffer_bytes)
+        clean = [one.key for one in contents(log) if one.offset < report.cleaned_offset]
+        assert len(clean) == len(set(clean)), f"look {passes}: {shown(log)} up to {report.cleaned_offset}"
+        log.compact()
+        assert [one.split(":")[1] for one in shown(log)][:3] == ["b=1", "c=1", "a=3"]
+        assert not logs.findings()
+        other.close()
+        log.close()
+    assert looks > 5
 
 
 @pytest.mark.parametrize("seed", seeds("dry runs", (1,)))
