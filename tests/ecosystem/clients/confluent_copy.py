@@ -1,7 +1,8 @@
 """From topic to topic, exactly once, by confluent-kafka: confluent_copy.py BOOTSTRAP FROM TO.
 
 Runs until it is killed. It tells ``committed COUNT`` of each transaction, and ``aborted`` of each that failed, as every
-fifth is made to.
+fifth is made to. A position is always a number: when librdkafka (2.16) has asked where a log begins, and the answer
+comes after a seek, it asks anew half a second later, and then begins there whatever was sought meanwhile.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from itertools import count
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 PATIENCE_S = 30.0
 
@@ -24,7 +25,7 @@ def main() -> None:
         "enable.auto.commit": False, "isolation.level": "read_committed", "session.timeout.ms": 3000,
         "heartbeat.interval.ms": 300,
     })  # fmt: skip
-    consumer.subscribe([source])
+    consumer.subscribe([source], on_assign=lambda consumer, places: consumer.assign(committed(consumer, places)))
     for turn in count(1):
         messages = [message for message in consumer.consume(50, 0.2) if message.error() is None]
         if not messages:
@@ -52,11 +53,20 @@ def behind(messages: list[Message]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in last.items()]
 
 
+def committed(consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+    """The places with their committed positions, or where their partitions begin."""
+    found = consumer.committed(places, PATIENCE_S)
+    for place in found:
+        if place.error is not None:
+            raise KafkaException(place.error)
+        if place.offset < 0:
+            place.offset, _ = consumer.get_watermark_offsets(place, PATIENCE_S)
+    return found
+
+
 def rewind(consumer: Consumer) -> None:
     """To what is committed."""
-    for place in consumer.committed(consumer.assignment(), PATIENCE_S):
-        if place.offset < 0:
-            place.offset = OFFSET_BEGINNING
+    for place in committed(consumer, consumer.assignment()):
         consumer.seek(place)
 
 

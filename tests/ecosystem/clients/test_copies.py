@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,14 @@ def has_come_on(running: Teller, seen: int) -> bool:
     return running.has_ended or sum(line.startswith("committed") for line in running.told[seen:]) >= 3
 
 
+def difference(found: list[bytes | None], wanted: list[bytes | None]) -> str:
+    """What is there more than once, what is not there, and where they part first: few words, which no report cuts."""
+    twice = [value for value, times in Counter(found).items() if times > 1]
+    missing = sorted(set(wanted) - set(found), key=wanted.index)
+    at = next((at for at, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), len(wanted))
+    return f"{len(twice)} twice: {twice[:3]}, {len(missing)} missing: {missing[:3]}, at {at}: {found[at : at + 3]}"
+
+
 def copy(store: LogStore, served: Served, start: Start, client: str, count: int, kills: int) -> None:
     """Of ``count`` records a partition, while program and workers are killed in turn; the copy is right."""
     command = command_of(client)
@@ -93,7 +102,8 @@ def copy(store: LogStore, served: Served, start: Start, client: str, count: int,
             running = begin()
         time.sleep(0.1)
     running.kill()
-    assert values_of(store, "to") == expected
+    for number, (found, wanted) in enumerate(zip(values_of(store, "to"), expected, strict=True)):
+        assert found == wanted, f"partition {number}: {difference(found, wanted)}; told: {running.told[-20:]}"
     positions = store.group_offsets.committed("copy").values()
     assert sorted(one.offset for one in positions) == [count] * _PARTITIONS
 
