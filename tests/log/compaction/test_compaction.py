@@ -412,6 +412,28 @@ def test_no_pass_calls_clean_what_another_process_kept_it_from_cleaning(
     assert looks > 5
 
 
+def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path: Path, clock: FakeClock) -> None:
+    """A pass of several maps looks at the settings before each: what they leave to later is not called clean."""
+    logs = Logs(tmp_path, clock)
+    settings: dict[str, Any] = {"cleanup_policy": "compact", "compression_type": "none", "segment_bytes": 1024}
+    log = opened(Partition(str(tmp_path), "t", 0, lambda: TopicConfig.from_mapping(settings), clock=clock))
+    for number, keys in enumerate(["abc", "ad", "ab"]):
+        logs.put(log, *(f"{key}={number}" + "x" * 300 for key in keys))
+
+    def alter(lag_ms: int) -> None:
+        settings["min_compaction_lag_ms"] = lag_ms
+        log.handle.ledger.count_config_change()
+        logs.put(log, "z=", roll=False)  # who appends takes it over
+
+    steps = [partial(alter, 1000)]
+    report = log.compact(pace=lambda _: steps.pop()() if steps else None, buffer_bytes=34)
+    assert (report.passes, report.cleaned_offset, log.cleaned_offset) == (1, 1, 1)
+    alter(0)
+    log.compact()
+    assert [one.split("x")[0] for one in shown(log)][:4] == ["2:c=0", "4:d=1", "5:a=2", "6:b=2"]
+    assert not logs.findings()
+
+
 @pytest.mark.parametrize("seed", seeds("dry runs", (1,)))
 def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: int) -> None:
     """Not a byte, not a name; and the pass then does what it said."""
