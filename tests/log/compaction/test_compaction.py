@@ -25,6 +25,7 @@ from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.store import Tally
 from segmentlog.log.lease import Lease
 from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage.files import link_over
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
@@ -622,6 +623,41 @@ def test_nothing_goes_for_the_sake_of_what_was_appended_meanwhile(call: int, rec
         found = dict(contents_of(_on(survivor, config)))
         assert found.get(b"a") in (old, new)
         assert found.get(b"b", b"b") == b"b"
+
+
+@pytest.mark.parametrize("call", range(1, 14))
+@pytest.mark.parametrize("sequence", [0, -1])
+def test_nothing_goes_for_the_sake_of_a_transaction_that_was_ended_meanwhile(call: int, sequence: int) -> None:
+    """Another process commits while the pass begins: its marker may be lost, and then the transaction be aborted."""
+    config = TopicConfig.from_mapping({"cleanup_policy": "compact", "fsync": "never", "compression_type": "none"})
+    disk = _disk()
+    log, other = _on(disk, config), _on(disk, config)
+    log.append([b"old"], [b"a"], ack="durable")
+    for number in range(2):
+        stamp = ProducerStamp(7, 0, sequence if sequence < 0 else number, transactional=True)
+        log.append([b"new"], [b"ab"[number : number + 1]], producer=stamp)
+    log.roll()
+    log.append([b"c"], [b"c"])
+    calls = 0
+    process: Any = log.handle.fs
+    real = process.flock
+
+    def flock(fd: int, operation: int) -> None:
+        nonlocal calls
+        real(fd, operation)
+        calls += 1
+        if calls >= call and not any(disk.find(f"/t/0/{name}").locks for name in ("lock", "state")):
+            process.flock = real
+            other.end_transaction(7, 0, committed=True)
+
+    process.flock = flock
+    log.compact()
+    for survivor in disk.point().crashes(random.Random(1), 10):
+        again = _on(survivor, config)
+        if again.open_transactions():
+            again.end_transaction(7, 0, committed=False)
+        found = {one.key: one.value for one in contents(again, isolation="read_committed")}
+        assert found.get(b"a") == found.get(b"b", b"old")
 
 
 def contents_of(log: Partition) -> list[tuple[bytes | None, bytes | None]]:
