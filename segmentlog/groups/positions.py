@@ -255,16 +255,20 @@ class CommittedPositions:
             self._begin_anew()
         if log is None or (self._position and log.log_end_offset == self._position):
             return
-        end_offset, generation = log.log_end_offset, log.generation
-        if self._pending and generation != self._generation:
-            self._begin_anew()  # a compaction may have removed the marker that decides them
-        self._generation = generation
-        try:
-            self._read(log)
-        except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more
-            self._begin_anew()
-            self._position = log.log_start_offset
-            self._read(log)
+        while True:
+            end_offset, generation = log.log_end_offset, log.generation
+            if self._pending and generation != self._generation:
+                self._begin_anew()  # a compaction may have removed the marker that decides them
+            self._generation = generation
+            try:
+                self._read(log)
+            except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more
+                self._begin_anew()
+                self._position = log.log_start_offset
+                self._read(log)
+            if log.generation == generation:
+                break
+            self._begin_anew()  # or the marker of what was read in the files of before
         self._position = max(self._position, end_offset)
 
     def _read(self, log: Partition) -> None:

@@ -128,9 +128,11 @@ class MirroredLog:
     def remove_others(self, kept: Iterable[int]) -> None:
         """Delete the files of all segments but these: those below the log start, or that were compacted away."""
         wanted = set(kept)
-        for base in list_segments(self._handle.fs, self._handle.folder):
-            if base not in wanted:
-                remove_segment(self._handle, base)
+        gone = [base for base in list_segments(self._handle.fs, self._handle.folder) if base not in wanted]
+        for base in gone:
+            remove_segment(self._handle, base)
+        if gone:  # once more: who listed the folder before keeps that list for a generation
+            self.count_generation()
 
     def tell_altered(self) -> None:
         """The topic's settings are others: who has it open reads them anew."""

@@ -41,6 +41,8 @@ def trim(handle: Handle, before_offset: int) -> int:
             handle.ledger.trim(log, before_offset, bases[len(gone)] if gone else None)
         for base in gone:
             retire_segment(handle, base)
+        if gone:  # once more: who listed the folder in between keeps that list for a generation
+            handle.ledger.count_generation()
         return before_offset
 
 

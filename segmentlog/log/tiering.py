@@ -84,7 +84,9 @@ def bring_back(handle: Handle, base: int) -> bool:
                     done = True
             if done:
                 fs.sync_folder(handle.folder)
-                remove_stub(fs, path)
+                with handle.append_locked():
+                    if _read_stub(handle, path) is None:  # it has not left again since: then it is that one's
+                        remove_stub(fs, path)
     return done
 
 

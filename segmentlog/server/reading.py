@@ -91,26 +91,36 @@ def read(
     One batch is there if there is one, however small ``max_bytes``, where ``at_least_one`` says so. Raises what
     `Partition.read` does.
     """
-    answer = bounds.of(wanted.partition)
-    gathered = _Gathered(wanted.fetch_offset, max_bytes, at_least_one)
+    while True:
+        generation = partition.generation
+        answer = bounds.of(wanted.partition)
+        gathered = _Gathered(wanted.fetch_offset, max_bytes, at_least_one)
+        _gather_all(partition, bounds, gathered, renderings)
+        batches = gathered.batches
+        if not batches:
+            batches = _fill(partition, wanted.fetch_offset, bounds.end)
+        elif bounds.is_committed:
+            aborted = partition.aborted_transactions(wanted.fetch_offset, gathered.reached)
+            # What was aborted in files of before, and is told of in none of those of after, would be read.
+            if partition.generation != generation:
+                continue
+            answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
+        answer.records = batches or b""
+        return answer
+
+
+def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> None:
+    """Take batches while there are some, and room for them."""
     while gathered.room > 0 and gathered.reached < bounds.end:
         run, reached, is_full = partition.read_wire(gathered.reached, bounds.end, gathered.room)
         if run:
             gathered.take_run(run, reached)
-        if is_full and (gathered.batches or not at_least_one):
+        if is_full and (gathered.batches or not gathered.at_least_one):
             break
         if run:
             continue
         if not _gather(partition, bounds, gathered, renderings):
             break
-    batches = gathered.batches
-    if not batches:
-        batches = _fill(partition, wanted.fetch_offset, bounds.end)
-    elif bounds.is_committed:
-        aborted = partition.aborted_transactions(wanted.fetch_offset, gathered.reached)
-        answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
-    answer.records = batches or b""
-    return answer
 
 
 class _Gathered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,10 @@ from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.names import OFFSETS_TOPIC
+from segmentlog.format.record_batch import RecordBatch
 from segmentlog.groups.positions import CommittedOffset, CommittedPositions, decode_key, encode
+from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.store import LogStore
 
@@ -104,6 +108,36 @@ def test_the_topic_is_compacted_and_internal(store: LogStore) -> None:
     assert offsets.committed("g") == before
     with segmentlog.open(store.path, read_only=True) as other:
         assert other.group_offsets.committed("g") == before
+
+
+def test_no_marker_is_missed_that_goes_while_the_topic_is_read(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compactions remove it behind the records that it decides: the next transaction's marker is not taken for it."""
+    topics = store._topics
+    view = CommittedPositions(topics)
+    _commit(view, "g", p0=1)
+    log = view.make_log()
+    for position, committed in ((5, True), (9, False)):
+        keys, values = encode("g", {_T0: position}, lambda tp: topics.topic(tp.topic).id, committed_ms=7)
+        log.roll()
+        view.append(keys, values, ProducerStamp(7, 0, -1, transactional=True))
+        log.roll()
+        log.end_transaction(7, 0, committed=committed)
+    log.roll()
+    real, passes = Partition.read, [log.compact, log.compact]
+
+    def read(self: Partition, *args: Any, **options: Any) -> Iterator[RecordBatch]:
+        for batch in real(self, *args, **options):
+            yield batch
+            while passes and batch.header.attributes & TRANSACTIONAL:
+                passes.pop()()
+
+    monkeypatch.setattr(Partition, "read", read)
+    fresh = CommittedPositions(topics)
+    assert [one.offset for one in fresh.committed("g").values()] == [5]
+    assert not passes
+    assert not fresh.pending("g")
 
 
 def test_keys_of_another_version_are_ignored(store: LogStore) -> None:

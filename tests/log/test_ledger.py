@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from logs import open_log, values
+from logs import NoSyncFileSystem, open_log, values
 
 import segmentlog
 from segmentlog.errors import DiskFull, PartitionFailed, StoreClosed
@@ -17,7 +17,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import LostRange
 from segmentlog.storage.state import REWRITING, LogState
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.faults import Died, FaultyFileSystem
 
 PACKAGE = Path(segmentlog.__file__).parent
 
@@ -137,6 +137,47 @@ def test_a_truncation_is_announced_before_anything_is_written(tmp_path: Path) ->
     log.append([b"5"])
     assert values(log) == [b"%d" % number for number in range(6)]
     assert not page.writing
+
+
+class _FastFaults(FaultyFileSystem, NoSyncFileSystem):
+    """Dies on demand, and does not wait for the disk: no power is cut here."""
+
+
+def test_a_truncation_that_was_cut_short_is_ended_by_whoever_moves_the_recovery_point(tmp_path: Path) -> None:
+    """After a death at any call of it: else the recovery would begin behind what is to go, and leave it there.
+
+    No record is given an offset that was lost, and those that were truncated away do not come back.
+    """
+    step = announced = 0
+    is_done = False
+    while not is_done:
+        step += 1
+        folder, fs = tmp_path / f"{step}", _FastFaults()
+        log, other = (open_log(folder, fs=one) for one in (fs, None))
+        for number in range(6):
+            log.append([b"%d" % number])
+            if number == 1:
+                log.roll()
+        other.append([b"6"])
+        fs.die_at(step)
+        try:
+            log.truncate(4)
+            is_done = True
+        except Died:
+            if other.handle.page.writing != REWRITING:
+                continue
+            announced += 1
+        other.move_recovery_point()
+        again = open_log(folder)
+        was_cut = bool(again.lost_ranges())
+        offset = again.append([b"new"], ack="durable")
+        assert [lost for lost in again.lost_ranges() if lost.base_offset <= offset < lost.end_offset] == []
+        kept = 4 if was_cut else 7
+        assert values(again) == [*(b"%d" % number for number in range(kept)), b"new"], f"step {step}"
+        assert was_cut or not is_done
+        for one in (again, other):
+            one.close()
+    assert announced > 5
 
 
 def test_a_store_into_a_word_is_one_call_into_c() -> None:

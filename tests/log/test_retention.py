@@ -17,7 +17,8 @@ from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.lease import Lease
 from segmentlog.log.partition import Partition
-from segmentlog.testing import SimulatedDisk
+from segmentlog.objects.capture import LocalPartition
+from segmentlog.testing import FaultyFileSystem, SimulatedDisk
 
 FOREVER = -1
 
@@ -370,3 +371,29 @@ def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start
         scrubber.tick(1000)
         assert not scrubber.report().findings
     assert states > 20
+
+
+@pytest.mark.parametrize(("method", "delay_ms"), [("unlink", 0), ("rename", 60_000)])
+def test_who_looks_while_segments_go_does_not_miss_them_for_good(tmp_path: Path, method: str, delay_ms: int) -> None:
+    """Between the state that says that they go and their going somebody lists them, and keeps that list for a while."""
+    fs = FaultyFileSystem()
+    log = open_log(tmp_path, fs=fs, file_delete_delay_ms=delay_ms)
+    for number in range(3):
+        log.append([b"%d" % number], ack="durable")
+        log.roll()
+    log.append([b"3"], ack="durable")
+    other = open_log(tmp_path, file_delete_delay_ms=delay_ms)
+    shipped = LocalPartition(other)
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(len(other.segments()))
+        shipped.look()
+
+    fs.before(method, look)
+    log.trim(2)
+    assert starts(other) == starts(log) == [2, 3]
+    found = shipped.look()
+    assert found is not None, "it is never shipped again, before it rolls"
+    assert [one.base_offset for one in found.segments] == [2, 3]
+    assert looks

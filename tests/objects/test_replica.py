@@ -449,3 +449,34 @@ def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogS
         if not is_killed:
             break
     assert calls > 20
+
+
+def test_a_reader_that_looks_before_what_was_compacted_away_is_removed(
+    tmp_path: Path, store: LogStore, bucket: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists the files of before beside those of after, and takes none that goes then for one that is missing."""
+    store.create_topic("keys", cleanup_policy="compact", segment_records=3)
+    keys = store.topic("keys").partition(0)
+    for number in range(10):
+        keys.append([b"%d" % number], keys=[b"k%d" % (number % 2)])
+    ship(store, bucket)
+    with follow(bucket, tmp_path / "copy") as replica:
+        replica.turn()
+        with LogStore(tmp_path / "copy", background=False) as copy:
+            log = copy.topic("keys").partition(0)
+            keys.compact()
+            ship(store, bucket)
+            real = MirroredLog.remove_others
+            looked: list[int] = []
+
+            def remove_others(mirrored: MirroredLog, kept: Any) -> None:
+                looked.append(len(log.segments()))
+                real(mirrored, kept)
+
+            monkeypatch.setattr(MirroredLog, "remove_others", remove_others)
+            replica.turn()
+            assert 4 in looked
+            assert values_by_offset(log) == values_by_offset(keys)
+            for offset in range(10):
+                assert [batch.values for batch in log.read(offset)] == [batch.values for batch in keys.read(offset)]
+            assert [one.base_offset for one in log.segments()] == [one.base_offset for one in keys.segments()]

@@ -286,6 +286,28 @@ def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub
     return store, log, stub, (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+def test_one_that_leaves_again_while_it_comes_back_keeps_its_stub(tmp_path: Path) -> None:
+    """Whoever brings it back is stopped before the stub goes: by then that may be the next one's."""
+    fs = Hurried()
+    store, log, stub, stamp = one_segment(tmp_path, fs)
+    assert evict(log.handle, 0, stamp, stub)
+    other = Partition(log.folder, "a", 0, lambda: log.config, fs=NoSyncFileSystem())
+    left: list[bool] = []
+
+    def leave() -> None:
+        there = os.stat(log.segments()[0].path)
+        left.append(evict(other.handle, 0, (there.st_ino, there.st_size, there.st_mtime_ns), stub))
+
+    fs.before("sync_folder", leave)
+    assert bring_back(log.handle, 0)
+    other.abandon()
+    assert left == [True]
+    assert remote(log) == [0]
+    assert len(values(log)) == 15
+    assert [one for one in findings(store) if one.severity == "damage"] == []
+    store.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["evict", "bring back"])
 def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> None:

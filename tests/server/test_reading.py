@@ -12,6 +12,7 @@ from wire import Sent, foreign
 
 from segmentlog.format.as_wire import as_wire
 from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.server.fetch_sessions import Wanted
 from segmentlog.server.reading import Bounds, read
 from segmentlog.server.renderings import Renderings
@@ -118,3 +119,35 @@ def test_what_is_other_by_now_is_looked_at(tmp_path: Path, fetch: Fetches, how: 
     assert after == expected(log, fetch, start)
     assert after != before
     assert fetch(log, start) == after
+
+
+def test_what_was_aborted_is_told_with_the_batches_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two compactions between the batches and the list: what was aborted is gone by then, and its marker, too."""
+    log = open_log(tmp_path, cleanup_policy="compact", fsync="never")
+    for number, committed in enumerate([False, True]):
+        stamp = ProducerStamp(7, 0, -1, transactional=True)
+        log.append([b"%d" % number], [b"a"], producer=stamp)
+        log.append([b"%d" % number], [b"b"], producer=stamp)
+        log.end_transaction(7, 0, committed=committed)
+        log.roll()
+    looked = Partition.aborted_transactions
+    passes = [log.compact, log.compact]
+
+    def look(self: Partition, *offsets: int) -> list[tuple[int, int]]:
+        while passes:
+            passes.pop()()
+        return looked(self, *offsets)
+
+    monkeypatch.setattr(Partition, "aborted_transactions", look)
+
+    def fetch() -> tuple[list[int], bytes]:
+        bounds = Bounds(log, is_committed=True, durable_only=False)
+        data = read(log, bounds, Wanted("t", bytes(16), 0, 0, EVERYTHING), EVERYTHING, at_least_one=True,
+                    renderings=Renderings())  # fmt: skip
+        records = b"".join(data.records) if isinstance(data.records, list) else bytes(data.records or b"")
+        return [one.first_offset for one in data.aborted_transactions or ()], records
+
+    first = fetch()
+    assert not passes
+    assert first == fetch()
+    assert [batch.header.base_offset for batch in log.read(0, control=True) if batch.header.is_control] == [5]

@@ -9,12 +9,13 @@ import os
 from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogError, UnknownTopic
 from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
+from segmentlog.log.recovery.opening import settle
 from segmentlog.records import LostRange
 from segmentlog.storage.files import sync_data
 from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import WAITING_WORD, LogState, SyncState
+from segmentlog.storage.state import REWRITING, WAITING_WORD, LogState, SyncState
 
 logger = logging.getLogger("segmentlog")
 
@@ -110,7 +111,7 @@ class Syncer:
     def _sync_locked(self, sync: SyncState) -> int:
         log = self._handle.page.log.read()
         sync = self.sync_all(log, sync)
-        if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES:
+        if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES and not self._is_rewritten:
             self.move_recovery_point(log, sync)
         return log.log_end_offset
 
@@ -160,11 +161,31 @@ class Syncer:
         by a recovery, or changes any more. Raises `DiskFull`, `PartitionFailed`.
         """
         handle = self._handle
-        with handle.sync_locked():
-            log = handle.page.log.read()
-            self._sync_locked(handle.page.sync.read())
-            self._write_recovery_point(log, handle.page.sync.read())
-            return log.active_base_offset
+        while True:
+            self._settle()
+            with handle.sync_locked():
+                if self._is_rewritten:  # another one since
+                    continue
+                log = handle.page.log.read()
+                self._sync_locked(handle.page.sync.read())
+                self._write_recovery_point(log, handle.page.sync.read())
+                return log.active_base_offset
+
+    @property
+    def _is_rewritten(self) -> bool:
+        """Whether a truncation was cut short, if asked under the sync lock: whoever is at one holds that, too.
+
+        The recovery that is to end it begins at the point that the checkpoint has, and nobody moves that before.
+        """
+        page = self._handle.page
+        return page.writing == REWRITING and not page.failed
+
+    def _settle(self) -> None:
+        """End a truncation that was cut short. The caller holds no lock."""
+        if self._is_rewritten:
+            with self._handle.append_locked():
+                if self._is_rewritten:
+                    settle(self._handle)
 
     def move_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         """Write down that everything ``log`` shows is on disk. The caller holds the sync lock, and synced it."""

@@ -74,9 +74,11 @@ class Cleaner:
                 return CompactionReport(handle.topic, handle.partition, busy=True)
             with handle.staying():
                 self._tidy_up()
-            # A record must not go for the sake of a newer one that a power cut could take, nor the file
-            # that a recovery would begin in: only what is below this is cleaned.
-            durable_base = self._syncer.checkpoint_now()
+            # A record must not go for the sake of a newer one that a power cut could take, or whose transaction
+            # was decided by a marker that it could take, nor the file that a recovery would begin in: only what is
+            # below this is cleaned.
+            decided_offset = handle.page.log.read().last_stable_offset
+            durable_base = min(self._syncer.checkpoint_now(), decided_offset)
             plan = partial(self._plan, now_ms, durable_base)
             report = CompactionPass(handle, plan, now_ms, buffer_bytes, pace, dry_run=False).run()
             self._lease.write_note(

@@ -137,7 +137,9 @@ class CompactionPass:
             dirty_offset = max(self._survivors.map_end, dirty_offset)
             if not self._dry_run:
                 self._note_progress(dirty_offset)
-                segments = [one for one in self._plan().segments if one.base_offset < end]
+                left = self._plan()
+                end = min(end, left.end_offset)  # less than before, if that was altered meanwhile, or a marker cut off
+                segments = [one for one in left.segments if one.base_offset < end]
         counts = {name: getattr(self._totals, name) for name in _Totals.__struct_fields__}
         seconds = time.monotonic() - started
         return CompactionReport(handle.topic, handle.partition, dirty_offset, passes, seconds=seconds, **counts)

@@ -25,6 +25,7 @@ from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.store import Tally
 from segmentlog.log.lease import Lease
 from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage.files import link_over
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
@@ -412,6 +413,28 @@ def test_no_pass_calls_clean_what_another_process_kept_it_from_cleaning(
     assert looks > 5
 
 
+def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path: Path, clock: FakeClock) -> None:
+    """A pass of several maps looks at the settings before each: what they leave to later is not called clean."""
+    logs = Logs(tmp_path, clock)
+    settings: dict[str, Any] = {"cleanup_policy": "compact", "compression_type": "none", "segment_bytes": 1024}
+    log = opened(Partition(str(tmp_path), "t", 0, lambda: TopicConfig.from_mapping(settings), clock=clock))
+    for number, keys in enumerate(["abc", "ad", "ab"]):
+        logs.put(log, *(f"{key}={number}" + "x" * 300 for key in keys))
+
+    def alter(lag_ms: int) -> None:
+        settings["min_compaction_lag_ms"] = lag_ms
+        log.handle.ledger.count_config_change()
+        logs.put(log, "z=", roll=False)  # who appends takes it over
+
+    steps = [partial(alter, 1000)]
+    report = log.compact(pace=lambda _: steps.pop()() if steps else None, buffer_bytes=34)
+    assert (report.passes, report.cleaned_offset, log.cleaned_offset) == (1, 1, 1)
+    alter(0)
+    log.compact()
+    assert [one.split("x")[0] for one in shown(log)][:4] == ["2:c=0", "4:d=1", "5:a=2", "6:b=2"]
+    assert not logs.findings()
+
+
 @pytest.mark.parametrize("seed", seeds("dry runs", (1,)))
 def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: int) -> None:
     """Not a byte, not a name; and the pass then does what it said."""
@@ -600,6 +623,41 @@ def test_nothing_goes_for_the_sake_of_what_was_appended_meanwhile(call: int, rec
         found = dict(contents_of(_on(survivor, config)))
         assert found.get(b"a") in (old, new)
         assert found.get(b"b", b"b") == b"b"
+
+
+@pytest.mark.parametrize("call", range(1, 14))
+@pytest.mark.parametrize("sequence", [0, -1])
+def test_nothing_goes_for_the_sake_of_a_transaction_that_was_ended_meanwhile(call: int, sequence: int) -> None:
+    """Another process commits while the pass begins: its marker may be lost, and then the transaction be aborted."""
+    config = TopicConfig.from_mapping({"cleanup_policy": "compact", "fsync": "never", "compression_type": "none"})
+    disk = _disk()
+    log, other = _on(disk, config), _on(disk, config)
+    log.append([b"old"], [b"a"], ack="durable")
+    for number in range(2):
+        stamp = ProducerStamp(7, 0, sequence if sequence < 0 else number, transactional=True)
+        log.append([b"new"], [b"ab"[number : number + 1]], producer=stamp)
+    log.roll()
+    log.append([b"c"], [b"c"])
+    calls = 0
+    process: Any = log.handle.fs
+    real = process.flock
+
+    def flock(fd: int, operation: int) -> None:
+        nonlocal calls
+        real(fd, operation)
+        calls += 1
+        if calls >= call and not any(disk.find(f"/t/0/{name}").locks for name in ("lock", "state")):
+            process.flock = real
+            other.end_transaction(7, 0, committed=True)
+
+    process.flock = flock
+    log.compact()
+    for survivor in disk.point().crashes(random.Random(1), 10):
+        again = _on(survivor, config)
+        if again.open_transactions():
+            again.end_transaction(7, 0, committed=False)
+        found = {one.key: one.value for one in contents(again, isolation="read_committed")}
+        assert found.get(b"a") == found.get(b"b", b"old")
 
 
 def contents_of(log: Partition) -> list[tuple[bytes | None, bytes | None]]:
