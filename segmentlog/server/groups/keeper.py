@@ -235,6 +235,19 @@ class GroupKeeper:
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms()
 
+    def take_up(self) -> None:
+        """Have the sessions of all members run from now on, whether anybody asks for their groups or not.
+
+        A group may be another worker's than before, when there are more of them now. That one's lock is held again, so
+        the group would be held for ever by members of whom nobody expects to hear.
+        """
+        try:
+            self._begin()
+        except Unavailable:  # the process that had this number before is not gone yet: who asks first begins
+            pass
+        except (SegmentlogError, OSError) as error:
+            logger.warning("groups are not looked after until a client asks for one: %s", error)
+
     def _begin(self) -> None:
         with self._mutex:
             if self._is_closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,10 +14,14 @@ from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, 
 
 from segmentlog.errors import DiskFull, GroupHeld
 from segmentlog.groups.remote import read_remote
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.server.broker import Broker
+from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.words import Member, State
+from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -289,6 +294,32 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
     until(is_given_up)
     with store.consumer("t", group="g"), pytest.raises(GroupHeld):
         store.consumer("t", group="other")
+
+
+def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestClock) -> None:
+    """When there are more workers than there were, who does not come again is given up, though nobody asks for it."""
+    nodes = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+    settings = ServerSettings(groups=SETTINGS)
+    with closing(Broker(store, Cluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
+        moved = next(name for name in map(str, range(100)) if Cluster("c", nodes, 2).is_coordinator(name))
+        settle(Client(alone.groups, "a", moved))
+    with contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(closing(Broker(store, Cluster("c", nodes, number), settings, OpenAuthorizer(), clock)))
+            for number in (1, 2)
+        )
+        first.take_up_groups()
+        second.take_up_groups()
+        Client(first.groups, "x", "another").heartbeat()  # so that the worker that had the group before is seen to live
+        with pytest.raises(GroupHeld):
+            store.consumer("t", group=moved)
+
+        def is_given_up() -> bool:
+            clock.ms += 5_000
+            return store.groups.describe(moved).state == "Empty"
+
+        until(is_given_up)
+        store.consumer("t", group=moved).close()
 
 
 def test_a_deadline_wakes_the_thread(start: Callable[..., GroupCoordinator], store: LogStore) -> None:
