@@ -13,7 +13,8 @@ import pytest
 from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, until
 
 from segmentlog.errors import DiskFull, GroupHeld
-from segmentlog.groups.remote import read_remote
+from segmentlog.groups import folder
+from segmentlog.groups.remote import read_remote, write_remote
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
@@ -320,6 +321,34 @@ def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestCloc
 
         until(is_given_up)
         store.consumer("t", group=moved).close()
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_library_comes_while_a_worker_takes_up_the_group(
+    start: Callable[..., GroupCoordinator], clock: TestClock, store: LogStore, monkeypatch: pytest.MonkeyPatch,
+    worker: int,
+) -> None:  # fmt: skip
+    """Of a group whose clients were away for too long: they are members no more then, be it that worker's or another's."""
+    a = Client(start(), "a")
+    settle(a)
+    a.coordinator.close()
+    clock.ms += 20_000
+    a.coordinator = start(worker=worker)
+    heartbeats: list[Waiting] = []
+
+    def write_when_the_worker_is_at_it(*args: Any) -> None:
+        heartbeats.append(Waiting(a.heartbeat))
+        until(lambda: heartbeats[0].is_done or a.group in a.coordinator._entries)
+        heartbeats[0]._thread.join(0.2)
+        write_remote(*args)
+
+    monkeypatch.setattr(folder, "write_remote", write_when_the_worker_is_at_it)
+    with store.consumer("t", group="g"):
+        assert heartbeats[0].result() is ErrorCode.UNKNOWN_MEMBER_ID
+        assert a.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+        remote = read_remote(store.fs, f"{store.path}/@groups/g")
+        assert remote is not None
+        assert not remote.held
 
 
 def test_a_deadline_wakes_the_thread(start: Callable[..., GroupCoordinator], store: LogStore) -> None:
