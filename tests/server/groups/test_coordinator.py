@@ -328,7 +328,7 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
     start: Callable[..., GroupCoordinator], clock: TestClock, store: LogStore, monkeypatch: pytest.MonkeyPatch,
     worker: int,
 ) -> None:  # fmt: skip
-    """Of a group whose clients were away for too long: they are members no more then, be it that worker's or another's."""
+    """Of a group whose clients were away for too long: they are members no more, be it its own or another's."""
     a = Client(start(), "a")
     settle(a)
     a.coordinator.close()
