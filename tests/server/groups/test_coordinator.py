@@ -19,8 +19,10 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.consumer_words import Heartbeat
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.entries import Unavailable
+from segmentlog.server.groups.subscriptions import encode_topics
 from segmentlog.server.groups.words import Member, State
 from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
@@ -321,6 +323,48 @@ def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestCloc
 
         until(is_given_up)
         store.consumer("t", group=moved).close()
+
+
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+def test_a_disk_that_takes_longer_than_a_session(
+    start: Callable[..., GroupCoordinator], clock: TestClock, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """While a group is saved nobody in it can be heard of: that time does not count."""
+    coordinator = start()
+    a = Client(coordinator, "a")
+    if kind == "classic":
+        settle(a)
+    else:
+        joins = Heartbeat(member_id="a", rebalance_timeout_ms=10_000, topics=("t",), owned=frozenset())
+        a.id, a.generation = "a", coordinator.beat("g", joins).epoch
+    save = coordinator._remote.save
+
+    def save_slowly(*args: Any) -> None:
+        save(*args)
+        clock.ms += 60_000
+
+    def lives() -> bool:
+        if kind == "classic":
+            return a.heartbeat() is ErrorCode.NONE
+        return coordinator.beat("g", Heartbeat(member_id="a", epoch=a.generation)).error is ErrorCode.NONE
+
+    with monkeypatch.context() as patched:
+        patched.setattr(coordinator._remote, "save", save_slowly)
+        if kind == "classic":  # a rebalance, saved twice
+            assert a.join(protocols=(("range", encode_topics(("t", "u"))),)).error is ErrorCode.NONE
+            coordinator.tick()
+            assert a.sync().error is ErrorCode.NONE
+        else:
+            changed = Heartbeat(member_id="a", epoch=a.generation, topics=("t", "u"), owned=frozenset())
+            a.generation = coordinator.beat("g", changed).epoch
+        coordinator.tick()
+    assert lives()
+    clock.ms += 9_000
+    coordinator.tick()
+    assert lives()
+    clock.ms += 60_000
+    coordinator.tick()
+    assert not lives()
 
 
 @pytest.mark.parametrize("worker", [0, 1])
