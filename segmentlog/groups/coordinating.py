@@ -149,11 +149,14 @@ class RemoteGroups:
                 # One more than any trace is left of: there may have been one that nobody committed in.
                 self.save(group, RemoteGroup(generation=folder.last_generation() + 1))
             remote = read_remote(self._fs, folder.path)
-        if remote is None:
-            return RemoteGroup()
-        if remote.held and remote.worker != self.worker:
-            self.save(group, remote)
-        return remote
+        if remote is not None and remote.held:
+            # A member of the library may have found that the former worker is gone for long enough, and be about to
+            # write that it is held no more: under this lock, where it finds this worker alive, or has been before it.
+            with folder.locked():
+                remote = read_remote(self._fs, folder.path)
+                if remote is not None and remote.held and remote.worker != self.worker:
+                    self.save(group, remote)
+        return RemoteGroup() if remote is None else remote
 
     def claim(self, group: str, remote: RemoteGroup) -> int:
         """Hold a group that has no members, so that clients may join it: the generation that it had last.

@@ -85,7 +85,7 @@ class Broker:
     def take_up_groups(self) -> None:
         """Go on with the groups that were coordinated before: their members' sessions run from now on."""
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
-            _ = self.groups
+            self.groups.take_up()
 
     def partition(self, topic: str, number: int) -> Partition:
         """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open."""

@@ -81,6 +81,15 @@ _OF_BATCHES: Final = {
 """By the reason of an `InvalidWireBatch`; every other is INVALID_RECORD."""
 
 
+_TOLD_MAX: Final = 2000
+
+
+def message_of(error: BaseException) -> str:
+    """What an answer says of it. Errors repeat what they are about, and that may be as long as a string can be."""
+    text = str(error)
+    return text if len(text) <= _TOLD_MAX else f"{text[: _TOLD_MAX // 2]} ... {text[-_TOLD_MAX // 2 :]}"
+
+
 def code_of(error: BaseException) -> ErrorCode:
     """What a client is told of it; `ErrorCode.UNKNOWN_SERVER_ERROR` of what nobody foresaw."""
     if isinstance(error, InvalidWireBatch):

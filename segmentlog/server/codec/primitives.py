@@ -27,6 +27,9 @@ BUFFER_TYPES: Final = (memoryview, bytes, bytearray)
 
 ZERO_UUID: Final = bytes(16)
 
+STRING_MAX_BYTES: Final = 2**15 - 1
+"""Of a string in any version: Kafka and its clients take none that is longer."""
+
 _SIZE_MAX: Final = 2**31 - 1
 
 _unpack_h: Final = Struct(">h").unpack_from
@@ -177,8 +180,10 @@ def long_compact_nullable_bytes(data: memoryview, at: int, first: int) -> tuple[
 
 
 def long_compact_string(data: memoryview, at: int, first: int) -> tuple[str, int]:
-    """The same for a string."""
+    """The same for a string: one as long as versions can say that are not flexible, in which others may be told it."""
     value, at = long_compact_bytes(data, at, first)
+    if len(value) > STRING_MAX_BYTES:
+        raise MalformedMessage(f"a string of {len(value)} bytes, where {STRING_MAX_BYTES} is the most")
     return value.decode(), at
 
 

@@ -103,7 +103,7 @@ class ConsumerBeats(ConsumerMembership):
         if request.assignor is not None and request.assignor not in ASSIGNORS:
             raise Refused(
                 ErrorCode.UNSUPPORTED_ASSIGNOR,
-                f"assignor {request.assignor!r} is not there; there are {', '.join(ASSIGNORS)}",
+                f"assignor {request.assignor!r:.100} is not there; there are {', '.join(ASSIGNORS)}",
             )
         known = self.members.get(self._static.get(request.instance_id or "", request.member_id))
         said = sum(map(len, (*(request.topics or ()), request.regex or "", request.rack_id or "")))
@@ -117,7 +117,7 @@ class ConsumerBeats(ConsumerMembership):
         try:
             return tuple(name for name in self._matching(regex) if request.may_see(name))
         except BadPattern as error:
-            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r} is no expression: {error}") from None
+            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r:.100} is no expression: {error}") from None
 
     def _find(self, request: Heartbeat) -> ConsumerMember | None:
         """Who it is; None: somebody new. Raises `Refused`."""

@@ -248,6 +248,12 @@ class ConsumerGroup(ConsumerBeats):
         """Before which `expire` has nothing to do; None: never."""
         return self._due_ms if self.members else None
 
+    def put_off(self, by_ms: int) -> None:
+        """Nobody could be heard of for that long."""
+        for member in self.all():
+            member.put_off(by_ms)
+        self._due_ms = min((member.due_ms for member in self.all()), default=None)
+
     def expire(self, now_ms: int) -> None:
         """Give up whoever was not heard of for too long, or did not do in time what it was told to."""
         overdue = [member for member in self.all() if now_ms >= member.due_ms]

@@ -126,6 +126,17 @@ class ConsumerMember(msgspec.Struct):
             times += [time for time in (self.classic.join_ends_ms, self.classic.sync_ends_ms) if time is not None]
         return min(times)
 
+    def put_off(self, by_ms: int) -> None:
+        """It has so much longer for everything."""
+        self.deadline_ms += by_ms
+        if self.revoked_by_ms is not None:
+            self.revoked_by_ms += by_ms
+        classic = self.classic
+        if classic is not None and classic.join_ends_ms is not None:
+            classic.join_ends_ms += by_ms
+        if classic is not None and classic.sync_ends_ms is not None:
+            classic.sync_ends_ms += by_ms
+
     @property
     def subscribed(self) -> set[str]:
         """Names of the topics that it reads."""

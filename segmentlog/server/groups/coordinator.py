@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog")
 
+_PREFIX_MAX: Final = 255
 _LOOK_S: Final = 0.2
 """How often who waits looks whether its client is still there."""
 
@@ -111,8 +112,8 @@ class GroupCoordinator(GroupKeeper):
         entry.machine = machine
 
     def new_member_id(self, prefix: str) -> str:
-        """An id that nobody ever had."""
-        return f"{prefix}-{uuid.uuid4()}"
+        """An id that nobody ever had. Others are told of it, so it is no longer than need be."""
+        return f"{prefix[:_PREFIX_MAX]}-{uuid.uuid4()}"
 
     def sync(
         self,

@@ -154,11 +154,16 @@ class GroupKeeper:
             machine = entry.machine
         is_held = not machine.is_empty
         if machine.is_changed or is_held != entry.is_held:
+            began_ms = self._now_ms()
             try:
                 self._remote.save(entry.name, with_descriptions(machine.snapshot()))
             except (SegmentlogError, OSError) as error:
                 self._give_up(entry, error)
                 raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+            # Who is told now has a whole session from now on, and heartbeats that came meanwhile wait for the lock as
+            # `_expire` may: of a disk that takes longer than a session all members would be given up.
+            if took_ms := self._now_ms() - began_ms:
+                machine.put_off(took_ms)
             machine.is_changed = False
             entry.is_held = is_held
             self._tell_of_generation(entry)
@@ -234,6 +239,19 @@ class GroupKeeper:
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms()
+
+    def take_up(self) -> None:
+        """Have the sessions of all members run from now on, whether anybody asks for their groups or not.
+
+        A group may be another worker's than before, when there are more of them now. That one's lock is held again, so
+        the group would be held for ever by members of whom nobody expects to hear.
+        """
+        try:
+            self._begin()
+        except Unavailable:  # the process that had this number before is not gone yet: who asks first begins
+            pass
+        except (SegmentlogError, OSError) as error:
+            logger.warning("groups are not looked after until a client asks for one: %s", error)
 
     def _begin(self) -> None:
         with self._mutex:

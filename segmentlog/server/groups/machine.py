@@ -354,6 +354,14 @@ class Group(Membership):
             deadlines.append(self._sync_ends_ms)
         return min(deadlines, default=None)
 
+    def put_off(self, by_ms: int) -> None:
+        """Nobody could be heard of for that long."""
+        for member in self.members.values():
+            member.deadline_ms += by_ms
+        self._promised = {promised: until_ms + by_ms for promised, until_ms in self._promised.items()}
+        self._join_ends_ms += by_ms
+        self._sync_ends_ms += by_ms
+
     def expire(self, now_ms: int) -> None:
         """Give up whoever was not heard of for too long, and end what took too long."""
         for promised in [one for one, until_ms in self._promised.items() if now_ms >= until_ms]:

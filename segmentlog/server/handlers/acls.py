@@ -30,6 +30,7 @@ from segmentlog.server.codec.messages.describe_acls import (
     DescribeAclsResource,
     DescribeAclsResponse,
 )
+from segmentlog.server.faults import message_of
 
 if TYPE_CHECKING:
     from segmentlog.server.call import Call
@@ -139,7 +140,7 @@ def _rule_of(creation: AclCreation) -> Rule | str:
         )  # fmt: skip
         check_rule(rule)
     except ValueError as error:
-        return str(error)
+        return message_of(error)
     return rule
 
 

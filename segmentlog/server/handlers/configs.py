@@ -33,7 +33,7 @@ from segmentlog.server.codec.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from segmentlog.server.faults import code_of
+from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.groups import configuring
 from segmentlog.server.names import is_visible
 
@@ -66,7 +66,7 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
                 raise InvalidConfig("topic", name, "a topic of clients'")
             entries = describe(call.broker.store.topic(name).config)
         except (SegmentlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), message_of(error)
             return result
     elif kind == _BROKER:
         if not call.allows_cluster(Operation.DESCRIBE_CONFIGS):
@@ -81,7 +81,7 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
             configuring.check_name(name)
             entries = configuring.describe(call.broker.settings.groups, call.broker.store.groups.configs.find(name))
         except (SegmentlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), message_of(error)
             return result
     else:
         result.error_code = ErrorCode.INVALID_REQUEST
@@ -183,7 +183,7 @@ def _alter(
         if changes and not validate_only:
             call.broker.store.alter_topic(name, changes)
     except (SegmentlogError, OSError) as error:
-        return code_of(error), str(error)
+        return code_of(error), message_of(error)
     return ErrorCode.NONE, None
 
 
@@ -245,7 +245,7 @@ def _alter_group(
         else:
             configs.alter(name, altered)
     except (SegmentlogError, OSError) as error:
-        return code_of(error), str(error)
+        return code_of(error), message_of(error)
     return ErrorCode.NONE, None
 
 

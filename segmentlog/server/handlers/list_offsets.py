@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from segmentlog.server.names import is_visible, wire_epoch
 from segmentlog.server.reading import Bounds
 
 if TYPE_CHECKING:
+    from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Partition
 
 LATEST: Final = -1
@@ -101,6 +103,8 @@ def _look(partition: Partition, bounds: Bounds, timestamp: int, answer: ListOffs
         largest = max((segment.max_timestamp for segment in partition.segments()), default=-1)
         if largest >= 0:
             _look_for_time(partition, bounds, largest, answer)
+            if answer.offset < 0:
+                _look_for_largest(partition, bounds, answer)
     elif timestamp >= 0:
         _look_for_time(partition, bounds, timestamp, answer)
     else:
@@ -112,10 +116,45 @@ def _look_for_time(partition: Partition, bounds: Bounds, timestamp: int, answer:
     if offset is None or offset >= bounds.end:
         return
     for batch in partition.read(offset, 1):
-        answer.offset = int(batch.offsets[0])
-        answer.timestamp = int(batch.timestamps[0])
-        answer.leader_epoch = wire_epoch(batch.epoch)
+        _tell(batch, 0, answer)
         return
+
+
+def _look_for_largest(partition: Partition, bounds: Bounds, answer: ListOffsetsPartitionResponse) -> None:
+    """The record with the largest timestamp, where that of a segment is none of a record's that may be seen.
+
+    It is a marker's where the last thing was the end of a transaction; or of what was trimmed, or is not decided yet.
+    """
+    for segment in sorted(partition.segments(), key=lambda one: one.max_timestamp, reverse=True):
+        if segment.max_timestamp <= answer.timestamp:
+            return
+        begin, end = max(segment.base_offset, bounds.log_start), min(segment.end_offset, bounds.end)
+        likely = max(_batches(partition, begin, end), key=lambda batch: batch.header.max_timestamp, default=None)
+        if likely is None:
+            continue
+        if int(likely.timestamps.max()) == likely.header.max_timestamp:
+            batches: Iterable[RecordBatch] = (likely,)
+        else:  # of a batch that is not whole any more the header says too much
+            batches = _batches(partition, begin, end)
+        for batch in batches:
+            at = int(batch.timestamps.argmax())
+            if int(batch.timestamps[at]) > answer.timestamp:
+                _tell(batch, at, answer)
+
+
+def _batches(partition: Partition, begin: int, end: int) -> Iterator[RecordBatch]:
+    """Those with records in ``[begin, end)``."""
+    for batch in partition.read(begin) if begin < end else ():
+        if batch.header.base_offset >= end:
+            return
+        if len(batch):
+            yield batch
+
+
+def _tell(batch: RecordBatch, at: int, answer: ListOffsetsPartitionResponse) -> None:
+    answer.offset = int(batch.offsets[at])
+    answer.timestamp = int(batch.timestamps[at])
+    answer.leader_epoch = wire_epoch(batch.epoch)
 
 
 def epoch_at(partition: Partition, offset: int) -> int:

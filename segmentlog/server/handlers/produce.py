@@ -34,7 +34,7 @@ from segmentlog.server.codec.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from segmentlog.server.faults import code_of
+from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.names import is_visible, wire_epoch
 from segmentlog.transactions.remote import Numbers, WrongState
@@ -136,7 +136,7 @@ def _append(
         with broker.unpacking if partition.config.compacts else contextlib.nullcontext():
             placed = partition.append_wire(data.records, sync=False, transaction=transaction)
     except (SegmentlogError, OSError) as error:
-        answer = _error(data.index, _code_of(call, error), str(error))
+        answer = _error(data.index, _code_of(call, error), message_of(error))
         if isinstance(error, InvalidRecord):  # so that the client knows which to send again, without these (KIP-467)
             answer.record_errors = [BatchIndexAndErrorMessage(index) for index in error.indices]
         return answer
@@ -207,7 +207,7 @@ def _answer_once_there(call: Call, response: ProduceResponse, unsynced: list[_Un
         nonlocal left
         if error is not None:
             answer = item.answer
-            answer.error_code, answer.error_message, answer.base_offset = int(code_of(error)), str(error), -1
+            answer.error_code, answer.error_message, answer.base_offset = int(code_of(error)), message_of(error), -1
         with mutex:
             left -= 1
             is_last = not left

@@ -19,7 +19,7 @@ from segmentlog.server.codec.messages.describe_producers import (
     TopicResponse,
 )
 from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from segmentlog.server.faults import code_of
+from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.handlers.transactions import code_for, refusal
 from segmentlog.server.names import is_visible
 from segmentlog.transactions.remote import Numbers
@@ -97,5 +97,5 @@ def _describe(call: Call, name: str, number: int) -> PartitionResponse:
             for one in partition.producers()
         ]  # fmt: skip
     except (SegmentlogError, OSError) as error:
-        return PartitionResponse(number, code_of(error), str(error))
+        return PartitionResponse(number, code_of(error), message_of(error))
     return PartitionResponse(number, active_producers=found)

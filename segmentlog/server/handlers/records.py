@@ -56,9 +56,10 @@ def _trim(call: Call, name: str, wanted: DeleteRecordsPartition) -> DeleteRecord
             answer.error_code = ErrorCode.POLICY_VIOLATION  # as Kafka: of a topic that is only compacted
             return answer
         offset = partition.log_end_offset if wanted.offset == _TO_THE_END else wanted.offset
-        if not partition.log_start_offset <= offset <= partition.log_end_offset:
+        if offset < 0:
             answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
             return answer
+        # What is gone already is no error, as in Kafka: who asks again, or later than retention, has what he wants.
         answer.low_watermark = partition.trim(offset)
     except (SegmentlogError, OSError) as error:
         answer.error_code = code_of(error)

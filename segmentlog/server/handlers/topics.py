@@ -33,7 +33,7 @@ from segmentlog.server.codec.messages.delete_topics import (
     DeleteTopicState,
 )
 from segmentlog.server.codec.primitives import ZERO_UUID
-from segmentlog.server.faults import code_of
+from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.names import is_visible, wire_id
 
 _STATES_FROM: Final = 6
@@ -98,7 +98,7 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
         if not validate_only:
             topic_id = wire_id(store.create_topic(name, count, settings).id)
     except (SegmentlogError, OSError) as error:
-        return _refused(name, code_of(error), str(error))
+        return _refused(name, code_of(error), message_of(error))
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC)
         for entry in describe(config)
@@ -150,7 +150,7 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
         result.topic_id = wire_id(call.broker.store.topic(name).id)
         call.broker.store.delete_topic(name)
     except (SegmentlogError, OSError) as error:
-        result.error_code, result.error_message = code_of(error), str(error)
+        result.error_code, result.error_message = code_of(error), message_of(error)
     return result
 
 
@@ -187,7 +187,7 @@ def _add_partitions(call: Call, wanted: CreatePartitionsTopic, *, validate_only:
         if not validate_only:
             call.broker.store.alter_topic(wanted.name, partitions=wanted.count)
     except InvalidConfig as error:
-        return ErrorCode.INVALID_PARTITIONS, str(error)
+        return ErrorCode.INVALID_PARTITIONS, message_of(error)
     except (SegmentlogError, OSError) as error:
-        return code_of(error), str(error)
+        return code_of(error), message_of(error)
     return ErrorCode.NONE, ""

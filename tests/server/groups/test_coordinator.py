@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,11 +13,18 @@ import pytest
 from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, until
 
 from segmentlog.errors import DiskFull, GroupHeld
-from segmentlog.groups.remote import read_remote
+from segmentlog.groups import folder
+from segmentlog.groups.remote import read_remote, write_remote
+from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.server.broker import Broker
+from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.groups.consumer_words import Heartbeat
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.entries import Unavailable
+from segmentlog.server.groups.subscriptions import encode_topics
 from segmentlog.server.groups.words import Member, State
+from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -289,6 +297,102 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
     until(is_given_up)
     with store.consumer("t", group="g"), pytest.raises(GroupHeld):
         store.consumer("t", group="other")
+
+
+def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestClock) -> None:
+    """When there are more workers than there were, who does not come again is given up, though nobody asks for it."""
+    nodes = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+    settings = ServerSettings(groups=SETTINGS)
+    with closing(Broker(store, Cluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
+        moved = next(name for name in map(str, range(100)) if Cluster("c", nodes, 2).is_coordinator(name))
+        settle(Client(alone.groups, "a", moved))
+    with contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(closing(Broker(store, Cluster("c", nodes, number), settings, OpenAuthorizer(), clock)))
+            for number in (1, 2)
+        )
+        first.take_up_groups()
+        second.take_up_groups()
+        Client(first.groups, "x", "another").heartbeat()  # so that the worker that had the group before is seen to live
+        with pytest.raises(GroupHeld):
+            store.consumer("t", group=moved)
+
+        def is_given_up() -> bool:
+            clock.ms += 5_000
+            return store.groups.describe(moved).state == "Empty"
+
+        until(is_given_up)
+        store.consumer("t", group=moved).close()
+
+
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+def test_a_disk_that_takes_longer_than_a_session(
+    start: Callable[..., GroupCoordinator], clock: TestClock, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """While a group is saved nobody in it can be heard of: that time does not count."""
+    coordinator = start()
+    a = Client(coordinator, "a")
+    if kind == "classic":
+        settle(a)
+    else:
+        joins = Heartbeat(member_id="a", rebalance_timeout_ms=10_000, topics=("t",), owned=frozenset())
+        a.id, a.generation = "a", coordinator.beat("g", joins).epoch
+    save = coordinator._remote.save
+
+    def save_slowly(*args: Any) -> None:
+        save(*args)
+        clock.ms += 60_000
+
+    def lives() -> bool:
+        if kind == "classic":
+            return a.heartbeat() is ErrorCode.NONE
+        return coordinator.beat("g", Heartbeat(member_id="a", epoch=a.generation)).error is ErrorCode.NONE
+
+    with monkeypatch.context() as patched:
+        patched.setattr(coordinator._remote, "save", save_slowly)
+        if kind == "classic":  # a rebalance, saved twice
+            assert a.join(protocols=(("range", encode_topics(("t", "u"))),)).error is ErrorCode.NONE
+            coordinator.tick()
+            assert a.sync().error is ErrorCode.NONE
+        else:
+            changed = Heartbeat(member_id="a", epoch=a.generation, topics=("t", "u"), owned=frozenset())
+            a.generation = coordinator.beat("g", changed).epoch
+        coordinator.tick()
+    assert lives()
+    clock.ms += 9_000
+    coordinator.tick()
+    assert lives()
+    clock.ms += 60_000
+    coordinator.tick()
+    assert not lives()
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_library_comes_while_a_worker_takes_up_the_group(
+    start: Callable[..., GroupCoordinator], clock: TestClock, store: LogStore, monkeypatch: pytest.MonkeyPatch,
+    worker: int,
+) -> None:  # fmt: skip
+    """Of a group whose clients were away for too long: they are members no more, be it its own or another's."""
+    a = Client(start(), "a")
+    settle(a)
+    a.coordinator.close()
+    clock.ms += 20_000
+    a.coordinator = start(worker=worker)
+    heartbeats: list[Waiting] = []
+
+    def write_when_the_worker_is_at_it(*args: Any) -> None:
+        heartbeats.append(Waiting(a.heartbeat))
+        until(lambda: heartbeats[0].is_done or a.group in a.coordinator._entries)
+        heartbeats[0]._thread.join(0.2)
+        write_remote(*args)
+
+    monkeypatch.setattr(folder, "write_remote", write_when_the_worker_is_at_it)
+    with store.consumer("t", group="g"):
+        assert heartbeats[0].result() is ErrorCode.UNKNOWN_MEMBER_ID
+        assert a.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+        remote = read_remote(store.fs, f"{store.path}/@groups/g")
+        assert remote is not None
+        assert not remote.held
 
 
 def test_a_deadline_wakes_the_thread(start: Callable[..., GroupCoordinator], store: LogStore) -> None:
