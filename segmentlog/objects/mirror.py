@@ -138,14 +138,18 @@ class Mirror:
             try:
                 self._apply(manifest, progress)
             except ObjectMissing as missing:
-                newer, _ = require_manifest(self.bucket)
-                if newer.nonce == manifest.nonce:
-                    why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
-                    raise ShippingRefused(self.bucket.url, why) from missing
+                self._check_changed(manifest, missing)
                 continue
             self.manifest, self._tag = manifest, tag
             return True
         raise ObjectStoreError(self.bucket.url, "follow", f"the manifest changed {_TRIES} times while it was read")
+
+    def _check_changed(self, manifest: Manifest, missing: ObjectMissing) -> None:
+        """Raise `ShippingRefused` unless another manifest lies there by now, which may refer to it no more."""
+        newer, _ = require_manifest(self.bucket)
+        if newer.nonce == manifest.nonce:
+            why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
+            raise ShippingRefused(self.bucket.url, why) from missing
 
     def _apply(self, manifest: Manifest, progress: Callable[[int, int], None] | None) -> None:
         topics = [topic for topic in manifest.topics if is_wanted(topic.name, self._wanted)]
@@ -166,8 +170,7 @@ class Mirror:
             if refused is not None and one.is_internal:  # positions and decisions of what is not shown
                 break
             try:
-                self._bring(one)
-                self._show(one)
+                self._follow(manifest, one)
             except ShippingRefused as error:  # damage there keeps no other partition from being shown
                 refused = refused or error
             if progress is not None:
@@ -273,6 +276,14 @@ class Mirror:
         there = part.there
         continues = there is not None and (there.generation, there.epoch) == (partition.generation, partition.epoch)
         return _Round(part, partition, segment_spans(partition, tails), continues, topic.name in INTERNAL_TOPICS)
+
+    def _follow(self, manifest: Manifest, one: _Round) -> None:
+        try:
+            self._bring(one)
+            self._show(one)
+        except ObjectMissing as missing:
+            self._check_changed(manifest, missing)
+            raise
 
     def _bring(self, one: _Round) -> None:
         """Have all files of the partition that it takes, those that are to replace others beside them."""

@@ -44,6 +44,7 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.objects import checking
+from segmentlog.objects.binding import is_bound
 from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.checking import check_object, checked_parts, is_same_file
 from segmentlog.objects.cutting import Piece, Target, target_of
@@ -107,6 +108,11 @@ def restore(
     """
     fs, target = fs or FileSystem(), target_of(at, offsets)
     wanted = as_patterns("topics", wanted)
+    if before_store is None and is_bound(fs, path):  # it would be the owner, and no log of it limited
+        why = (
+            f"{path} holds what was begun of a takeover; go on with that ('segmentlog takeover'), or remove the folder"
+        )
+        raise ShippingRefused(bucket.url, why)
     for _ in range(_MANIFESTS_MAX):
         manifest, _tag = require_manifest(bucket)
         files = Restoring(fs, bucket, path, manifest, wanted, target, clock)

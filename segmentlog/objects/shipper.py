@@ -30,6 +30,7 @@ from segmentlog.objects.composing import compose_topics, records_of, said, tails
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.evicting import Evicting
 from segmentlog.objects.known import KnownPartitions
+from segmentlog.objects.leaving import release_unwanted
 from segmentlog.objects.looking import partitions_of
 from segmentlog.objects.orphans import Orphans
 from segmentlog.objects.ownership import claim
@@ -112,6 +113,8 @@ class Shipper:
         self._tails = Tails(bucket, parallel, orphans)
         self._files = StoreFiles(topics.fs, topics.path, bucket, orphans)
         self._evicting = Evicting(bucket)
+        self._there: frozenset[str] | None = None
+        """Ids of the topics that the manifest had when all others were released; None when that is to be done."""
         self._looked_ms = 0
         """When the manifest was last put, or looked at."""
         self.error: str | None = None
@@ -165,6 +168,7 @@ class Shipper:
         elif now_ms - self._looked_ms >= _LOOK_MS:
             self._learn_outcome()
             self._looked_ms = now_ms
+        self._release_unwanted()
         shipped = partitions_of(self._root.manifest)
         self._planning.note_shipped(interval, shipped)
         self._tell(interval, shipped)
@@ -209,6 +213,14 @@ class Shipper:
                 part.standing.keep_snapshots(there)
             part.tell(there)
 
+    def _release_unwanted(self) -> None:
+        """Whatever is shipped no more goes on alone, once the manifest says so."""
+        assert self._binding is not None
+        there = frozenset(topic.id for topic in self._root.manifest.topics) if self._root.manifest else frozenset()
+        if there != self._there:
+            is_done = release_unwanted(self._topics, self._binding.topics, there)
+            self._there = there if is_done else None
+
     def _note_waiting(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> dict[str, str]:
         """What waits, by the names of partitions; and how long nothing has become of it."""
         names = {file.topic_id: name for name, file in interval.topics}
@@ -236,10 +248,11 @@ class Shipper:
             self._lease = self._topics.ship_signals.become_shipper()
         if self._lease is None:
             return False
-        self._binding, self._owner, found = claim(self._topics, self.bucket, self._wanted, now_ms)
+        self._binding, self._owner, found, unopened = claim(self._topics, self.bucket, self._wanted, now_ms)
         self._segments.load()
         if found is not None:
-            self._root.begin(*found)
+            self._root.begin(*found, unopened)
+            self._known.not_compared = set(unopened)
             self._segments.settle(self._root.settled())
         return True
 
@@ -275,6 +288,7 @@ class Shipper:
                 self._known.forget_keys(self._root.condemned())
                 self._known.forget_what_was_seen()
             case Learnt.EARLIER:
+                self._known.not_compared |= self._root.unopened
                 self._known.forget_topics(set())  # nothing is staged then: it has other tails of these numbers
                 self._settle()
 

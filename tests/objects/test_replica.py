@@ -396,7 +396,10 @@ def _elsewhere(store: LogStore) -> Counting:
     return other
 
 
-def test_damage_in_one_partition_keeps_no_other_back(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
+@pytest.mark.parametrize("why", ["damaged", "is gone, which the manifest refers to"])
+def test_damage_in_one_partition_keeps_no_other_back(
+    tmp_path: Path, store: LogStore, bucket: Counting, why: str
+) -> None:
     """But what depends on it: positions, and how transactions ended."""
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         for name in ("a", "b"):
@@ -406,9 +409,10 @@ def test_damage_in_one_partition_keeps_no_other_back(tmp_path: Path, store: LogS
         store.groups.reset("g", {TopicPartition("b", 0): 6})
         ship(store, bucket)
         key = max(key for key in bucket._objects if f"{store.topic('a').id}/0" in key and "." not in key)
-        data, tag = bucket._objects[key]
-        bucket._objects[key] = bytes(len(data)), tag
-        with pytest.raises(ShippingRefused, match="damaged"):
+        data, tag = bucket._objects.pop(key)
+        if why == "damaged":
+            bucket._objects[key] = bytes(len(data)), tag
+        with pytest.raises(ShippingRefused, match=why):
             replica.turn()
         assert [log.log_end_offset for log in copy.topic("a").partitions()] == [5, 6]
         assert copy.topic("b").partition(0).log_end_offset == 6
