@@ -197,7 +197,7 @@ class Mirror:
         for topic_id, name in there.items():
             if topic_id not in wanted:
                 self._delete(topic_id, name)
-        aside = self._left_aside() if self.manifest is None else {}
+        aside = self._left_aside(there) if self.manifest is None or self.status.error else {}
         for topic_id, name in there.items():
             if topic_id in wanted and wanted[topic_id].name != name:  # two may have changed their names
                 aside[topic_id] = f"{self._path}/{MAKING_PREFIX}{topic_id}"
@@ -212,13 +212,17 @@ class Mirror:
         for gone in aside.values():
             self._fs.remove_tree(gone)
 
-    def _left_aside(self) -> dict[str, str]:
-        """By id, topics that a process was killed at renaming; what it was deleting goes."""
+    def _left_aside(self, there: Mapping[str, str]) -> dict[str, str]:
+        """By id, topics that a process was killed at renaming, or failed at; what it was deleting goes.
+
+        And what is ``there`` by its id: it was made anew since.
+        """
         aside = {}
         for name in self._fs.listdir(self._path):
-            if name.startswith(MAKING_PREFIX):
-                aside[name.removeprefix(MAKING_PREFIX)] = f"{self._path}/{name}"
-            elif name.startswith(DELETED_PREFIX):
+            topic_id = name.removeprefix(MAKING_PREFIX)
+            if name.startswith(MAKING_PREFIX) and topic_id not in there:
+                aside[topic_id] = f"{self._path}/{name}"
+            elif name.startswith((MAKING_PREFIX, DELETED_PREFIX)):
                 self._fs.remove_tree(f"{self._path}/{name}")
         return aside
 

@@ -117,6 +117,8 @@ class Shipper:
         """Ids of the topics that the manifest had when all others were released; None when that is to be done."""
         self._looked_ms = 0
         """When the manifest was last put, or looked at."""
+        self._is_whole = True
+        """Whether the last tick came to its end; else, though it was only interrupted, what it saw may not be shipped."""
         self.error: str | None = None
         """Why the last tick failed; None when it did not."""
         self.shipped_ms = 0
@@ -133,6 +135,9 @@ class Shipper:
         """
         with self._mutex:
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
+            if not self._is_whole:
+                self._known.forget_what_was_seen()
+            self._is_whole = False
             try:
                 if not self._become_owner(now_ms):
                     return ShippedNow(put=False, records=0, size_bytes=0)
@@ -142,8 +147,8 @@ class Shipper:
                     result = self._tick(now_ms)
             except (SegmentlogError, OSError) as error:
                 self.error = self._topics.ship_signals.trouble = str(error)
-                self._known.forget_what_was_seen()
                 raise
+            self._is_whole = True
             self.error = None
             if not result.pending and not result.waiting:
                 self.shipped_ms = now_ms
@@ -202,7 +207,11 @@ class Shipper:
         return self._root.condemn(manifest, self._orphans.keys, kept, now_ms)
 
     def _tell(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> None:
-        """Let those know here who wait for it, or need more offsets, what the manifest says of partitions."""
+        """Let those know here who wait for it, or need more offsets, what the manifest says of partitions.
+
+        Raises the first error, once all others know.
+        """
+        first: SegmentlogError | OSError | None = None
         for where, there in shipped.items():
             part, round_ = self._known.parts.get(where), interval.rounds.get(where)
             if part is None or (round_ is None and there.ceiling <= part.ceiling):
@@ -211,7 +220,12 @@ class Shipper:
                 part.look_again()
             if round_ is not None and not round_.is_held:
                 part.standing.keep_snapshots(there)
-            part.tell(there)
+            try:
+                part.tell(there)
+            except (SegmentlogError, OSError) as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def _release_unwanted(self) -> None:
         """Whatever is shipped no more goes on alone, once the manifest says so."""

@@ -12,7 +12,7 @@ from logs import FakeClock, values, values_by_offset
 from objects.buckets import Memory
 
 import segmentlog
-from segmentlog.errors import InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused, UnknownTopic
+from segmentlog.errors import DiskFull, InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused, UnknownTopic
 from segmentlog.log.mirrored import MirroredLog
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import require_manifest
@@ -453,3 +453,43 @@ def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogS
         if not is_killed:
             break
     assert calls > 20
+
+
+class Full(FaultyFileSystem):
+    """There is no room for a topic, for a while."""
+
+    full = ""
+
+    def make_folders(self, path: str) -> None:
+        """As `FileSystem.make_folders`."""
+        if self.full and path.startswith(self.full):
+            raise DiskFull(path)
+        super().make_folders(path)
+
+
+@pytest.mark.parametrize("is_begun_anew", [False, True])
+def test_a_turn_that_failed_at_renaming_is_made_good(
+    tmp_path: Path, store: LogStore, bucket: Counting, is_begun_anew: bool
+) -> None:
+    """By the next turn, of whatever process: nothing is brought again, and nothing is in its way then."""
+    files, folder = Full(), tmp_path / "copy"
+    ship(store, bucket)
+    with follow(bucket, folder, fs=files) as replica:
+        replica.turn()
+        store.rename_topic("b", "z")
+        store.create_topic("new")
+        ship(store, bucket)
+        files.full = f"{folder}/new"
+        with pytest.raises(DiskFull):
+            replica.turn()
+        files.full = ""
+        assert not (folder / "b").exists()
+        bucket.asked.clear()
+        if not is_begun_anew:
+            replica.turn()
+    with follow(bucket, folder) as replica:
+        replica.turn()
+    assert not [key for key in bucket.asked if key.startswith("segments/") and store.topic("z").id in key]
+    assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == ["a", "new", "z"]
+    with LogStore(folder, background=False) as copy:
+        assert contents(copy) == contents(store)

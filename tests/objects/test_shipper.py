@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from logs import FakeClock, NoSyncFileSystem, values_by_offset
 from msgspec.structs import replace
 from objects.buckets import RUBBISH, Memory
 
-from segmentlog.errors import ObjectStoreError, PartitionFailed, ShippingRefused
+from segmentlog.errors import DiskFull, ObjectStoreError, PartitionFailed, ShippingRefused
 from segmentlog.format.manifest import MANIFEST_KEY, StoreFile, encode_manifest
 from segmentlog.groups.configs import GroupConfigs
+from segmentlog.log import granting
+from segmentlog.log.handle import Handle
 from segmentlog.objects import planning
 from segmentlog.objects import shipper as shipper_module
 from segmentlog.objects.bucket import Data
@@ -289,6 +292,54 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
         shipper.tick()
     shipper.tick()
     assert restored(bucket, tmp_path / "restored")["keys/0"] == [old, old, new]
+
+
+def test_what_was_interrupted_is_shipped_the_next_time(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever: a key of the one who waits, too. Nobody is told that it lies there before it does."""
+    monkeypatch.setattr("segmentlog.policy.shipping.INLINE_BYTES", 0)
+    shipper.ship()
+    for name, cause in (("put", KeyboardInterrupt), ("swap", KeyboardInterrupt), ("put", MemoryError)):
+        log = store.topic("b").partition(0)
+        log.append([name.encode()])
+        with monkeypatch.context() as patched:
+            patched.setattr(bucket, name, partial(interrupted, cause))
+            with pytest.raises(cause):
+                shipper.tick()
+        shipper.ship()
+        assert log.shipped_offset == log.log_end_offset
+    assert restored(bucket, tmp_path / "restored")["b/0"] == [b"put", b"swap", b"put"]
+
+
+def interrupted(cause: type[BaseException], *_: object) -> None:
+    """In the place of a request."""
+    raise cause
+
+
+def test_who_cannot_be_told_keeps_it_from_no_other(
+    store: LogStore, shipper: Shipper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no room for the file that grants offsets to one: others are told what is shipped, and granted theirs."""
+    shipper.ship()
+    grant = granting.grant
+
+    def full(handle: Handle, ceiling: int) -> None:
+        if handle.topic == "a":
+            raise DiskFull(handle.folder)
+        grant(handle, ceiling)
+
+    logs = [store.topic(name).partition(0) for name in ("a", "b")]
+    with monkeypatch.context() as patched:
+        patched.setattr(granting, "grant", full)
+        for log in logs:
+            log.append([b"x"] * 600_000)
+        with pytest.raises(DiskFull):
+            shipper.tick()
+        assert [log.shipped_offset for log in logs] == [600_000, 600_000]
+        logs[1].append([b"x"] * 600_000)
+    assert shipper.ship().waiting == {}
+    logs[0].append([b"x"] * 600_000)
 
 
 def test_what_lies_there_for_nobody_is_condemned(
