@@ -54,6 +54,7 @@ from segmentlog.objects.rewinding import CutPartition, Rewinding
 from segmentlog.objects.spans import chunk_data
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.file_locks import free_to_move
 from segmentlog.storage.files import read_file, replace_file, replace_file_by_parts
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.folders import TopicFile, TopicFolders
@@ -119,7 +120,12 @@ def restore(
         if (complete := files.begin()) is not None:
             return complete
         try:
-            return files.run(parallel, progress, before_store)
+            with free_to_move(fs, path, 0.0) as is_alone:
+                if not is_alone:
+                    raise ShippingRefused(bucket.url, f"another process restores into {path}; one is enough")
+                if (complete := files.begin()) is not None:  # by another one, which has ended since
+                    return complete
+                return files.run(parallel, progress, before_store)
         except ObjectMissing as missing:
             newer, _tag = require_manifest(bucket)
             if newer.sequence == manifest.sequence:

@@ -118,7 +118,7 @@ class Shipper:
         self._looked_ms = 0
         """When the manifest was last put, or looked at."""
         self._is_whole = True
-        """Whether the last tick came to its end; else, though it was only interrupted, what it saw may not be shipped."""
+        """Whether the last tick came to its end; else, were it only interrupted, what it saw may not be shipped."""
         self.error: str | None = None
         """Why the last tick failed; None when it did not."""
         self.shipped_ms = 0
