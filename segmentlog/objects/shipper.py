@@ -170,7 +170,7 @@ class Shipper:
         if before is None or said(manifest) != said(before):
             self._put(manifest)
             self._looked_ms = now_ms
-        elif now_ms - self._looked_ms >= _LOOK_MS:
+        elif not 0 <= now_ms - self._looked_ms < _LOOK_MS:  # or the clock was set back
             self._learn_outcome()
             self._looked_ms = now_ms
         self._release_unwanted()
@@ -364,6 +364,11 @@ class Shipper:
     def unshipped_bytes(self) -> int:
         """What was appended since the last turn, on disk or not."""
         return self._known.unshipped_bytes
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names and patterns of the topics that are shipped; none for all."""
+        return self._binding.topics if self._binding is not None else self._wanted
 
     @property
     def is_owner(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.arguments import as_int
+from segmentlog.arguments import as_int, as_patterns
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import InvalidConfig, PartitionFailed, SegmentlogError, ShippingRefused, UnknownTopic
 from segmentlog.objects.binding import read_binding
@@ -111,6 +111,10 @@ class Shipping:
         ``progress`` is told (bytes that were put, bytes in all), which grow with what is appended meanwhile.
         """
         if self._run is not None and self.url in (url, open_bucket(url).url):
+            wanted, known = as_patterns("topics", topics), self._run.shipper.wanted
+            if wanted and wanted != known:
+                why = f"those that this process ships there anyway: {', '.join(known) or 'all'}"
+                raise InvalidConfig("topics", topics, why)
             _flush(self._topics)
             return self._run.shipper.ship(progress)
         run = _Run(self._topics, url, wanted=topics, bytes_per_s=bytes_per_s, threads=False)

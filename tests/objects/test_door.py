@@ -439,3 +439,15 @@ def test_the_place_is_known_however_it_is_written(tmp_path: Path, bucket: Folder
             log.append([b"1"])
             store.ship(url)
             assert log.shipped_offset == log.log_end_offset
+
+
+def test_whoever_asks_for_other_topics_is_not_told_that_they_lie_there(tmp_path: Path, bucket: Folder) -> None:
+    """This process ships some of them anyway, and no others."""
+    with LogStore(tmp_path / "store", background=False, ship=bucket.url, ship_topics="a") as store:
+        for name in ("a", "b"):
+            store.create_topic(name).partition(0).append([b"1"])
+        with pytest.raises(InvalidConfig, match="those that this process ships there anyway: a"):
+            store.ship(bucket.url, topics=["b"])
+        store.ship(bucket.url, topics=["a"])
+        store.ship(bucket.url)
+        assert [store.topic(name).partition(0).shipped_offset for name in ("a", "b")] == [1, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,15 @@ def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
     with pytest.raises(StoreFenced):
         again.tick()
     again.close()
+
+
+def test_an_owner_whose_clock_is_set_back_is_told(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """Though he has nothing to ship: it is looked at twice a minute, whatever the clock says."""
+    shipper = Shipper(store._topics, bucket, parallel=0)
+    now_ms = int(time.time() * 1000)
+    shipper.tick(now_ms)
+    shipper.tick(now_ms + 40_000)
+    take_over(bucket, str(tmp_path / "other"), parallel=0)
+    with pytest.raises(StoreFenced):
+        shipper.tick(now_ms - 3_600_000)
+    shipper.close()
