@@ -366,9 +366,10 @@ class LogStore(Clients):
     ) -> ShippedNow:  # fmt: skip
         """Ship all that was appended so far to an object store; returns once it lies there.
 
-        ``topics`` are names and patterns, none for all; ``bytes_per_s`` limits what is put; ``progress`` is told (bytes
-        that were put, bytes in all). Raises `ShippingRefused` (something else lies there, another process is at it, or
-        a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`, `InvalidConfig`.
+        ``topics`` are names and patterns, none for those of the last time, at first all; ``bytes_per_s`` limits what is
+        put; ``progress`` is told (bytes that were put, bytes in all). Raises `ShippingRefused` (something else lies
+        there, another process is at it, or a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`,
+        `InvalidConfig`.
         """
         self._reaching.know(url)
         return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)

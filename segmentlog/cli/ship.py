@@ -34,8 +34,9 @@ def ship(
 ) -> int:  # fmt: skip
     """Copy the store to an object store at URL, all topics or those that match, and exit once all of it lies there.
 
-    Without URL the one it was shipped to before. What is new is added the next time; several processes may be told to
-    --follow, one does. See docs/ship.md for takeovers, and what each failure takes.
+    Without URL the one it was shipped to before; without names those of the last time, '*' for all again. What is
+    new is added the next time; several processes may be told to --follow, one does. See docs/ship.md for
+    takeovers, and what each failure takes.
 
     \b
       segmentlog ship s3://bucket/store --follow

@@ -76,7 +76,7 @@ class Evicting:
         tiered = is_tiered(handle.config)
         looks = (handle.page.config_version, (local.signature(), there.segments) if tiered else generation)
         before, looked_ms = self._looked.get(where, (None, 0))
-        if looks == before and not (tiered and now_ms - looked_ms >= _EVERY_MS):
+        if looks == before and not (tiered and not 0 <= now_ms - looked_ms < _EVERY_MS):
             return False
         self._looked[where] = looks, now_ms
         return True

@@ -10,6 +10,7 @@ from segmentlog.errors import StoreClosed, UnknownTopic
 from segmentlog.format.manifest import ShippedPartition
 from segmentlog.log import granting
 from segmentlog.objects.capture import LocalPartition, Signature
+from segmentlog.objects.comparing import what_differs
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.orphans import Orphans
 from segmentlog.objects.standing import Standing
@@ -68,6 +69,8 @@ class KnownPartitions:
         self._topics = topics
         self._orphans = orphans
         self.parts: dict[Where, Part] = {}
+        self.not_compared: set[Where] = set()
+        """Those that could not be opened when all others were compared with what lies there."""
 
     def part(self, name: str, where: Where) -> Part | None:
         """What is known of a partition, by the store's own object: one that it has let go of is not to be used.
@@ -86,6 +89,15 @@ class KnownPartitions:
             return part
         except (UnknownTopic, StoreClosed):
             return None
+
+    def why_not_ours(self, where: Where, there: ShippedPartition) -> str:
+        """Why nothing of a partition may be shipped, which can be opened by now: what lies there never was here."""
+        if where not in self.not_compared:
+            return ""
+        why = what_differs(self.parts[where].local, there)
+        if not why:
+            self.not_compared.discard(where)
+        return why
 
     @property
     def unshipped_bytes(self) -> int:

@@ -56,6 +56,10 @@ class Look:
             return
         if part is None:
             return
+        if there is not None and (why := self._known.why_not_ours(where, there)):
+            self.waiting[where] = why
+            self.is_complete = False
+            return
         is_wasted = there is not None and any(chunk.tail in wasted for chunk in there.chunks)
         ceiling = self.ceilings[where] = part.wanted_ceiling(there, now_ms)
         is_known = there is not None and ceiling == there.ceiling and not is_wasted

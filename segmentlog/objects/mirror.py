@@ -138,14 +138,18 @@ class Mirror:
             try:
                 self._apply(manifest, progress)
             except ObjectMissing as missing:
-                newer, _ = require_manifest(self.bucket)
-                if newer.nonce == manifest.nonce:
-                    why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
-                    raise ShippingRefused(self.bucket.url, why) from missing
+                self._check_changed(manifest, missing)
                 continue
             self.manifest, self._tag = manifest, tag
             return True
         raise ObjectStoreError(self.bucket.url, "follow", f"the manifest changed {_TRIES} times while it was read")
+
+    def _check_changed(self, manifest: Manifest, missing: ObjectMissing) -> None:
+        """Raise `ShippingRefused` unless another manifest lies there by now, which may refer to it no more."""
+        newer, _ = require_manifest(self.bucket)
+        if newer.nonce == manifest.nonce:
+            why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
+            raise ShippingRefused(self.bucket.url, why) from missing
 
     def _apply(self, manifest: Manifest, progress: Callable[[int, int], None] | None) -> None:
         topics = [topic for topic in manifest.topics if is_wanted(topic.name, self._wanted)]
@@ -166,8 +170,7 @@ class Mirror:
             if refused is not None and one.is_internal:  # positions and decisions of what is not shown
                 break
             try:
-                self._bring(one)
-                self._show(one)
+                self._follow(manifest, one)
             except ShippingRefused as error:  # damage there keeps no other partition from being shown
                 refused = refused or error
             if progress is not None:
@@ -194,7 +197,7 @@ class Mirror:
         for topic_id, name in there.items():
             if topic_id not in wanted:
                 self._delete(topic_id, name)
-        aside = self._left_aside() if self.manifest is None else {}
+        aside = self._left_aside(there) if self.manifest is None or self.status.error else {}
         for topic_id, name in there.items():
             if topic_id in wanted and wanted[topic_id].name != name:  # two may have changed their names
                 aside[topic_id] = f"{self._path}/{MAKING_PREFIX}{topic_id}"
@@ -209,13 +212,17 @@ class Mirror:
         for gone in aside.values():
             self._fs.remove_tree(gone)
 
-    def _left_aside(self) -> dict[str, str]:
-        """By id, topics that a process was killed at renaming; what it was deleting goes."""
+    def _left_aside(self, there: Mapping[str, str]) -> dict[str, str]:
+        """By id, topics that a process was killed at renaming, or failed at; what it was deleting goes.
+
+        And what is ``there`` by its id: it was made anew since.
+        """
         aside = {}
         for name in self._fs.listdir(self._path):
-            if name.startswith(MAKING_PREFIX):
-                aside[name.removeprefix(MAKING_PREFIX)] = f"{self._path}/{name}"
-            elif name.startswith(DELETED_PREFIX):
+            topic_id = name.removeprefix(MAKING_PREFIX)
+            if name.startswith(MAKING_PREFIX) and topic_id not in there:
+                aside[topic_id] = f"{self._path}/{name}"
+            elif name.startswith((MAKING_PREFIX, DELETED_PREFIX)):
                 self._fs.remove_tree(f"{self._path}/{name}")
         return aside
 
@@ -273,6 +280,14 @@ class Mirror:
         there = part.there
         continues = there is not None and (there.generation, there.epoch) == (partition.generation, partition.epoch)
         return _Round(part, partition, segment_spans(partition, tails), continues, topic.name in INTERNAL_TOPICS)
+
+    def _follow(self, manifest: Manifest, one: _Round) -> None:
+        try:
+            self._bring(one)
+            self._show(one)
+        except ObjectMissing as missing:
+            self._check_changed(manifest, missing)
+            raise
 
     def _bring(self, one: _Round) -> None:
         """Have all files of the partition that it takes, those that are to replace others beside them."""

@@ -9,28 +9,33 @@ end        the owner ships no more, and is bound to nothing
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import uuid
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from segmentlog.errors import ShippingRefused, StoreFenced, UnknownTopic
+from segmentlog.errors import SegmentlogError, ShippingRefused, StoreFenced, UnknownTopic
 from segmentlog.format.manifest import (
     MANIFEST_KEY,
     MalformedManifest,
     Manifest,
     Owner,
-    ShippedPartition,
     decode_manifest,
     encode_manifest,
 )
 from segmentlog.log import granting
 from segmentlog.objects.binding import Binding, folder_id, read_binding, remove_binding, write_binding
 from segmentlog.objects.bucket import Bucket, ObjectMissing
-from segmentlog.objects.capture import LocalPartition, open_local, topics_of
+from segmentlog.objects.capture import open_local, topics_of
+from segmentlog.objects.comparing import what_differs
+from segmentlog.objects.decisions import Where
 from segmentlog.objects.parts import forget_journal
 from segmentlog.objects.uploads import nonce
 from segmentlog.topics.topics import Topics
+
+logger = logging.getLogger("segmentlog")
 
 
 def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
@@ -58,10 +63,17 @@ def new_owner(epoch: int, now_ms: int) -> Owner:
     return Owner(epoch, uuid.uuid4().hex, platform.node(), now_ms)
 
 
-def claim(
-    topics: Topics, bucket: Bucket, wanted: tuple[str, ...], now_ms: int
-) -> tuple[Binding, Owner, tuple[Manifest, str] | None]:
-    """Be the owner of what lies there: (how the store is bound, as whom, the manifest if there is one).
+class Claimed(NamedTuple):
+    """How a store is bound, as whom, the manifest and its tag if there is one; `compare` for what is ``unopened``."""
+
+    binding: Binding
+    owner: Owner
+    found: tuple[Manifest, str] | None
+    unopened: set[Where]
+
+
+def claim(topics: Topics, bucket: Bucket, wanted: tuple[str, ...], now_ms: int) -> Claimed:
+    """Be the owner of what lies there.
 
     A store that is bound to nothing is bound. Raises `ShippingRefused`, `StoreFenced`, `ObjectStoreError`.
     """
@@ -91,7 +103,7 @@ def claim(
             owner = replace(owner, epoch=binding.owner_epoch, id=binding.owner_id)
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
         write_binding(fs, path, binding)
-        return binding, owner, None
+        return Claimed(binding, owner, None, set())
     manifest, _ = found
     owner = manifest.owner
     if manifest.store_id != topics.store_id:
@@ -100,64 +112,56 @@ def claim(
         if not manifest.ended:
             why = f"this store is shipped there by {owner}, and not from {path}; take it over ('segmentlog takeover')"
             raise ShippingRefused(bucket.url, why)
-        compare(topics, bucket, manifest)
+        unopened = compare(topics, bucket, manifest)
         owner = new_owner(manifest.owner.epoch + 1, now_ms)
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
         write_binding(fs, path, binding)
-        return binding, owner, found
+        return Claimed(binding, owner, found, unopened)
     if (owner.epoch, owner.id) != (binding.owner_epoch, binding.owner_id):
         if owner.epoch < binding.owner_epoch:  # bound a moment ago, to what had ended: and not put yet
-            return binding, Owner(binding.owner_epoch, binding.owner_id, platform.node(), now_ms), found
+            owner = Owner(binding.owner_epoch, binding.owner_id, platform.node(), now_ms)
+            return Claimed(binding, owner, found, compare(topics, bucket, manifest))
         fence(topics, binding, owner)
         raise StoreFenced(f"store {path}", str(owner))
-    compare(topics, bucket, manifest)
+    unopened = compare(topics, bucket, manifest)
     if wanted and wanted != binding.topics:
         binding = replace(binding, topics=wanted)
         write_binding(fs, path, binding)
-    return binding, owner, found
+    return Claimed(binding, owner, found, unopened)
 
 
-def compare(topics: Topics, bucket: Bucket, manifest: Manifest) -> None:
-    """Raise `ShippingRefused` when something lies there that this store has not, and has not given up either."""
+def compare(topics: Topics, bucket: Bucket, manifest: Manifest) -> set[Where]:
+    """Raise `ShippingRefused` when something lies there that this store has not, and has not given up either.
+
+    Returns the partitions that cannot be opened now: before anything of them is shipped they are to be compared, too.
+    """
+    unopened: set[Where] = set()
     if manifest.store_id != topics.store_id:
         raise ShippingRefused(bucket.url, f"another store is shipped there, by {manifest.owner}")
     for topic in manifest.topics:
         for shipped in topic.partitions:
-            local = None
-            with contextlib.suppress(UnknownTopic):
+            try:
                 local = open_local(topics, topics.topic_name(topic.id), shipped.number, topic.id)
-            if local is not None and (why := _what_differs(local, shipped)):
-                where = f"{topic.name}/{shipped.number}"
-                why = f"{where}: {why}; the store here is older than that, or a copy: take it over into an empty folder"
-                raise ShippingRefused(bucket.url, why)
-
-
-def _what_differs(local: LocalPartition, shipped: ShippedPartition) -> str:
-    """What lies in the object store and was never here; empty when it all was."""
-    epochs = local.partition.epochs()
-    ours = {epoch.epoch: epoch.start_offset for epoch in epochs}
-    for epoch in shipped.epochs:
-        if ours.get(epoch.epoch) != epoch.start_offset:
-            return f"epoch {epoch.epoch} begins at offset {epoch.start_offset} there"
-    if epochs[-1].epoch > shipped.epoch:
-        return ""  # something was given up here since, and that is told
-    if shipped.end_offset > local.log_end_offset:
-        return f"its log ends at {shipped.end_offset} there, and at {local.log_end_offset} here"
-    start, compacted = local.partition.log_start_offset, local.partition.compacted_below
-    here = {info.base_offset for info in local.partition.segments()}
-    for chunk in shipped.chunks:
-        is_comparable = chunk.segment in here and chunk.end_offset > start and chunk.base_offset >= compacted
-        if is_comparable and not local.holds(chunk):
-            return f"offsets from {chunk.base_offset} on are other records there"
-    return ""
+            except UnknownTopic:
+                continue
+            except (SegmentlogError, OSError):
+                unopened.add((topic.id, shipped.number))
+                continue
+            if local is not None and (why := what_differs(local, shipped)):
+                raise ShippingRefused(bucket.url, f"{topic.name}/{shipped.number}: {why}")
+    return unopened
 
 
 def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
     """Have nobody append to what was shipped: ``owner`` does, elsewhere."""
     for name, file in topics_of(topics, binding.topics):
         for number in range(file.partitions):
-            with contextlib.suppress(UnknownTopic):
+            try:
                 granting.fence(topics.open_partition(name, number, file.topic_id).handle, str(owner))
+            except UnknownTopic:
+                break
+            except (SegmentlogError, OSError) as error:  # all others are: this one gets no further than its ceiling
+                logger.warning("%s/%d: belongs to %s now, and cannot be fenced: %s", name, number, owner, error)
     write_binding(topics.fs, topics.path, replace(binding, fenced=str(owner)))
 
 

@@ -44,6 +44,7 @@ from segmentlog.format.names import (
     segment_name,
 )
 from segmentlog.objects import checking
+from segmentlog.objects.binding import is_bound
 from segmentlog.objects.bucket import Bucket, Data, ObjectMissing
 from segmentlog.objects.checking import check_object, checked_parts, is_same_file
 from segmentlog.objects.cutting import Piece, Target, target_of
@@ -53,6 +54,7 @@ from segmentlog.objects.rewinding import CutPartition, Rewinding
 from segmentlog.objects.spans import chunk_data
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.file_locks import free_to_move
 from segmentlog.storage.files import read_file, replace_file, replace_file_by_parts
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.folders import TopicFile, TopicFolders
@@ -107,13 +109,23 @@ def restore(
     """
     fs, target = fs or FileSystem(), target_of(at, offsets)
     wanted = as_patterns("topics", wanted)
+    if before_store is None and is_bound(fs, path):  # it would be the owner, and no log of it limited
+        why = (
+            f"{path} holds what was begun of a takeover; go on with that ('segmentlog takeover'), or remove the folder"
+        )
+        raise ShippingRefused(bucket.url, why)
     for _ in range(_MANIFESTS_MAX):
         manifest, _tag = require_manifest(bucket)
         files = Restoring(fs, bucket, path, manifest, wanted, target, clock)
         if (complete := files.begin()) is not None:
             return complete
         try:
-            return files.run(parallel, progress, before_store)
+            with free_to_move(fs, path, 0.0) as is_alone:
+                if not is_alone:
+                    raise ShippingRefused(bucket.url, f"another process restores into {path}; one is enough")
+                if (complete := files.begin()) is not None:  # by another one, which has ended since
+                    return complete
+                return files.run(parallel, progress, before_store)
         except ObjectMissing as missing:
             newer, _tag = require_manifest(bucket)
             if newer.sequence == manifest.sequence:

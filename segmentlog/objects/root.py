@@ -19,6 +19,7 @@ from segmentlog.format.manifest import MANIFEST_KEY, Condemned, Manifest, Owner,
 from segmentlog.objects.binding import Binding, read_binding
 from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.composing import said
+from segmentlog.objects.decisions import Where
 from segmentlog.objects.ownership import compare, fence, read_manifest
 from segmentlog.topics.topics import Topics
 
@@ -48,6 +49,8 @@ class Root:
         self._bucket = bucket
         self.manifest: Manifest | None = None
         """The one that was put last, or was found; None before the first."""
+        self.unopened: set[Where] = set()
+        """Partitions that could not be compared with the one that was found last."""
         self._tag: str | None = None
         self._keys: dict[str, frozenset[str]] = {}
         """By nonce, all that the last manifests refer to."""
@@ -61,9 +64,9 @@ class Root:
         """Whether something was put, and nobody knows whether it took effect."""
         return bool(self._tried)
 
-    def begin(self, manifest: Manifest, tag: str) -> None:
+    def begin(self, manifest: Manifest, tag: str, unopened: set[Where]) -> None:
         """Go on from what an earlier process has put."""
-        self.manifest, self._tag = manifest, tag
+        self.manifest, self._tag, self.unopened = manifest, tag, unopened
 
     # ------------------------------------------------------------ which objects
 
@@ -148,7 +151,7 @@ class Root:
         if self.manifest is not None and said(manifest) == said(self.manifest):
             self._go_on_from(manifest, tag)
             return Learnt.SWEPT
-        compare(self._topics, self._bucket, manifest)  # then it says nothing that is not so here
+        self.unopened = compare(self._topics, self._bucket, manifest)  # then it says nothing that is not so here
         self._go_on_from(manifest, tag)
         return Learnt.EARLIER
 

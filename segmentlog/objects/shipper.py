@@ -30,6 +30,7 @@ from segmentlog.objects.composing import compose_topics, records_of, said, tails
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.evicting import Evicting
 from segmentlog.objects.known import KnownPartitions
+from segmentlog.objects.leaving import release_unwanted
 from segmentlog.objects.looking import partitions_of
 from segmentlog.objects.orphans import Orphans
 from segmentlog.objects.ownership import claim
@@ -112,8 +113,12 @@ class Shipper:
         self._tails = Tails(bucket, parallel, orphans)
         self._files = StoreFiles(topics.fs, topics.path, bucket, orphans)
         self._evicting = Evicting(bucket)
+        self._there: frozenset[str] | None = None
+        """Ids of the topics that the manifest had when all others were released; None when that is to be done."""
         self._looked_ms = 0
         """When the manifest was last put, or looked at."""
+        self._is_whole = True
+        """Whether the last tick came to its end; else, were it only interrupted, what it saw may not be shipped."""
         self.error: str | None = None
         """Why the last tick failed; None when it did not."""
         self.shipped_ms = 0
@@ -130,6 +135,9 @@ class Shipper:
         """
         with self._mutex:
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
+            if not self._is_whole:
+                self._known.forget_what_was_seen()
+            self._is_whole = False
             try:
                 if not self._become_owner(now_ms):
                     return ShippedNow(put=False, records=0, size_bytes=0)
@@ -139,8 +147,8 @@ class Shipper:
                     result = self._tick(now_ms)
             except (SegmentlogError, OSError) as error:
                 self.error = self._topics.ship_signals.trouble = str(error)
-                self._known.forget_what_was_seen()
                 raise
+            self._is_whole = True
             self.error = None
             if not result.pending and not result.waiting:
                 self.shipped_ms = now_ms
@@ -162,9 +170,10 @@ class Shipper:
         if before is None or said(manifest) != said(before):
             self._put(manifest)
             self._looked_ms = now_ms
-        elif now_ms - self._looked_ms >= _LOOK_MS:
+        elif not 0 <= now_ms - self._looked_ms < _LOOK_MS:  # or the clock was set back
             self._learn_outcome()
             self._looked_ms = now_ms
+        self._release_unwanted()
         shipped = partitions_of(self._root.manifest)
         self._planning.note_shipped(interval, shipped)
         self._tell(interval, shipped)
@@ -198,7 +207,11 @@ class Shipper:
         return self._root.condemn(manifest, self._orphans.keys, kept, now_ms)
 
     def _tell(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> None:
-        """Let those know here who wait for it, or need more offsets, what the manifest says of partitions."""
+        """Let those know here who wait for it, or need more offsets, what the manifest says of partitions.
+
+        Raises the first error, once all others know.
+        """
+        first: SegmentlogError | OSError | None = None
         for where, there in shipped.items():
             part, round_ = self._known.parts.get(where), interval.rounds.get(where)
             if part is None or (round_ is None and there.ceiling <= part.ceiling):
@@ -207,7 +220,20 @@ class Shipper:
                 part.look_again()
             if round_ is not None and not round_.is_held:
                 part.standing.keep_snapshots(there)
-            part.tell(there)
+            try:
+                part.tell(there)
+            except (SegmentlogError, OSError) as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _release_unwanted(self) -> None:
+        """Whatever is shipped no more goes on alone, once the manifest says so."""
+        assert self._binding is not None
+        there = frozenset(topic.id for topic in self._root.manifest.topics) if self._root.manifest else frozenset()
+        if there != self._there:
+            is_done = release_unwanted(self._topics, self._binding.topics, there)
+            self._there = there if is_done else None
 
     def _note_waiting(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> dict[str, str]:
         """What waits, by the names of partitions; and how long nothing has become of it."""
@@ -236,10 +262,11 @@ class Shipper:
             self._lease = self._topics.ship_signals.become_shipper()
         if self._lease is None:
             return False
-        self._binding, self._owner, found = claim(self._topics, self.bucket, self._wanted, now_ms)
+        self._binding, self._owner, found, unopened = claim(self._topics, self.bucket, self._wanted, now_ms)
         self._segments.load()
         if found is not None:
-            self._root.begin(*found)
+            self._root.begin(*found, unopened)
+            self._known.not_compared = set(unopened)
             self._segments.settle(self._root.settled())
         return True
 
@@ -275,6 +302,7 @@ class Shipper:
                 self._known.forget_keys(self._root.condemned())
                 self._known.forget_what_was_seen()
             case Learnt.EARLIER:
+                self._known.not_compared |= self._root.unopened
                 self._known.forget_topics(set())  # nothing is staged then: it has other tails of these numbers
                 self._settle()
 
@@ -336,6 +364,11 @@ class Shipper:
     def unshipped_bytes(self) -> int:
         """What was appended since the last turn, on disk or not."""
         return self._known.unshipped_bytes
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names and patterns of the topics that are shipped; none for all."""
+        return self._binding.topics if self._binding is not None else self._wanted
 
     @property
     def is_owner(self) -> bool:

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.arguments import as_int
+from segmentlog.arguments import as_int, as_patterns
 from segmentlog.defaults import SHIP_INTERVAL_MS
-from segmentlog.errors import InvalidConfig, SegmentlogError, ShippingRefused, UnknownTopic
+from segmentlog.errors import InvalidConfig, PartitionFailed, SegmentlogError, ShippingRefused, UnknownTopic
 from segmentlog.objects.binding import read_binding
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import end, unbind
@@ -83,8 +83,8 @@ class Shipping:
     ) -> None:
         """Ship it from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new; without threads by `tick`.
 
-        ``topics`` are names and patterns, none for all; ``bytes_per_s`` limits what is put. Raises `InvalidConfig`,
-        `ReadOnlyStore`.
+        ``topics`` are names and patterns, none for those of the last time, at first all; ``bytes_per_s``
+        limits what is put. Raises `InvalidConfig`, `ReadOnlyStore`.
         """
         if self._run is not None:
             raise InvalidConfig("ship", url, f"nothing more: it is shipped to {self.url} already")
@@ -106,16 +106,20 @@ class Shipping:
     def ship(
         self, url: str, *, topics: Iterable[str] = (), bytes_per_s: int | None = None, progress: Progress | None = None
     ) -> ShippedNow:
-        """Ship all that is on disk now; returns once it lies there. Raises as `tick`.
+        """Ship all that was appended here, or is on disk; returns once it lies there. Raises as `tick`.
 
         ``progress`` is told (bytes that were put, bytes in all), which grow with what is appended meanwhile.
         """
-        if self._run is not None and self.url == url:
+        if self._run is not None and self.url in (url, open_bucket(url).url):
+            wanted, known = as_patterns("topics", topics), self._run.shipper.wanted
+            if wanted and wanted != known:
+                why = f"those that this process ships there anyway: {', '.join(known) or 'all'}"
+                raise InvalidConfig("topics", topics, why)
+            _flush(self._topics)
             return self._run.shipper.ship(progress)
         run = _Run(self._topics, url, wanted=topics, bytes_per_s=bytes_per_s, threads=False)
         try:
-            for partition in self._topics.opened_partitions():
-                partition.flush()
+            _flush(self._topics)
             return run.shipper.ship(progress)
         finally:
             run.close()
@@ -164,6 +168,13 @@ class Shipping:
         run, self._run = self._run, None
         if run is not None:
             run.close()
+
+
+def _flush(topics: Topics) -> None:
+    """Have all that was appended here on disk; but of those that failed, which keep no other from being shipped."""
+    for partition in topics.opened_partitions():
+        with contextlib.suppress(PartitionFailed, UnknownTopic):  # the shipper says so; deleted meanwhile
+            partition.flush()
 
 
 def _who_holds(fs: FileSystem, path: str) -> str:
@@ -287,8 +298,7 @@ class _Run:
             self._watch.close()
         if self.shipper.is_owner:
             try:
-                for partition in self._topics.opened_partitions():
-                    partition.flush()
+                _flush(self._topics)
                 self.shipper.tick()
             except (SegmentlogError, OSError) as error:
                 logger.warning("%s: what was appended last is not shipped: %s", self._topics.path, error)

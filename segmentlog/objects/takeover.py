@@ -53,12 +53,7 @@ def take_over(
     fs.make_folders(path)
     binding = read_binding(fs, path)
     if binding is None:
-        if manifest.ended and not force:
-            why = (
-                f"{manifest.owner} has ended shipping, and may have gone on since: its offsets would be handed out"
-                " twice; restore it instead, or say --force"
-            )
-            raise ShippingRefused(bucket.url, why)
+        _check_goes_on(bucket, manifest, force)
         restoring = Restoring(fs, bucket, path, manifest)
         end_replica(fs, path, bucket.url, restoring.adopt)
         if restoring.begin() is not None:
@@ -70,16 +65,27 @@ def take_over(
         raise ShippingRefused(bucket.url, f"{path} is a store that is shipped; take over into a folder that is empty")
     elif binding.url != bucket.url:
         raise ShippingRefused(bucket.url, f"{path} holds what was begun of taking over {binding.url}")
-    bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms())
+    bound = _become_owner(bucket, path, fs, binding, manifest, tag, clock.now_ms(), force=force)
     return restore(
         bucket, path, fs=fs, parallel=parallel, progress=progress,
         before_store=lambda now: _limit(fs, path, bound, now),
     )  # fmt: skip
 
 
+def _check_goes_on(bucket: Bucket, manifest: Manifest, force: bool) -> None:
+    """Raise `ShippingRefused` where the owner has ended shipping, unless that is to be no reason."""
+    if manifest.ended and not force:
+        why = (
+            f"{manifest.owner} has ended shipping, and may have gone on since: its offsets would be handed out"
+            " twice; restore it instead, or say --force"
+        )
+        raise ShippingRefused(bucket.url, why)
+
+
 def _become_owner(
-    bucket: Bucket, path: str, fs: FileSystem, binding: Binding, manifest: Manifest, tag: str, now_ms: int
-) -> Binding:
+    bucket: Bucket, path: str, fs: FileSystem, binding: Binding, manifest: Manifest, tag: str, now_ms: int,
+    *, force: bool,
+) -> Binding:  # fmt: skip
     """Have the manifest name this folder's owner."""
     for _ in range(_TRIES):
         owner = manifest.owner
@@ -87,6 +93,7 @@ def _become_owner(
             return binding
         if owner.epoch >= binding.owner_epoch:
             raise StoreFenced(f"store {path}", str(owner))
+        _check_goes_on(bucket, manifest, force)  # it may have ended since this was begun
         taken = replace(new_owner(binding.owner_epoch, now_ms), id=binding.owner_id)
         changed = replace(
             manifest, owner=taken, sequence=manifest.sequence + 1, nonce=nonce(), shipped_ms=now_ms, ended=False

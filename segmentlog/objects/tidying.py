@@ -7,6 +7,7 @@ in between finds its own put refused, sees that, and uploads anew.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from segmentlog.errors import ObjectStoreError, ShippingRefused
 from segmentlog.format.manifest import MANIFEST_KEY, Condemned, Manifest, Stored, encode_manifest
+from segmentlog.format.names import SHIPPED_FILES
 from segmentlog.objects.bucket import Bucket, ObjectChanged, ObjectMissing
 from segmentlog.objects.checking import check_object
 from segmentlog.objects.ownership import require_manifest
@@ -23,6 +25,11 @@ from segmentlog.objects.uploads import nonce
 GRACE_MS: Final = 24 * 3600_000
 """What is younger may be of an upload that is under way, or be read by somebody who has an older manifest."""
 _TRIES: Final = 50
+_OURS: Final = re.compile(
+    r"(?:segments/[^/]+/\d+/\d{20}-[0-9a-f]{12}(?:\.(?:\d+|index|snapshot))?|tails/\d{20}-[0-9a-f]{12}"
+    rf"|files/(?:{'|'.join(map(re.escape, SHIPPED_FILES))})-[0-9a-f]{{12}})"
+)
+"""The names of `parts.key_of` and what goes with these, of `tails` and of `store_files`."""
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -118,4 +125,4 @@ def described(manifest: Manifest) -> Iterator[tuple[str, Stored]]:
 
 def _is_ours(key: str) -> bool:
     """Whether shipping gives such names: what else lies there is nobody's business."""
-    return key.startswith(("segments/", "tails/", "files/"))
+    return _OURS.fullmatch(key) is not None

@@ -14,7 +14,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 _WORDS_MAX: Final = 400
 _SHORTEST_SECRET: Final = 4
-_IN_URLS: Final = re.compile(r"\?[^\s\"'>)]*|//[^/\s@]*@")
+_IN_URLS: Final = re.compile(r"\?[^\s\"'>)]*|(?<!abfs:)(?<!abfss:)//[^/\s@]*@|//[^/\s@:]*:[^/\s@]*@", re.IGNORECASE)
+"""Queries, and who asks; but in abfss://container@account.dfs.core.windows.net/path it is where, and not who."""
+_OF_CONTAINERS: Final = ("abfs", "abfss")
 _KEY_IDS: Final = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b")
 _SECRET_NAMES: Final = re.compile(r"key|secret|token|password|sas|credential|signature", re.IGNORECASE)
 _PREFIXES: Final = ("AWS_", "AZURE_", "GOOGLE_")
@@ -93,6 +95,8 @@ def _without(found: re.Match[str]) -> str:
 def _in_url(url: str) -> Iterator[str]:
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]
+    if parts.scheme.lower() in _OF_CONTAINERS and ":" not in user:
+        user = ""
     for text in (*user.split(":", 1), *re.split("[&=]", parts.query)):
         if len(text) >= _SHORTEST_SECRET:
             yield text

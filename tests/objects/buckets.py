@@ -24,6 +24,9 @@ from segmentlog.objects.folder import Folder
 SERVERS = {"moto": s3_servers.moto, "versitygw": s3_servers.versitygw}
 KINDS = ("folder", "memory", "obstore's memory", *SERVERS)
 
+RUBBISH = f"tails/{10**6:020d}-0123456789ab"
+"""The name of a tail that no manifest refers to."""
+
 Maker = Callable[[], Bucket]
 """Makes a bucket at a place of its own, with nothing in it."""
 

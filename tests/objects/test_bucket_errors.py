@@ -38,6 +38,7 @@ from segmentlog.objects.cloud import Cloud
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.words import without_secrets
 from segmentlog.store import LogStore
 
 TOKEN = "planted//session+token=="
@@ -394,6 +395,15 @@ def test_secrets_in_a_url_are_not_told(url: str, caplog: pytest.LogCaptureFixtur
     else:
         for secret in PLANTED:
             assert secret not in bucket.url + repr(bucket) + caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss", "ABFSS"])
+def test_the_container_in_a_url_is_no_secret(scheme: str) -> None:
+    """It says where the objects are: the store's files are to lead there by it."""
+    url = f"{scheme}://container@account.dfs.core.windows.net/place"
+    assert open_bucket(f"{url}/").url == url
+    assert open_bucket(open_bucket(url).url).url == url
+    assert without_secrets(f"{scheme}://user:password@host/place") == f"{scheme}://host/place"
 
 
 def test_secrets_get_neither_into_the_log_nor_into_the_store(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -12,20 +13,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from logs import values_by_offset
 
 import segmentlog
 from segmentlog.errors import (
+    GrantExhausted,
     InvalidConfig,
     NotShipped,
     ObjectStoreError,
+    PartitionFailed,
     ReadOnlyStore,
     ShippingRefused,
     StoreFenced,
 )
+from segmentlog.log import granting
 from segmentlog.objects.folder import Folder
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.store import LogStore
+from segmentlog.testing.faults import FaultyFileSystem
 
 
 @pytest.fixture
@@ -382,3 +388,66 @@ def test_an_object_store_that_is_not_there_is_told(tmp_path: Path) -> None:
         with pytest.raises(ObjectStoreError, match="Not a directory"):
             store.ship(f"file://{tmp_path}/bucket")
         log.append([b"y"])
+
+
+def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Path, bucket: Folder) -> None:
+    """Neither when it is asked for, nor in the end."""
+    files = FaultyFileSystem()
+    with LogStore(tmp_path / "store", background=False, fs=files, ship=bucket.url) as store:
+        failed, other = (store.create_topic(name, fsync="never").partition(0) for name in ("a", "b"))
+        for log in (failed, other):
+            log.append([b"1"])
+        store.ship(bucket.url)
+        failed.append([b"2"])
+        files.fail("fdatasync", errno.EIO)
+        with pytest.raises(PartitionFailed):
+            failed.flush()
+        other.append([b"2"])
+        with pytest.raises(ShippingRefused, match="not all of the store can be shipped: a/0"):
+            store.ship(bucket.url)
+        assert other.shipped_offset == 2
+        other.append([b"3"])
+    restore(bucket, str(tmp_path / "restored"))
+    with LogStore(tmp_path / "restored", background=False) as restored:
+        found = {name: list(values_by_offset(restored.topic(name).partition(0)).values()) for name in ("a", "b")}
+    assert found == {"a": [b"1"], "b": [b"1", b"2", b"3"]}
+
+
+def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: Folder) -> None:
+    """Nobody would promise it more offsets. Wanted again it is shipped again, and goes no further than that."""
+    many = [b"x"] * 300_000
+    with LogStore(tmp_path / "store", background=False) as store:
+        store.create_topic("a")
+        log = store.create_topic("b").partition(0)
+        log.append([b"1"])
+        store.ship(bucket.url)
+        store.ship(bucket.url, topics=["a"])
+        for _ in range(8):
+            log.append(many)
+        store.ship(bucket.url, topics=["a", "b"])
+        assert log.shipped_offset == log.log_end_offset
+        assert granting.limit(log.handle) > log.log_end_offset
+        with pytest.raises(GrantExhausted):
+            log.append(many * 5)
+
+
+def test_the_place_is_known_however_it_is_written(tmp_path: Path, bucket: Folder) -> None:
+    """Whoever asks for what this process ships there anyway is answered by it, and all he appended lies there then."""
+    with segmentlog.open(tmp_path / "store", ship=f"{bucket.url}/", ship_interval_ms=3_600_000) as store:
+        log = store.create_topic("a").partition(0)
+        for url in (bucket.url, f"{bucket.url}/", f"{bucket.url}/./"):
+            log.append([b"1"])
+            store.ship(url)
+            assert log.shipped_offset == log.log_end_offset
+
+
+def test_whoever_asks_for_other_topics_is_not_told_that_they_lie_there(tmp_path: Path, bucket: Folder) -> None:
+    """This process ships some of them anyway, and no others."""
+    with LogStore(tmp_path / "store", background=False, ship=bucket.url, ship_topics="a") as store:
+        for name in ("a", "b"):
+            store.create_topic(name).partition(0).append([b"1"])
+        with pytest.raises(InvalidConfig, match="those that this process ships there anyway: a"):
+            store.ship(bucket.url, topics=["b"])
+        store.ship(bucket.url, topics=["a"])
+        store.ship(bucket.url)
+        assert [store.topic(name).partition(0).shipped_offset for name in ("a", "b")] == [1, 0]

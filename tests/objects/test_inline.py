@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from logs import NoSyncFileSystem
 from msgspec.structs import replace
-from objects.buckets import Memory
+from objects.buckets import RUBBISH, Memory
 from objects.readers import check, contents, decoded, open_store
 
 from segmentlog.errors import ObjectStoreError
@@ -170,7 +170,7 @@ def test_others_who_put_the_manifest_keep_what_stands_in_it(
     shipper.ship()
     before = inline(decoded(bucket))
     assert before
-    bucket.put("tails/rubbish", b"x")
+    bucket.put(RUBBISH, b"x")
     sweep(bucket, 1 << 60, grace_ms=1)
     assert inline(decoded(bucket)) == before
     take_over(bucket, str(tmp_path / "new"), fs=NoSyncFileSystem(), parallel=0)

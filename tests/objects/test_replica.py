@@ -12,7 +12,7 @@ from logs import FakeClock, values, values_by_offset
 from objects.buckets import Memory
 
 import segmentlog
-from segmentlog.errors import InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused, UnknownTopic
+from segmentlog.errors import DiskFull, InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused, UnknownTopic
 from segmentlog.log.mirrored import MirroredLog
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import require_manifest
@@ -396,7 +396,10 @@ def _elsewhere(store: LogStore) -> Counting:
     return other
 
 
-def test_damage_in_one_partition_keeps_no_other_back(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
+@pytest.mark.parametrize("why", ["damaged", "is gone, which the manifest refers to"])
+def test_damage_in_one_partition_keeps_no_other_back(
+    tmp_path: Path, store: LogStore, bucket: Counting, why: str
+) -> None:
     """But what depends on it: positions, and how transactions ended."""
     with follow_after(store, bucket, tmp_path) as replica, LogStore(tmp_path / "copy", background=False) as copy:
         for name in ("a", "b"):
@@ -406,9 +409,10 @@ def test_damage_in_one_partition_keeps_no_other_back(tmp_path: Path, store: LogS
         store.groups.reset("g", {TopicPartition("b", 0): 6})
         ship(store, bucket)
         key = max(key for key in bucket._objects if f"{store.topic('a').id}/0" in key and "." not in key)
-        data, tag = bucket._objects[key]
-        bucket._objects[key] = bytes(len(data)), tag
-        with pytest.raises(ShippingRefused, match="damaged"):
+        data, tag = bucket._objects.pop(key)
+        if why == "damaged":
+            bucket._objects[key] = bytes(len(data)), tag
+        with pytest.raises(ShippingRefused, match=why):
             replica.turn()
         assert [log.log_end_offset for log in copy.topic("a").partitions()] == [5, 6]
         assert copy.topic("b").partition(0).log_end_offset == 6
@@ -480,3 +484,43 @@ def test_a_reader_that_looks_before_what_was_compacted_away_is_removed(
             for offset in range(10):
                 assert [batch.values for batch in log.read(offset)] == [batch.values for batch in keys.read(offset)]
             assert [one.base_offset for one in log.segments()] == [one.base_offset for one in keys.segments()]
+
+
+class Full(FaultyFileSystem):
+    """There is no room for a topic, for a while."""
+
+    full = ""
+
+    def make_folders(self, path: str) -> None:
+        """As `FileSystem.make_folders`."""
+        if self.full and path.startswith(self.full):
+            raise DiskFull(path)
+        super().make_folders(path)
+
+
+@pytest.mark.parametrize("is_begun_anew", [False, True])
+def test_a_turn_that_failed_at_renaming_is_made_good(
+    tmp_path: Path, store: LogStore, bucket: Counting, is_begun_anew: bool
+) -> None:
+    """By the next turn, of whatever process: nothing is brought again, and nothing is in its way then."""
+    files, folder = Full(), tmp_path / "copy"
+    ship(store, bucket)
+    with follow(bucket, folder, fs=files) as replica:
+        replica.turn()
+        store.rename_topic("b", "z")
+        store.create_topic("new")
+        ship(store, bucket)
+        files.full = f"{folder}/new"
+        with pytest.raises(DiskFull):
+            replica.turn()
+        files.full = ""
+        assert not (folder / "b").exists()
+        bucket.asked.clear()
+        if not is_begun_anew:
+            replica.turn()
+    with follow(bucket, folder) as replica:
+        replica.turn()
+    assert not [key for key in bucket.asked if key.startswith("segments/") and store.topic("z").id in key]
+    assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == ["a", "new", "z"]
+    with LogStore(folder, background=False) as copy:
+        assert contents(copy) == contents(store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -116,6 +116,36 @@ def test_what_was_begun_of_another_restore_is_left_alone(tmp_path: Path, store: 
     mark = tmp_path / "there" / "@restoring"
     assert json.loads(mark.read_text())["topics"] == []
     assert restored(bucket, tmp_path / "there") == contents(store)
+
+
+class Slow(Memory):
+    """Something happens before a segment is got."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """As `Bucket.get`."""
+        meanwhile, is_segment = self.meanwhile, key.startswith("segments/")
+        if meanwhile is not None and is_segment:
+            self.meanwhile = None
+            meanwhile()
+        return super().get(key)
+
+
+def test_two_are_not_at_one_folder(tmp_path: Path, store: LogStore) -> None:
+    """Whoever is run while another one is only slow would be done first; and what was appended then be overwritten."""
+    bucket, folder = Slow(), tmp_path / "copy"
+    ship(store, bucket)
+
+    def another() -> None:
+        with pytest.raises(ShippingRefused, match="another process restores into"):
+            restore(bucket, str(folder), parallel=0)
+
+    bucket.meanwhile = another
+    assert restored(bucket, folder) == contents(store)
+    assert bucket.meanwhile is None
+    with pytest.raises(ShippingRefused, match="is a store"):
+        restore(bucket, str(folder), parallel=0)
 
 
 def test_what_is_whole_is_not_brought_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:

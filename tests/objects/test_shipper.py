@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from logs import FakeClock, NoSyncFileSystem, values_by_offset
 from msgspec.structs import replace
-from objects.buckets import Memory
+from objects.buckets import RUBBISH, Memory
 
-from segmentlog.errors import ObjectStoreError, PartitionFailed, ShippingRefused
+from segmentlog.errors import DiskFull, ObjectStoreError, PartitionFailed, ShippingRefused
 from segmentlog.format.manifest import MANIFEST_KEY, StoreFile, encode_manifest
 from segmentlog.groups.configs import GroupConfigs
+from segmentlog.log import granting
+from segmentlog.log.handle import Handle
 from segmentlog.objects import planning
 from segmentlog.objects import shipper as shipper_module
 from segmentlog.objects.bucket import Data
@@ -152,6 +157,74 @@ def test_one_that_cannot_be_looked_at_yet_is_promised_its_offsets(
         assert log.log_end_offset >= there.ceiling
 
 
+@contextlib.contextmanager
+def hidden(partition: Path) -> Iterator[None]:
+    """Meanwhile a partition cannot be opened: a folder stands in the place of its segment."""
+    (segment,) = partition.glob("*.log")
+    (partition / "state").unlink()
+    kept = segment.rename(partition.parent / "kept")
+    segment.mkdir()
+    yield
+    segment.rmdir()
+    kept.rename(segment)
+
+
+def test_one_that_cannot_be_opened_keeps_no_other_from_being_shipped(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable
+) -> None:
+    """A process that begins with that ships the others; the one goes on once it can be opened, if it is what it was."""
+    for topic in ("a", "b"):
+        store.topic(topic).partition(0).append([b"%s 1" % topic.encode()])
+    shipper.ship()
+    shipper.close()
+    store.close()
+    with hidden(Path(store.path) / "a" / "0"), opened(store, bucket) as (again, other):
+        again.topic("b").partition(0).append([b"b 2"])
+        assert list(other.tick().waiting) == ["a/0"]
+        assert restored(bucket, tmp_path / "restored") == {"a/0": [b"a 1"], "a/1": [], "b/0": [b"b 1", b"b 2"]}
+    with opened(store, bucket) as (again, other):
+        again.topic("a").partition(0).append([b"a 2"])
+        assert other.ship().waiting == {}
+        assert restored(bucket, tmp_path / "restored 2")["a/0"] == [b"a 1", b"a 2"]
+
+
+def test_one_that_can_be_opened_later_is_compared_then(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable
+) -> None:
+    """Somebody may have put an older one in its place: nothing of it is shipped."""
+    log = store.topic("a").partition(0)
+    log.append([b"1"])
+    shipper.ship()
+    store.close()
+    shipper.close()
+    older = shutil.copytree(Path(store.path) / "a" / "0", tmp_path / "older")
+    with opened(store, bucket) as (again, other):
+        again.topic("a").partition(0).append([b"2"])
+        other.ship()
+    with hidden(Path(store.path) / "a" / "0"):
+        again = LogStore(store.path, background=False)
+        other = Shipper(again._topics, bucket, parallel=0)
+        other.tick()
+    shutil.rmtree(Path(store.path) / "a" / "0")
+    older.rename(Path(store.path) / "a" / "0")
+    again.topic("a").partition(0).append([b"another 2", b"3"])
+    again.topic("b").partition(0).append([b"b"])
+    for _ in range(2):
+        assert "offsets from 0 on are other records there" in other.tick().waiting["a/0"]
+    other.close()
+    again.close()
+    assert restored(bucket, tmp_path / "restored") == {"a/0": [b"1", b"2"], "a/1": [], "b/0": [b"b"]}
+
+
+@contextlib.contextmanager
+def opened(store: LogStore, bucket: Memory) -> Iterator[tuple[LogStore, Shipper]]:
+    """By another process, which ships."""
+    with LogStore(store.path, background=False) as again:
+        shipper = Shipper(again._topics, bucket, parallel=0)
+        yield again, shipper
+        shipper.close()
+
+
 # ---------------------------------------------------------------- what has to wait
 
 
@@ -219,6 +292,54 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
         shipper.tick()
     shipper.tick()
     assert restored(bucket, tmp_path / "restored")["keys/0"] == [old, old, new]
+
+
+def test_what_was_interrupted_is_shipped_the_next_time(
+    tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever: a key of the one who waits, too. Nobody is told that it lies there before it does."""
+    monkeypatch.setattr("segmentlog.policy.shipping.INLINE_BYTES", 0)
+    shipper.ship()
+    for name, cause in (("put", KeyboardInterrupt), ("swap", KeyboardInterrupt), ("put", MemoryError)):
+        log = store.topic("b").partition(0)
+        log.append([name.encode()])
+        with monkeypatch.context() as patched:
+            patched.setattr(bucket, name, partial(interrupted, cause))
+            with pytest.raises(cause):
+                shipper.tick()
+        shipper.ship()
+        assert log.shipped_offset == log.log_end_offset
+    assert restored(bucket, tmp_path / "restored")["b/0"] == [b"put", b"swap", b"put"]
+
+
+def interrupted(cause: type[BaseException], *_: object) -> None:
+    """In the place of a request."""
+    raise cause
+
+
+def test_who_cannot_be_told_keeps_it_from_no_other(
+    store: LogStore, shipper: Shipper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no room for the file that grants offsets to one: others are told what is shipped, and granted theirs."""
+    shipper.ship()
+    grant = granting.grant
+
+    def full(handle: Handle, ceiling: int) -> None:
+        if handle.topic == "a":
+            raise DiskFull(handle.folder)
+        grant(handle, ceiling)
+
+    logs = [store.topic(name).partition(0) for name in ("a", "b")]
+    with monkeypatch.context() as patched:
+        patched.setattr(granting, "grant", full)
+        for log in logs:
+            log.append([b"x"] * 600_000)
+        with pytest.raises(DiskFull):
+            shipper.tick()
+        assert [log.shipped_offset for log in logs] == [600_000, 600_000]
+        logs[1].append([b"x"] * 600_000)
+    assert shipper.ship().waiting == {}
+    logs[0].append([b"x"] * 600_000)
 
 
 def test_what_lies_there_for_nobody_is_condemned(
@@ -314,13 +435,13 @@ def test_somebody_who_sweeps_meanwhile_keeps_nobody_from_shipping(
 ) -> None:
     """`segmentlog objects gc` puts a manifest, too: the next turn begins anew with that, and is done."""
     shipper.ship()
-    bucket.put("tails/rubbish", b"x")
-    assert sweep(bucket, int(time.time() * 1000) + 1000, grace_ms=0).condemned == ("tails/rubbish",)
+    bucket.put(RUBBISH, b"x")
+    assert sweep(bucket, int(time.time() * 1000) + 1000, grace_ms=0).condemned == (RUBBISH,)
     store.topic("b").partition(0).append([b"x"])
     assert shipper.tick().put
     assert store.topic("b").partition(0).shipped_offset == 1
     assert shipper.manifest is not None
-    assert "tails/rubbish" in {one.key for one in shipper.manifest.condemned}
+    assert RUBBISH in {one.key for one in shipper.manifest.condemned}
 
 
 # ---------------------------------------------------------------- files of the store itself

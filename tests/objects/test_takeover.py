@@ -1,0 +1,146 @@
+"""Takeovers that are killed half way, and what happens to a place or a folder until they are run again."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import values_by_offset
+from objects.buckets import Memory
+
+from segmentlog.errors import ShippingRefused, StoreFenced
+from segmentlog.log import granting
+from segmentlog.log.handle import Handle
+from segmentlog.objects import takeover
+from segmentlog.objects.bucket import Data
+from segmentlog.objects.ownership import end
+from segmentlog.objects.restoring import restore
+from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.takeover import take_over
+from segmentlog.store import LogStore
+
+
+class Killed(Exception):
+    """The process is."""
+
+
+def killed(*_: Any, **__: Any) -> None:
+    """In the place of a step of a takeover."""
+    raise Killed
+
+
+@pytest.fixture
+def bucket() -> Memory:
+    """Where it is shipped to."""
+    return Memory()
+
+
+@pytest.fixture
+def store(tmp_path: Path, bucket: Memory) -> Iterator[LogStore]:
+    """A store that is shipped."""
+    with LogStore(tmp_path / "store", background=False) as opened:
+        opened.create_topic("a", fsync="always").partition(0).append([b"1"])
+        ship(opened, bucket)
+        yield opened
+
+
+def ship(store: LogStore, bucket: Memory) -> None:
+    """All of it."""
+    shipper = Shipper(store._topics, bucket, parallel=0)
+    shipper.ship()
+    shipper.close()
+
+
+def begin(bucket: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str) -> None:
+    """A takeover that is killed before a step."""
+    with monkeypatch.context() as patched:
+        patched.setattr(takeover, killed_at, killed)
+        with pytest.raises(Killed):
+            take_over(bucket, str(folder), parallel=0)
+
+
+def test_an_owner_who_ended_meanwhile_is_not_taken_over(
+    tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on without: whoever took over would hand out the same offsets for other records."""
+    begin(bucket, tmp_path / "other", monkeypatch, "_become_owner")
+    end(store._topics, bucket)
+    store.topic("a").partition(0).append([b"2"])
+    with pytest.raises(ShippingRefused, match="has ended shipping"):
+        take_over(bucket, str(tmp_path / "other"), parallel=0)
+    take_over(bucket, str(tmp_path / "other"), force=True, parallel=0)
+
+
+def test_an_owner_who_ends_right_now_is_not_taken_over(
+    tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The put that fails for that is not tried again."""
+    swap = bucket.swap
+
+    def ending(key: str, data: Data, tag: str | None) -> str:
+        monkeypatch.undo()
+        end(store._topics, bucket)
+        return swap(key, data, tag)
+
+    monkeypatch.setattr(bucket, "swap", ending)
+    with pytest.raises(ShippingRefused, match="has ended shipping"):
+        take_over(bucket, str(tmp_path / "other"), parallel=0)
+
+
+@pytest.mark.parametrize("step", ["_become_owner", "restore"])
+def test_a_restore_makes_no_owner_of_what_a_takeover_has_begun(
+    tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The folder says that it is one: its logs would hand out offsets that nobody promised."""
+    begin(bucket, tmp_path / "other", monkeypatch, step)
+    with pytest.raises(ShippingRefused, match="what was begun of a takeover"):
+        restore(bucket, str(tmp_path / "other"), parallel=0)
+    take_over(bucket, str(tmp_path / "other"), parallel=0)
+    with LogStore(tmp_path / "other", background=False) as other:
+        assert list(values_by_offset(other.topic("a").partition(0)).values()) == [b"1"]
+
+
+def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
+    tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever was taken over appends nothing to the others, and is told by whom; the log says which one it was."""
+    store.create_topic("b", fsync="always").partition(0).append([b"1"])
+    ship(store, bucket)
+    shipper = Shipper(store._topics, bucket, parallel=0)
+    shipper.tick()
+    take_over(bucket, str(tmp_path / "other"), parallel=0)
+    fence = granting.fence
+
+    def failing(handle: Handle, owner: str) -> None:
+        if handle.topic == "a":
+            raise OSError(errno.EIO, "Input/output error")
+        fence(handle, owner)
+
+    monkeypatch.setattr(granting, "fence", failing)
+    store.topic("b").partition(0).append([b"2"])
+    with pytest.raises(StoreFenced):
+        shipper.tick()
+    shipper.close()
+    with pytest.raises(StoreFenced):
+        store.topic("b").partition(0).append([b"3"])
+    assert "a/0: belongs to " in caplog.text
+    again = Shipper(store._topics, bucket, parallel=0)
+    with pytest.raises(StoreFenced):
+        again.tick()
+    again.close()
+
+
+def test_an_owner_whose_clock_is_set_back_is_told(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
+    """Though he has nothing to ship: it is looked at twice a minute, whatever the clock says."""
+    shipper = Shipper(store._topics, bucket, parallel=0)
+    now_ms = int(time.time() * 1000)
+    shipper.tick(now_ms)
+    shipper.tick(now_ms + 40_000)
+    take_over(bucket, str(tmp_path / "other"), parallel=0)
+    with pytest.raises(StoreFenced):
+        shipper.tick(now_ms - 3_600_000)
+    shipper.close()
