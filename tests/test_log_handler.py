@@ -228,6 +228,35 @@ def test_a_record_that_is_too_large_is_dropped_alone(
     assert "takes" in capsys.readouterr().err
 
 
+def test_a_record_that_no_log_takes_is_dropped_alone(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key, a header or a time that a record cannot have, be it of one record: its neighbours are appended."""
+
+    def key(record: logging.LogRecord) -> Any:
+        return {"number": 5, "none": None}.get(str(record.msg), "k")
+
+    def headers(record: logging.LogRecord) -> dict[str, str]:
+        return {"\ud800": "x"} if record.msg == "header" else {}
+
+    def before_1970(record: logging.LogRecord) -> bool:
+        record.created = -5.0 if record.msg == "time" else record.created
+        return True
+
+    with segmentlog.open(tmp_path / "s") as store:
+        handler = LogHandler(store, config={"cleanup.policy": "compact"}, key=key, headers=headers)
+        handler.addFilter(before_1970)
+        logger.addHandler(handler)
+        for message in ("a", "number", "b", "none", "c", "header", "d", "time", "e"):
+            logger.info(message)
+        assert handler.flushed(10)
+        assert handler.flushed(10)
+        rows = _rows(store)
+        assert handler.dropped == 4
+    assert [row["message"] for row in rows if "dropped" not in row] == ["a", "b", "c", "d", "e"]
+    assert "expected" in capsys.readouterr().err
+
+
 def test_an_error_that_cannot_be_told_appends_nothing_twice(
     tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def decoding(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_js
             try:
                 (value,) = deserializer.deserialize(batch.topic, [blob])
                 found.append(None if blob is None else msgspec.json.encode(value))
-            except (ValueError, TypeError, LookupError) as error:
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
                 offset = int(batch.offsets[index])
                 raise DeserializationError(batch.topic, batch.partition, offset, column, str(error), blob) from error
         return found
@@ -85,7 +85,7 @@ def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> P
                 if value is not None:
                     try:
                         lists.values[index] = write(msgspec.json.decode(value))
-                    except (ValueError, TypeError, SegmentlogError) as error:
+                    except (ValueError, TypeError, RecursionError, SegmentlogError) as error:
                         raise BadRecord(before + index, f"no value of schema {record.id}: {error}") from None
             before += len(lists.values)
             yield lists

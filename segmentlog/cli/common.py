@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from segmentlog.errors import CorruptBatch, LogTruncated, SegmentlogError
+from segmentlog.texts import visible
 
 if TYPE_CHECKING:
     from segmentlog.records import CompactionReport, RetentionReport
@@ -97,10 +98,11 @@ def prepare_process() -> None:
             if name != "stdout":
                 setattr(sys, name, os.fdopen(os.dup(fd), "r" if name == "stdin" else "w", closefd=True))
     before = sys.stdout
+    errors = before.errors if before else "replace"
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Results(1, "wb", closefd=False)),
         encoding=before.encoding if before else "utf-8",
-        errors=before.errors if before else "replace",
+        errors="backslashreplace" if errors == "strict" else errors,  # a name that a Latin-1 terminal has not
         line_buffering=before.line_buffering if isinstance(before, io.TextIOWrapper) else False,
     )
     global _quiet
@@ -159,7 +161,7 @@ def _forget_stdout() -> None:
 def say(text: str) -> None:
     """A line for the person at the terminal: stderr, so that stdout is results only."""
     with contextlib.suppress(OSError):  # nobody listens, or there is no room: no reason to fail
-        click.echo(text, err=True)
+        click.echo(visible(text), err=True)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from segmentlog.cli.tables import show_json, show_table
 from segmentlog.errors import GroupNotEmpty
 from segmentlog.quantities import format_time
 from segmentlog.records import TopicPartition
+from segmentlog.texts import in_line
 
 if TYPE_CHECKING:
     from segmentlog.groups.admin import GroupDescription, MemberDescription, PartitionDescription
@@ -72,7 +73,7 @@ def describe(ctx: click.Context, group: str, as_json: bool) -> None:
         return
     generation = f", generation {found.generation}, {found.strategy}" if found.generation else ""
     held = f", held by {found.holder}" if found.holder else ""
-    click.echo(f"{found.group}: {found.state}{generation}, {len(found.members)} members{held}")
+    click.echo(f"{in_line(found.group)}: {found.state}{generation}, {len(found.members)} members{held}")
     if found.members:
         click.echo("")
         show_table(

@@ -242,7 +242,7 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
             raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None
     except ValueError as error:
         raise BadRecord(index, str(error)) from None

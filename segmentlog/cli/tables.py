@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from segmentlog.texts import in_line
+
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """Print rows under their columns; numbers to the right."""
@@ -43,10 +45,12 @@ def _draw(columns: Sequence[str], texts: list[list[str]], right: Sequence[bool],
 
 
 def _text(cell: object, *, grouped: bool) -> str:
-    """Digits in groups for people; programs get them plain."""
+    """Digits in groups for people; programs get them plain. A cell is one line, and tells a terminal nothing."""
     if cell is None:
         return "-"
-    return f"{cell:,}" if grouped and isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}" if grouped else str(cell)
+    return in_line(str(cell))
 
 
 def show_json(document: Any) -> None:

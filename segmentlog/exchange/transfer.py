@@ -189,7 +189,7 @@ def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
             continue
         try:
             document = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TransferError(f"line {number} is no JSON: {error}") from None
         if not isinstance(document, dict):
             raise TransferError(f"line {number} is no JSON object: {line[:60]!r}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from segmentlog.http.guard import TLS_PRINCIPAL
+from segmentlog.http.parsing import Parser
 from segmentlog.http.settings import HttpLimits
 from segmentlog.security.principals import Principal
 from segmentlog.security.tls import principal_of
@@ -26,6 +27,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = Parser(self)  # type: ignore[assignment]
         self._quiet_bytes = 0
         """That came since a head was complete or a body got longer: of a head, trailers, or a chunk's first line."""
         self._is_in_head = True
@@ -96,6 +98,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """All of it is there: now it is our turn."""
+        if cast(Parser, self.parser).is_cut_short:
+            return
         self._is_in_head, self._quiet_bytes = True, 0
         self._expect(None)
         super().on_message_complete()

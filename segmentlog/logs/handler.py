@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.errors import (
     InvalidConfig,
+    InvalidRecord,
     PartitionFailed,
     RecordTooLarge,
     SegmentlogError,
@@ -40,6 +41,8 @@ HeadersOf = Mapping[str, str] | Callable[[logging.LogRecord], Mapping[str, str]]
 _AT_ONCE_BYTES: Final = 1 << 20
 _RETRY_MAX_S: Final = 2.0
 _IDLE_S: Final = 3600.0
+_OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
+"""What would be the same however often the record is sent: it alone is given up."""
 
 
 class _NoLock:
@@ -269,7 +272,7 @@ class LogHandler(logging.Handler):
                     sent.append((line, producer.send(
                         self.topic, line.value, line.key, headers=line.headers or None, timestamp=line.timestamp_ms
                     )))  # fmt: skip
-                except RecordTooLarge as error:
+                except _OF_THE_RECORD as error:
                     first = first or error
                     given_up.append(line)
             producer.flush()
@@ -322,8 +325,8 @@ class LogHandler(logging.Handler):
                 self._close_store()  # opened anew it recovers
             if isinstance(error, StoreClosed) and self._path is not None:
                 return  # as the program ends; it is opened anew
-        if not self._is_failing or isinstance(error, RecordTooLarge):
-            self._is_failing = not isinstance(error, RecordTooLarge)
+        if not self._is_failing or isinstance(error, _OF_THE_RECORD):
+            self._is_failing = not isinstance(error, _OF_THE_RECORD)
             self._tell_error("the log cannot be appended to", error)
 
     def _tell_error(self, text: str, error: Exception | None = None) -> None:
@@ -344,7 +347,10 @@ class LogHandler(logging.Handler):
             text = f"{count} records that were logged here before this one were dropped: the log could not keep up"
             record = logging.LogRecord("segmentlog.logs", logging.WARNING, __file__, 0, text, None, None)
             record.dropped = count
-            line = Line(render(record, text, self._static), None, (), int(record.created * 1000))
+            key = None
+            with contextlib.suppress(Exception):  # the function is made for other records
+                key = self._key_of(record)
+            line = Line(render(record, text, self._static), key, (), int(record.created * 1000))
             if self._buffer.put(line, 0.0):
                 self._told_dropped += count
 

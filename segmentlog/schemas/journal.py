@@ -32,6 +32,8 @@ logger = logging.getLogger("segmentlog")
 
 _SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact"}
 _HASH_BYTES: Final = 17
+ID_MAX: Final = (1 << 31) - 1
+"""Of an id, which clients read as a signed number."""
 _highest_decoder = msgspec.json.Decoder(dict[str, int])
 
 
@@ -142,9 +144,14 @@ class SchemaJournal:
             self._log.sync_upto(self._position)
 
     def next_id(self, context: str) -> int:
-        """An id that no schema of the context has, or ever had, durably given; within `writing`."""
+        """An id that no schema of the context has, or ever had, durably given; within `writing`.
+
+        Raises `NotPermitted` behind the last one, which an import may have brought.
+        """
         known = self._read_highest()
         number = max(known.get(context, 0), self._state.highest.get(context, 0)) + 1
+        if number > ID_MAX:
+            raise NotPermitted(f"Context {context} has id {ID_MAX}: there is none behind it; take another context")
         self._write_highest({**known, context: number})
         return number
 

@@ -17,10 +17,11 @@ from segmentlog.schemas.errors import (
     InvalidSchema,
     NoSubjectConfig,
     NoSubjectMode,
+    NotPermitted,
     UnknownSubject,
     UnknownVersion,
 )
-from segmentlog.schemas.journal import SchemaJournal
+from segmentlog.schemas.journal import ID_MAX, SchemaJournal
 from segmentlog.schemas.library import LATEST, Draft, Identity
 from segmentlog.schemas.lookups import VERSION_MAX, RegistryReads, check_version
 from segmentlog.schemas.names import check_scope, check_subject, context_of
@@ -36,25 +37,23 @@ from segmentlog.schemas.records import (
 from segmentlog.schemas.state import RegistryState
 from segmentlog.topics.topics import Topics
 
-_ID_MAX: Final = (1 << 31) - 1
-_SETTINGS: Final = frozenset(
-    [
-        "alias",
-        "aliasForDeks",
-        "normalize",
-        "validateFields",
-        "validateNewSchemas",
-        "validateRules",
-        "compatibilityLevel",
-        "compatibilityPolicy",
-        "compatibilityGroup",
-        "defaultMetadata",
-        "overrideMetadata",
-        "defaultRuleSet",
-        "overrideRuleSet",
-    ]
-)
-"""That a configuration may have. What is not in docs/schemas.md is kept, and means nothing here."""
+_SETTINGS: Final[Mapping[str, type]] = {
+    "alias": str,
+    "aliasForDeks": str,
+    "normalize": bool,
+    "validateFields": bool,
+    "validateNewSchemas": bool,
+    "validateRules": bool,
+    "compatibilityLevel": object,
+    "compatibilityPolicy": str,
+    "compatibilityGroup": str,
+    "defaultMetadata": dict,
+    "overrideMetadata": dict,
+    "defaultRuleSet": dict,
+    "overrideRuleSet": dict,
+}
+"""That a configuration may have, and what they are; a level is checked by itself.
+What is not in docs/schemas.md is kept, and means nothing here."""
 
 
 class SchemaRegistry(RegistryReads):
@@ -77,7 +76,7 @@ class SchemaRegistry(RegistryReads):
         `InvalidSchema`, `IncompatibleSchema`, `NotPermitted`, `SchemaTooLarge`.
         """
         subject = check_subject(subject)
-        if not -1 <= draft.id <= _ID_MAX or not 0 <= draft.version <= VERSION_MAX:
+        if not -1 <= draft.id <= ID_MAX or not 0 <= draft.version <= VERSION_MAX:
             raise InvalidSchema(f"Invalid schema: id {draft.id} or version {draft.version} is out of range")
         compared: tuple[Any, ...] | None = None
         if draft.id < 0 and draft.version == 0:
@@ -115,6 +114,8 @@ class SchemaRegistry(RegistryReads):
             if draft.version != version and not is_import:
                 raise InvalidSchema("Invalid schema: Version is not one more than previous version")
             version = draft.version
+        if version > VERSION_MAX:
+            raise NotPermitted(f"Subject {subject} has version {VERSION_MAX}: there is none behind it")
         if not is_import and not force and (compared is None or compared != _basis(state, subject)):
             self._check_compatible(state, subject, draft, state.versions(subject))
         schema_id = self._id_of(state, context, identity, draft)
@@ -229,8 +230,12 @@ class SchemaRegistry(RegistryReads):
         Raises `InvalidCompatibility`, `InvalidSchema` for a setting that there is not, `NotPermitted`.
         """
         subject = None if subject is None else check_scope(subject)
-        if unknown := sorted(set(settings) - _SETTINGS):
+        if unknown := sorted(set(settings) - _SETTINGS.keys()):
             raise InvalidSchema(f"Invalid configuration: there is no setting {unknown[0]!r}")
+        for name, value in settings.items():
+            if value is not None and not isinstance(value, _SETTINGS[name]):
+                raise InvalidSchema(f"Invalid configuration: {name} is {type(value).__name__}, and not"
+                                    f" {_SETTINGS[name].__name__}")  # fmt: skip
         changes = dict(settings)
         if changes.get("compatibilityLevel") is not None:
             changes["compatibilityLevel"] = check_level(changes["compatibilityLevel"])
@@ -297,7 +302,7 @@ def _basis(state: RegistryState, subject: str) -> tuple[Any, ...]:
     return scopes.level_of(state, subject), group, tuple(state.versions(subject))
 
 
-def _property(metadata: dict[str, Any] | None, name: str) -> Any:
-    """A property of a schema's metadata."""
+def _property(metadata: dict[str, Any] | None, name: object) -> Any:
+    """A property of a schema's metadata; of a name that is none, as another registry may have kept it, None."""
     properties = (metadata or {}).get("properties")
-    return properties.get(name) if isinstance(properties, dict) else None
+    return properties.get(name) if isinstance(properties, dict) and isinstance(name, str) else None

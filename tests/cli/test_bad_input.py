@@ -23,6 +23,7 @@ Run = Callable[..., tuple[int, str]]
 
 LINES = [b"%d" % number for number in range(100)]
 TOO_LARGE = 5_000_000
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 @pytest.fixture(scope="module")
@@ -345,6 +346,7 @@ BAD_RECORDS = [
     ("json", b'{"value":"a","headers":[{"x":"b"}]}', "record 1: a header is"),
     ("json", b'{"value_base64":"x"}', "record 1: value_base64 is no base64"),
     ("json", b'{"value_base64":7}', "record 1: value_base64 is no base64"),
+    ("json", b'{"value":"a"}\n{"value":' + DEEP + b"}", "record 2: not a JSON object"),
 ]
 
 
@@ -470,6 +472,8 @@ BAD_ROWS = [
     ("x.csv", b"value\n\xff\n", "not UTF-8"),
     ("x.csv", b"value,timestamp\na,soon\n", "record 1: 'soon' is no timestamp"),
     ("x.parquet", b"PAR1", "is no Parquet file"),
+    ("x.ndjson", b'{"value":' + DEEP + b"}\n", "line 1 is no JSON"),
+    ("x.csv", b"value,headers\na," + DEEP + b"\n", "record 1: headers are a list"),
 ]
 
 

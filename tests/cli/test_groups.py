@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.processes import WAIT_S, finish, read_until, shell, started, stop, unmeasured, wait_until
+from cli.processes import WAIT_S, finish, on_terminal, read_until, shell, started, stop, unmeasured, wait_until
 
 import segmentlog
 from segmentlog.cli import cli
@@ -398,6 +398,27 @@ def member(store: Path, group: str) -> Iterator[subprocess.Popen[bytes]]:
 def documents(out: str) -> list[dict[str, Any]]:
     """What --json printed."""
     return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_name_is_no_more_than_a_name(store: Path) -> None:
+    """What a terminal would obey is an escape, a row is a line, and a letter that a terminal has not ends nothing."""
+    name = "red\x1b[31m\ncl\x9bear\u202eevil\t\u65e5"
+    with segmentlog.open(store) as opened:
+        opened.groups.reset(name, {TopicPartition("t", 0): 8}, metadata="\x1b]0;title\x07")
+    shown = r"red\x1b[31m\ncl\x9bear\u202eevil\t"
+    for command in (("list",), ("describe", name)):
+        status, out = on_terminal(store, "groups", *command, streams="out", columns=250)
+        assert status == 0
+        assert shown in out
+        assert not {"\x9b", "\u202e", "\x07"} & set(out)
+        assert "\x1b[31m" not in out
+        assert "\x1b]" not in out
+    latin = finish(store, "groups", "list", env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert latin.returncode == 0
+    assert (shown + r"\u65e5").encode() in latin.stdout
+    missing = finish(store, "groups", "describe", name + "?")
+    assert missing.returncode == 1
+    assert b"\x1b" not in missing.stderr
 
 
 def test_groups_are_listed_and_described(call: Run, group: str) -> None:

@@ -14,7 +14,7 @@ from segmentlog.errors import ReadOnlyStore
 from segmentlog.schemas import errors
 from segmentlog.schemas import registry as registry_module
 from segmentlog.schemas.library import Draft
-from segmentlog.schemas.records import Reference
+from segmentlog.schemas.records import Reference, encode_key, encode_object
 from segmentlog.schemas.registry import SchemaRegistry
 from segmentlog.store import LogStore
 
@@ -244,6 +244,34 @@ def test_settings_apply_from_the_nearest_scope(registry: SchemaRegistry) -> None
         registry.set_config("s", {"compatibilityLevel": "SIDEWAYS"})
     with pytest.raises(errors.InvalidSchema):
         registry.set_config("s", {"compatiblity": "NONE"})
+    for settings in ({"compatibilityGroup": ["a"]}, {"normalize": "yes"}, {"defaultRuleSet": 5}):
+        with pytest.raises(errors.InvalidSchema):
+            registry.set_config("s", settings)
+    with pytest.raises(errors.NoSubjectConfig):
+        registry.config("s")
+
+
+def test_a_group_that_is_no_name_groups_nothing(store: LogStore, registry: SchemaRegistry) -> None:
+    """Another registry's topic may have it: schemas are compared with all that there are."""
+    registry.register("s", Draft('"int"', metadata={"properties": {"a": ["x"]}}))
+    value = encode_object("s", {"compatibilityGroup": ["a"]})
+    store.topic("_schemas").partition(0).append([value], [encode_key("CONFIG", "s")])
+    with pytest.raises(errors.IncompatibleSchema):
+        registry.register("s", Draft('"string"', metadata={"properties": {"a": ["x"]}}))
+
+
+def test_the_last_id_and_the_last_version_are_the_last(registry: SchemaRegistry) -> None:
+    """Behind an import of them nothing is registered that no client could name; another context has ids."""
+    registry.set_mode("s", "IMPORT")
+    last = (1 << 31) - 1
+    registry.register("s", Draft('"int"', id=last, version=last))
+    registry.set_mode("s", "READWRITE")
+    for subject in ("s", "s2"):
+        with pytest.raises(errors.NotPermitted):
+            registry.register(subject, Draft('"long"'))
+    assert registry.register("s2", Draft('"int"')).id == last
+    assert registry.register(":.c:s", Draft('"long"')).id == 1
+    assert registry.versions("s") == [last]
 
 
 def test_contexts_have_ids_of_their_own(registry: SchemaRegistry) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import unicodedata
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+
+from segmentlog.texts import in_line
+from segmentlog.texts import visible as visible
 
 LIST_CHARS: Final = 240
 """Of a value in a table."""
@@ -42,26 +44,6 @@ class Shown(NamedTuple):
     is_cut: bool = False
 
 
-def visible(text: str) -> str:
-    """The text with escapes for whatever would not be seen, or would move what stands around it."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_visible_character, text))
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\t" or (character.isprintable() and unicodedata.category(character) != "Cf"):
-        return character
-    if character == " " or unicodedata.category(character) == "Zs":
-        return character
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, as Python keeps it
-        return f"\\x{code - 0xDC00:02x}"
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
 def show(data: bytes | None, most: int = LIST_CHARS, *, one_line: bool = False) -> Shown:
     """Bytes as text where they are UTF-8, else with escapes; at most so many bytes of them."""
     if data is None:
@@ -74,9 +56,7 @@ def show(data: bytes | None, most: int = LIST_CHARS, *, one_line: bool = False) 
         text, kind = part.decode(), "text"
     except UnicodeDecodeError:
         text, kind = part.decode(errors="backslashreplace"), "binary"
-    text = visible(text)
-    if one_line:
-        text = text.replace("\n", "\\n").replace("\t", "\\t")
+    text = in_line(text) if one_line else visible(text)
     return Shown(text, kind, len(data), is_cut)  # type: ignore[arg-type]
 
 

@@ -131,6 +131,7 @@ class Instances:
                 self._by_key.pop(instance.key, None)
                 if not self._by_key and self._sweeper is not None and self._sweeper is not asyncio.current_task():
                     self._sweeper.cancel()
+                    self._sweeper = None  # not done before the loop comes to it: who comes first begins another
 
     async def _sweep(self) -> None:
         """Close those whose time is over, as long as there are any; and all of them when the door closes."""

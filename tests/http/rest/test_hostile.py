@@ -150,6 +150,29 @@ def test_in_pieces(store: LogStore, http_server: HttpServer) -> None:
     assert log.log_end_offset == 2
 
 
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+@pytest.mark.parametrize("size", [1, 1 << 16])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_who_would_rather_have_another_protocol(
+    store: LogStore, http_server: HttpServer, protocol: str, size: int, is_chunked: bool
+) -> None:
+    """Java's client asks for HTTP/2 with whatever it sends first: that is done as it is, and what comes behind it."""
+    log = store.create_topic("t").partition(0)
+    body = b"a\nb\n"
+    framed = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    if is_chunked:
+        framed = b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n3;x=1\r\n\nb\n\r\n0\r\nTrailer: 1\r\n\r\n"
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol.encode()
+    head = b"POST /topics/t/records HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    look = b"GET /topics HTTP/1.1\r\nHost: localhost\r\n"
+    sent = head + wish + framed + look + wish + b"\r\n" + head + wish + framed + look + b"Connection: close\r\n\r\n"
+    answers = _exchange(http_server, *(sent[at : at + size] for at in range(0, len(sent), size)))
+    assert answers.count(b"HTTP/1.1 200 OK") == 4, answers
+    assert answers.count(b'{"records":2,') == 2
+    assert answers.count(b'["t"]') == 2
+    assert [value for batch in log.read(0) for value in batch.values] == [b"a", b"b"] * 2
+
+
 def test_records_are_answered_while_more_come(store: LogStore, http_server: HttpServer) -> None:
     """On one connection of version 3 the outcome of a record comes before the next record is sent."""
     store.create_topic("t")

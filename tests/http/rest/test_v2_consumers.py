@@ -1,5 +1,6 @@
 """Version 2: consumer instances, from the first request to the last."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,11 @@ import pytest
 from doors import Client
 
 from segmentlog.http.rest import instances
+from segmentlog.http.rest.reading import ReaderOptions
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
+from segmentlog.http.site import Site
+from segmentlog.security.principals import ANONYMOUS
 from segmentlog.store import LogStore
 
 JSON, BINARY = "application/vnd.kafka.json.v2+json", "application/vnd.kafka.binary.v2+json"
@@ -353,6 +357,23 @@ def test_those_that_nobody_asks_are_closed(store: LogStore, client: Client) -> N
             time.sleep(0.05)
         assert not store.groups.describe("g").members
         assert client.get(f"{consumer.uri}/records").json()["error_code"] == 40403
+
+
+def test_one_that_comes_as_the_last_one_goes_is_closed_too(store: LogStore) -> None:
+    """In the same turn of the loop: it is not forgotten with what looks after them."""
+
+    async def one_after_the_other() -> None:
+        held = instances.Instances(Site(store))
+        settings = instances.InstanceSettings("binary", 1, 1000)
+        held.make(ANONYMOUS, "g", "first", ReaderOptions(), settings)
+        await asyncio.sleep(0.01)
+        await held.remove(ANONYMOUS, "g", "first")
+        held.make(ANONYMOUS, "g", "second", ReaderOptions(), settings).expires_s = 0.0
+        async with asyncio.timeout(10):
+            while held._by_key:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(one_after_the_other())
 
 
 def test_so_many_and_no_more(client: Client) -> None:
