@@ -337,19 +337,20 @@ def run_until(
     failures: list[str] = []
     workers = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running: set[Future[int]] = set()
+        running: dict[Future[int], tuple[Any, ...]] = {}
         while True:
             while len(running) < workers and not failures and (left or states < states_wanted):
                 job = left.pop() if left else next(more, None)
                 if job is None:
                     break
-                running.add(pool.submit(run, *job))
+                running[pool.submit(run, *job)] = job
             if not running:
                 break
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for one in done:
+            for one in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(one)
                 if error := one.exception():
-                    failures.append(str(error))
+                    # What breaks while it lives, and not when a state is checked, says nothing of its seed.
+                    failures.append(f"{type(error).__name__}: {error}\n  {run.__name__}{job}")
                 else:
                     states += one.result()
     if failures:
