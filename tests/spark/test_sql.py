@@ -174,7 +174,7 @@ def test_command_line(spark: SparkSession, call: Any, tmp_path: Path) -> None:
     )
     assert err.startswith("2 rows; there are more")
     status, out, err = call("select _value as raw from bytes where _partition >= 0 order by 1")
-    assert (status, out.split()) == (0, ["RAW", "text", "\\xff\x00"])
+    assert (status, out.split()) == (0, ["RAW", "text", "\\xff\\x00"])
     status, out, err = call("select id, deep from flights order by id", "--json")
     assert (status, [json.loads(line)["id"] for line in out.splitlines()], err) == (0, list(range(30)), "30 rows\n")
     status, out, err = call("select id from flights", "-o", str(tmp_path / "out.csv"))
