@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -604,20 +604,12 @@ def test_nothing_goes_for_the_sake_of_what_was_appended_meanwhile(call: int, rec
     log.append([old], [b"a"], ack="durable")
     log.roll()
     log.append([b"b"], [b"b"])
-    calls = 0
-    process: Any = log.handle.fs
-    real = process.flock
 
-    def flock(fd: int, operation: int) -> None:
-        nonlocal calls
-        real(fd, operation)
-        calls += 1
-        if calls >= call and not any(disk.find(f"/t/0/{name}").locks for name in ("lock", "state")):
-            process.flock = real
-            other.append([new], records)
-            other.roll()
+    def append() -> None:
+        other.append([new], records)
+        other.roll()
 
-    process.flock = flock
+    _once_unlocked(disk, log, call, append)
     log.compact()
     for survivor in disk.point().crashes(random.Random(1), 30):
         found = dict(contents_of(_on(survivor, config)))
@@ -638,6 +630,18 @@ def test_nothing_goes_for_the_sake_of_a_transaction_that_was_ended_meanwhile(cal
         log.append([b"new"], [b"ab"[number : number + 1]], producer=stamp)
     log.roll()
     log.append([b"c"], [b"c"])
+    _once_unlocked(disk, log, call, lambda: other.end_transaction(7, 0, committed=True))
+    log.compact()
+    for survivor in disk.point().crashes(random.Random(1), 10):
+        again = _on(survivor, config)
+        if again.open_transactions():
+            again.end_transaction(7, 0, committed=False)
+        found = {one.key: one.value for one in contents(again, isolation="read_committed")}
+        assert found.get(b"a") == found.get(b"b", b"old")
+
+
+def _once_unlocked(disk: SimulatedDisk, log: Partition, call: int, happens: Callable[[], object]) -> None:
+    """Something happens at that call of a lock by ``log``, or the first one behind it at which nothing is locked."""
     calls = 0
     process: Any = log.handle.fs
     real = process.flock
@@ -648,16 +652,9 @@ def test_nothing_goes_for_the_sake_of_a_transaction_that_was_ended_meanwhile(cal
         calls += 1
         if calls >= call and not any(disk.find(f"/t/0/{name}").locks for name in ("lock", "state")):
             process.flock = real
-            other.end_transaction(7, 0, committed=True)
+            happens()
 
     process.flock = flock
-    log.compact()
-    for survivor in disk.point().crashes(random.Random(1), 10):
-        again = _on(survivor, config)
-        if again.open_transactions():
-            again.end_transaction(7, 0, committed=False)
-        found = {one.key: one.value for one in contents(again, isolation="read_committed")}
-        assert found.get(b"a") == found.get(b"b", b"old")
 
 
 def contents_of(log: Partition) -> list[tuple[bytes | None, bytes | None]]:
