@@ -29,6 +29,7 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     ),
     "compaction cuts": (
         325485466,  # a truncation removed the copy of a pass, which then noted its range as clean
+        1003913150,  # segments were written anew in the middle of a pass, which told of damage
     ),
     "shipping": (
         59338546,  # a file of ranges made room, and who had it open did not hear where its bytes lay by then

@@ -35,6 +35,7 @@ from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
 from segmentlog.storage.segment import segment_stem
+from segmentlog.storage.state import REWRITING
 
 Pace = Callable[[int], None]
 """Told how many bytes were read or written; may wait, and may raise to end the pass."""
@@ -157,10 +158,14 @@ class CompactionPass:
                 self._announce(max(survivors.map_end, survivors.dirty_offset, end))
             groups = group_segments(segments, self._config.segment_bytes, self._lost_ranges())
             return all(self._clean_group(group) for group in groups)
-        except FileNotFoundError as error:
-            now = self._handle.page.log.read()
-            if (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch):
+        except (FileNotFoundError, CorruptBatch) as error:
+            page = self._handle.page
+            now = page.log.read()
+            is_changed = (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch)
+            if is_changed or page.writing == REWRITING:  # or others stand in a segment now than when it was weighed
                 return False
+            if isinstance(error, CorruptBatch):
+                raise
             self._handle.check_in_place()  # renamed or deleted a moment ago
             raise CorruptBatch(str(error.filename), 0, "a segment file", "none") from None
 

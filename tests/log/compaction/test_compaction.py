@@ -435,6 +435,40 @@ def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path:
     assert not logs.findings()
 
 
+@pytest.mark.parametrize("cut", [1, 5])
+def test_a_pass_whose_segments_are_written_anew_ends_there_and_tells_of_no_damage(
+    tmp_path: Path, clock: FakeClock, cut: int
+) -> None:
+    """At any look of a pass another process truncates into a segment, and appends other records in their place."""
+    looks = passes = 0
+    while looks == passes:
+        logs, passes = Logs(tmp_path / f"{passes}", clock), passes + 1
+        log, other = logs.open(compression_type="none"), logs.open()
+        logs.put(log, "a=1", "a=2", "b=1", "c=1")
+        logs.put(log, "a=3", "d=1", "d=2", "f=1")
+        calls = 0
+
+        def look(_: int, logs: Logs = logs, other: Partition = other, call: int = passes) -> None:
+            nonlocal calls, looks
+            calls += 1
+            if calls == call:
+                looks += 1
+                other.truncate(cut)
+                logs.put(other, f"a={'x' * 40}", "e=1", f"b={'y' * 70}", "a=4", roll=False)
+
+        log.compact(pace=look)
+        log.roll()
+        log.compact()
+        ended = ["b=1", "c=1", "a=3", "d=2", "f=1"]
+        if looks == passes:
+            ended = ["c=1"] * (cut > 1) + ["e=1", f"b={'y' * 70}", "a=4"]
+        assert [one.split(":")[1] for one in shown(log)] == ended
+        assert not logs.findings()
+        other.close()
+        log.close()
+    assert looks > 5
+
+
 @pytest.mark.parametrize("seed", seeds("dry runs", (1,)))
 def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: int) -> None:
     """Not a byte, not a name; and the pass then does what it said."""
