@@ -254,7 +254,8 @@ def test_requests_are_counted_with_their_latency(server: Server) -> None:
     before = value(found, "segmentlog_sent_bytes_total") or 0
     assert before > 100
     _until(server, "segmentlog_connections", 0)
-    assert value(scrape(address_of(server)), "segmentlog_sent_bytes_total") == before, "kept when the client is gone"
+    kept = value(scrape(address_of(server)), "segmentlog_sent_bytes_total") or 0
+    assert before <= kept < before + 1000, "kept when the client is gone"  # an answer counts a moment after it is sent
 
 
 def test_an_answer_that_waits_for_the_disk_counts_until_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
