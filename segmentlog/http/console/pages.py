@@ -29,6 +29,7 @@ from segmentlog.http.guard import PAGES
 from segmentlog.http.problems import HttpProblem
 from segmentlog.quantities import format_duration_ms, format_size
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.texts import visible
 
 if TYPE_CHECKING:
     from segmentlog.http.site import Site
@@ -63,7 +64,7 @@ class Console:
         self.lags = LagHistory()
         self._files = {name: _read_static(name) for name in _STATIC}
         self._templates = _templates()
-        self._templates.filters["told"] = lambda text: showing.visible(site.told(str(text)))
+        self._templates.filters["told"] = lambda text: visible(site.told(str(text)))
         self._templates.globals["static"] = {
             name: f"{PAGES}/static/{name}?{hashlib.sha256(data).hexdigest()[:12]}" for name, data in self._files.items()
         }
@@ -225,7 +226,7 @@ def _templates() -> jinja2.Environment:
         rate=showing.rate,
         utc=showing.utc,
         quoted=lambda text: quote(text, safe=""),
-        visible=lambda text: showing.visible(str(text)),
+        visible=lambda text: visible(str(text)),
     )
     environment.globals.update(address=address, topic_address=topic_address)
     environment.globals["m"] = environment.get_template("macros.html").module

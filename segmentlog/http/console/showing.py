@@ -16,8 +16,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from segmentlog.texts import in_line
-from segmentlog.texts import visible as visible
+from segmentlog.texts import in_line, visible
 
 LIST_CHARS: Final = 240
 """Of a value in a table."""

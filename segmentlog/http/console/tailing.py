@@ -16,7 +16,8 @@ import msgspec
 from segmentlog.errors import CorruptBatch, OffsetOutOfRange
 from segmentlog.http.console.matching import Filter
 from segmentlog.http.console.search import readable_from
-from segmentlog.http.console.showing import LIST_CHARS, show, utc, visible
+from segmentlog.http.console.showing import LIST_CHARS, show, utc
+from segmentlog.texts import visible
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

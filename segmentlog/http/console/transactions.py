@@ -9,6 +9,7 @@ from segmentlog.http.console.forms import Form, first
 from segmentlog.http.console.pages import Console, Paging, away
 from segmentlog.http.problems import HttpProblem
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.texts import visible
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -71,7 +72,7 @@ class TransactionPages:
         """Abort it, if its name was typed."""
         name = request.query_params.get("name", "")
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
-        if first(form, "name") not in (name, showing.visible(name)):
+        if first(form, "name") not in (name, visible(name)):
             return self._ask(request, name, "That is not the producer's name.")
         if name not in self._store.transactions.states():
             raise HttpProblem(404, f"there is no producer {name!r}")

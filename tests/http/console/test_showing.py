@@ -7,6 +7,7 @@ import tracemalloc
 import pytest
 
 from segmentlog.http.console import showing
+from segmentlog.texts import visible
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from segmentlog.http.console import showing
 )
 def test_what_would_not_be_seen_is_written_out(text: str, shown: str) -> None:
     """Control characters and what turns the direction of writing; letters of all scripts stay."""
-    assert showing.visible(text) == shown
+    assert visible(text) == shown
 
 
 @pytest.mark.parametrize("size", range(1, 24))
