@@ -69,9 +69,9 @@ def undecided_and_aborted(store: LogStore, topic: str) -> int:
         return sum(1 for _ in consumer) - len(by_library(store, topic))
 
 
-def until(what: Callable[[], object], why: str, within_s: float, every_s: float = 0.02) -> None:
-    """Ask again and again until the answer is true, for what takes longer than a moment."""
+def until(what: Callable[[], object], why: str | Callable[[], str], within_s: float, every_s: float = 0.02) -> None:
+    """Ask again and again until the answer is true, for what takes longer than a moment; else say why it is wrong."""
     ends_s = time.monotonic() + within_s
     while not what():
-        assert time.monotonic() < ends_s, why
+        assert time.monotonic() < ends_s, why if isinstance(why, str) else why()
         time.sleep(every_s)
