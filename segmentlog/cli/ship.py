@@ -44,7 +44,9 @@ def ship(
     """
     with stoppable() as stopped, open_store(ctx, background=False) as store:
         if stop:
-            return _end(store)
+            if topics or follow:
+                raise click.UsageError("--stop ends shipping of the whole store: it goes with a URL at most")
+            return _end(store, url)
         url = url or _bound_url(store)
         if not follow:
             with Progress("bytes", None) as progress:
@@ -65,17 +67,29 @@ def ship(
 _LOOK_S = 0.2
 
 
-def _bound_url(store: LogStore) -> str:
+def _known_url(store: LogStore) -> str | None:
+    """Where the store is shipped to."""
     from segmentlog.objects.binding import read_binding
     from segmentlog.storage.fs import FileSystem
 
     binding = read_binding(FileSystem(), store.path)
-    if binding is None:
+    return None if binding is None else binding.url
+
+
+def _bound_url(store: LogStore) -> str:
+    url = _known_url(store)
+    if url is None:
         raise click.UsageError("this store was never shipped: say where to, as in segmentlog ship s3://bucket/path")
-    return binding.url
+    return url
 
 
-def _end(store: LogStore) -> int:
+def _end(store: LogStore, wanted: str | None) -> int:
+    known = _known_url(store)
+    if wanted is not None and known is not None:
+        from segmentlog.objects.location import open_bucket
+
+        if open_bucket(wanted).url != known:
+            raise click.UsageError(f"this store is shipped to {known}, and not to {open_bucket(wanted).url}")
     url = store.shipping.end()
     if url is None:
         say(f"{store.path} was not shipped")

@@ -76,7 +76,10 @@ def test_there_and_back_again(shell: Shell) -> None:
     assert "taken over by" in shell.run("ship", status=1)[1]
     assert "taken over by" in shell.run("produce", "words", stdin="x\n", status=1)[1]
     assert shell.values("store") == ["one", "two", "three", "four"]
-    assert "not shipped any more" in shell.run("ship", "--stop")[1]
+    assert "is shipped to" in shell.run("ship", shell.url + "-other", "--stop", status=2)[1]
+    assert "whole store" in shell.run("ship", shell.url, "words", "--stop", status=2)[1]
+    assert "taken over by" in shell.run("ship", status=1)[1], "neither has ended anything"
+    assert "not shipped any more" in shell.run("ship", shell.url, "--stop")[1]
     shell.run("produce", "words", stdin="alone\n")
     assert "was not shipped" in shell.run("ship", "--stop")[1]
 

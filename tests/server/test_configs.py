@@ -15,6 +15,8 @@ from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages import alter_configs as whole
+from segmentlog.server.codec.messages import incremental_alter_configs as incremental
 from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.messages.describe_log_dirs import DescribeLogDirsRequest
@@ -26,9 +28,9 @@ from segmentlog.server.codec.messages.incremental_alter_configs import (
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 SET, DELETE, APPEND = 0, 1, 2
-CREATE_TOPICS, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, INCREMENTAL_ALTER_CONFIGS = 19, 32, 35, 44
+CREATE_TOPICS, DESCRIBE_CONFIGS, ALTER_CONFIGS, DESCRIBE_LOG_DIRS, INCREMENTAL_ALTER_CONFIGS = 19, 32, 33, 35, 44
 NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
 
 
@@ -86,6 +88,43 @@ def test_what_is_not_known_cannot_be_set(desk: Desk, operation: int) -> None:
     assert described(desk, TOPIC, "t")["retention.ms"] == "604800000"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("retention.ms", SET, "60000"), ("retention.ms", SET, "70000")],
+        [("retention.ms", SET, "60000"), ("retention.ms", DELETE, None)],
+        [("segment.bytes", SET, "1048576"), ("retention.ms", SET, None)],
+        [("segment.bytes", SET, "1048576"), ("cleanup.policy", APPEND, None)],
+    ],
+)
+@pytest.mark.parametrize(("kind", "name"), [(TOPIC, "t"), (TOPIC, "missing"), (BROKER, "1"), (GROUP, "g")])
+def test_what_makes_no_sense_is_refused(
+    desk: Desk, kind: int, name: str, changes: list[tuple[str, int, str | None]]
+) -> None:
+    """A key that is named twice, or has no value: whatever the resource is, and before anything of it is done."""
+    before = described(desk, TOPIC, "t")
+    answer = alter(desk, *changes, kind=kind, name=name)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert changes[-1][0] in answer.error_message
+    assert described(desk, TOPIC, "t") == before
+
+
+@pytest.mark.parametrize("is_incremental", [True, False])
+def test_a_resource_is_named_once(desk: Desk, is_incremental: bool) -> None:
+    """Two wishes for one thing are no wish; others of the request are done."""
+    desk.broker.store.create_topic("u", 1)
+    module, key = (incremental, INCREMENTAL_ALTER_CONFIGS) if is_incremental else (whole, ALTER_CONFIGS)
+    resources = [
+        module.AlterConfigsResource(TOPIC, name, [module.AlterableConfig(name="retention.ms", value=value)])
+        for name, value in (("t", "60000"), ("u", "60000"), ("t", "70000"))
+    ]
+    request = (module.IncrementalAlterConfigsRequest if is_incremental else module.AlterConfigsRequest)(resources)
+    codes = [one.error_code for one in desk.ask(key, 1, request).responses]
+    assert codes == [ErrorCode.INVALID_REQUEST, ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
+    assert described(desk, TOPIC, "t")["retention.ms"] == "604800000"
+    assert described(desk, TOPIC, "u")["retention.ms"] == "60000"
+
+
 def test_tiered_storage_is_set_as_at_kafka(desk: Desk) -> None:
     """Kafka's three keys, as text; what is kept here is part of what is kept at all."""
     assert described(desk, TOPIC, "t")["remote.storage.enable"] == "false"
@@ -119,7 +158,7 @@ def test_throttles_of_a_broker_are_taken_away(desk: Desk, name: str) -> None:
     """kafka-reassign-partitions.sh does it to find out how things stand, whether there are any or not."""
     key = "leader.replication.throttled.rate"
     assert alter(desk, (key, DELETE, None), kind=BROKER, name=name).error_code == ErrorCode.NONE
-    refused = alter(desk, (key, SET, "1"), (key, DELETE, None), kind=BROKER, name=name)
+    refused = alter(desk, (key, SET, "1"), ("log.cleaner.threads", DELETE, None), kind=BROKER, name=name)
     assert refused.error_code == ErrorCode.INVALID_REQUEST
     assert "command line" in refused.error_message
 

@@ -1,7 +1,7 @@
 """JSON objects one behind the other, with whitespace between them or none: cut apart as they come.
 
-A line that is a whole object, as most clients send them, is recognized by decoding it. Any other object is looked
-through for its end once, however small the pieces are that it comes in.
+A line that is a whole object, as most clients send them, is recognized by decoding it. A line that is not is never tried
+again, and each of its objects is looked through for its end once, however small the pieces are that it comes in.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Objects(Generic[_T]):
         self._size_max = size_max
         self._buffer = bytearray()
         self._start = self._at = self._depth = 0
+        self._tried = -1
+        """As far as it is known that no line from here is one object."""
         self._in_string = False
 
     def feed(self, piece: bytes) -> Iterator[_T | msgspec.ValidationError]:
@@ -47,9 +49,8 @@ class Objects(Generic[_T]):
                     break
                 if self._buffer[self._start] != ord("{"):
                     raise Malformed(f"an object begins with {{, and not with {chr(self._buffer[self._start])!r}")
-                line_end = self._buffer.find(b"\n", self._start)
-                if line_end >= 0:
-                    found = self._try(line_end)
+                if self._start > self._tried:
+                    found = self._try_line()
                     if found is not None:
                         yield found
                         continue
@@ -61,6 +62,7 @@ class Objects(Generic[_T]):
             yield self._take(end)
         del self._buffer[: self._start]
         self._at -= self._start
+        self._tried -= self._start
         self._start = 0
 
     def finish(self) -> None:
@@ -74,8 +76,12 @@ class Objects(Generic[_T]):
             at += 1
         self._start = self._at = at
 
-    def _try(self, end: int) -> _T | None:
+    def _try_line(self) -> _T | None:
         """The rest of the line, if it is one object, and as it should be."""
+        end = self._buffer.find(b"\n", self._start)
+        self._tried = end if end >= 0 else len(self._buffer)
+        if end < 0:
+            return None
         try:
             found = self._decode(bytes(self._buffer[self._start : end]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

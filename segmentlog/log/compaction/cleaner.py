@@ -128,4 +128,4 @@ class Cleaner:
 
         limit = log.last_stable_offset if durable_base is None else min(durable_base, log.last_stable_offset)
         end = cleanable_end(config, behind(), dirty_offset, limit, now_ms)
-        return Plan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end)
+        return Plan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end, config)

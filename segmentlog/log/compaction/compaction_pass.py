@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, UnknownTopic
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
 from segmentlog.format.batches import record_batch
@@ -42,11 +43,12 @@ Pace = Callable[[int], None]
 
 
 class Plan(NamedTuple):
-    """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``."""
+    """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``, by this ``config``."""
 
     segments: list[SegmentInfo]
     dirty_offset: int
     end_offset: int
+    config: TopicConfig
 
 
 class _Weighed(msgspec.Struct):
@@ -105,7 +107,7 @@ class CompactionPass:
         self._buffer_bytes = buffer_bytes
         self._pace = pace
         self._dry_run = dry_run
-        self._config = handle.config
+        self._config: TopicConfig  # the plan's: how far the log is clean is noted for what was kept by it
         log = handle.page.log.read()
         self._log_start, self._epoch = log.log_start_offset, log.epoch
         self._decided: Decided
@@ -118,7 +120,7 @@ class CompactionPass:
         """Clean up to the end of the plan. Raises what `Cleaner.run` says."""
         handle = self._handle
         started = time.monotonic()
-        segments, dirty_offset, end = self._plan()
+        segments, dirty_offset, end, self._config = self._plan()
         # After the plan: what was decided by then, all of it below `end`, is known now.
         self._decided = Decided(handle, handle.page.log.read(), self._now_ms)
         if self._config.compaction_keep_last > 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -125,17 +126,42 @@ class _Resource(Protocol):
     resource_name: str
 
 
+class _Change(Protocol):
+    name: str
+    value: str | None
+
+
+def _identity(resource: _Resource) -> tuple[int, str]:
+    return resource.resource_type, resource.resource_name
+
+
+def _wrong_with(count: int, changes: Iterable[_Change], no_value: Sequence[str]) -> str | None:
+    """Why it cannot be meant, whoever asks and whatever there is: a resource that is named ``count`` times, keys
+    that are, keys that have ``no_value`` and need one. None if all is well.
+    """
+    if count > 1:
+        return f"the resource is named {count} times, and may be once"
+    twice = [name for name, times in Counter(change.name for change in changes).items() if times > 1]
+    if twice:
+        return f"keys may be named once: {', '.join(twice):.200}"
+    return f"keys without a value: {', '.join(no_value):.200}" if no_value else None
+
+
 def incremental_alter_configs(
     call: Call, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse:
     """Set, reset, add to and take from keys; all of a topic's or none."""
     responses = []
+    counts = Counter(map(_identity, request.resources))
     for resource in request.resources:
-        if resource.resource_type == _BROKER and all(one.config_operation == _DELETE for one in resource.configs):
+        no_value = [one.name for one in resource.configs if one.value is None and one.config_operation != _DELETE]
+        message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
+        if message:
+            code = ErrorCode.INVALID_REQUEST
+        elif resource.resource_type == _BROKER and all(one.config_operation == _DELETE for one in resource.configs):
             # Nothing was set: kafka-reassign-partitions.sh takes its throttles away, whether there are any or not.
             is_allowed = call.allows_cluster(Operation.ALTER_CONFIGS)
             code = ErrorCode.NONE if is_allowed else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-            message = None
         elif resource.resource_type == _GROUP:
             changes = partial(_group_changes, resource.configs)
             code, message = _alter_group(call, resource.resource_name, changes, request.validate_only)
@@ -150,8 +176,13 @@ def incremental_alter_configs(
 def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.AlterConfigsResponse:
     """The old way: the keys that are given, and every other back to its default."""
     responses = []
+    counts = Counter(map(_identity, request.resources))
     for resource in request.resources:
-        if resource.resource_type == _GROUP:
+        no_value = [one.name for one in resource.configs if one.value is None]
+        message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
+        if message:
+            code = ErrorCode.INVALID_REQUEST
+        elif resource.resource_type == _GROUP:
             replaced = partial(_group_replacement, resource.configs)
             code, message = _alter_group(call, resource.resource_name, replaced, request.validate_only)
         else:

@@ -67,3 +67,21 @@ def test_many_small_pieces_of_one_large_object() -> None:
     taker = Objects(decode, 1 << 22)
     found = [one for at in range(0, len(data), 16) for one in taker.feed(data[at : at + 16])]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+@pytest.mark.parametrize("size", [1 << 20, 1000])
+def test_many_small_objects_in_one_line(end: bytes, size: int) -> None:
+    """What is looked at and handed on is the line once and each object once, and not the rest for each object."""
+    lengths: list[int] = []
+
+    def counting(one: bytes) -> Any:
+        lengths.append(len(one))
+        return decode(one)
+
+    data = b'{"a":1}' * 10_000 + end
+    taker = Objects(counting, 1 << 20)
+    found = [one for at in range(0, len(data), size) for one in taker.feed(data[at : at + size])]
+    taker.finish()
+    assert found == [{"a": 1}] * 10_000
+    assert sum(lengths) <= 3 * len(data)

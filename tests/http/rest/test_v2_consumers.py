@@ -269,6 +269,18 @@ def test_a_request_of_several_looks_loses_nothing(store: LogStore, client: Clien
     consumer.delete()
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), RuntimeError("a bug")])
+def test_a_look_for_more_that_fails_loses_nothing(store: LogStore, client: Client, error: Exception) -> None:
+    """What was read before it is the answer, or is read again."""
+    store.create_topic("t").partition(0).append([b"1", b"2"])
+    consumer = Consumer(client, **{"fetch.min.bytes": 1000}).subscribe("t")
+    with mock.patch("segmentlog.http.rest.reading.GroupReader.has_more", side_effect=error):
+        answer = client.get(f"{consumer.uri}/records?timeout=2000", headers=consumer.accept)
+    first = [one["value"] for one in answer.json()] if answer.status_code == 200 else []
+    assert first + consumer.values() == [1, 2]
+    consumer.delete()
+
+
 def _write(path: Path, at: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(at)

@@ -23,6 +23,7 @@ from segmentlog.errors import InvalidConfig, LogTruncated
 from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.store import Tally
+from segmentlog.log.handle import Handle
 from segmentlog.log.lease import Lease
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
@@ -500,6 +501,27 @@ def test_keeping_fewer_cleans_the_clean_section_anew(logs: Logs) -> None:
     log.compact()
     assert shown(log) == ["2:a=3", "3:b=1"]
     assert log.compaction_due() is None
+
+
+def test_a_pass_goes_by_one_configuration(logs: Logs) -> None:
+    """Altered and altered back while it runs, at any place: how far the log is clean is noted for what was kept."""
+    for looks in range(100):
+        here = Logs(logs.folder / str(looks), logs.clock, as_kafka=logs.as_kafka)
+        log = here.open(compaction_keep_last=3)
+        here.put(log, "a=1", "a=2", "a=3", "b=1")
+        log.compact()
+        here.put(log, "c=1")
+        many, few = log.handle.config, log.handle.config.replace({"compaction.keep.last": 1})
+        seen = mock.PropertyMock(side_effect=[few] * looks + [many] * 1000)
+        with mock.patch.object(Handle, "config", seen, create=True):
+            log.compact()
+        log.close()
+        log = here.open(compaction_keep_last=1)
+        log.compact()
+        assert shown(log) == ["2:a=3", "3:b=1", "4:c=1"], looks
+        if seen.call_count <= looks:
+            break
+    assert looks > 3
 
 
 class Stop(Exception):

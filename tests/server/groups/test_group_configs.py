@@ -145,7 +145,7 @@ def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        [(SESSION, SET, "5999")], [(SESSION, SET, "1800001")], [(SESSION, SET, "x")], [(SESSION, SET, None)],
+        [(SESSION, SET, "5999")], [(SESSION, SET, "1800001")], [(SESSION, SET, "x")],
         [(SESSION, SET, "-1")], [(SESSION, SET, "9" * 500)], [(SESSION, APPEND, "50000")], [(HEARTBEAT, SET, "999")],
         [(HEARTBEAT, SET, "45000")], [(SESSION, SET, "50000"), ("retention.ms", SET, "1")],
         [("consumer.assignment.interval.ms", SET, "1000")], [("nothing", DELETE, None)],

@@ -248,27 +248,27 @@ async def _gather(call: Call, instance: Held, max_bytes: int, min_bytes: int, ti
     ends_s = time.monotonic() + timeout_s
     found: list[Record] = []
     size = 0
-    while True:
-        try:
+    try:
+        while True:
             more = await call.work(reader.records, max_bytes - size, may_read)
-        except (SegmentlogError, OSError) as error:
-            if not found or isinstance(error, HttpProblem):
-                await call.work(reader.give_back, found)
-                raise
+            found += more
+            size += sum(len(record.key or b"") + len(record.value or b"") for record in more)
+            polled_s = now_s = time.monotonic()
+            while size < min_bytes and now_s < ends_s and not (instance.is_closing or call.site.is_closing):
+                await asyncio.sleep(min(_LOOK_S, ends_s - now_s))
+                now_s = time.monotonic()
+                if reader.has_more() or now_s - polled_s >= _POLL_S:
+                    break
+            else:
+                return found
+    except (SegmentlogError, OSError) as error:
+        if found and not isinstance(error, HttpProblem):
             return found  # whoever asks next is told
-        except BaseException:
-            reader.give_back(found)
-            raise
-        found += more
-        size += sum(len(record.key or b"") + len(record.value or b"") for record in more)
-        polled_s = now_s = time.monotonic()
-        while size < min_bytes and now_s < ends_s and not (instance.is_closing or call.site.is_closing):
-            await asyncio.sleep(min(_LOOK_S, ends_s - now_s))
-            now_s = time.monotonic()
-            if reader.has_more() or now_s - polled_s >= _POLL_S:
-                break
-        else:
-            return found
+        await call.work(reader.give_back, found)
+        raise
+    except BaseException:
+        reader.give_back(found)
+        raise
 
 
 def _render(call: Call, reader: GroupReader, found: list[Record], name: str) -> bytes:
