@@ -1,7 +1,7 @@
 """JSON objects one behind the other, with whitespace between them or none: cut apart as they come.
 
-A line that is a whole object, as most clients send them, is recognized by decoding it. A line that is not is never tried
-again, and each of its objects is looked through for its end once, however small the pieces are that it comes in.
+A line that is a whole object, as most clients send them, is recognized by decoding it. Any other line is tried once,
+and each of its objects looked through for its end once, however small the pieces are that it comes in.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ Pace = Callable[[int], None]
 
 
 class Plan(NamedTuple):
-    """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``, by this ``config``."""
+    """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``. By ``config``."""
 
     segments: list[SegmentInfo]
     dirty_offset: int
