@@ -24,8 +24,9 @@ class Retainer:
         self._catalogs = catalogs
         self._lease = lease
         self._trim = trim
-        self._sweep_ms: int | None = 0
-        """When the next put-aside file is to be deleted; 0 for "have a look"."""
+        self._sweep_ms: int | None = None
+        """When the next put-aside file is to be deleted, of those that there were in this generation; None: never."""
+        self._swept_generation = -1
 
     def run(self, now_ms: int, *, dry_run: bool = False, wait_s: float = 0.0) -> RetentionReport:
         """Remove what is to go by ``now_ms``. Returns at once when there is nothing, without taking the lease."""
@@ -33,8 +34,7 @@ class Retainer:
         handle.refresh_config()
         log = handle.page.log.read()
         rolls = bool(log.end_position) and active_is_due(handle.config, now_ms - log.first_append_ms)
-        # Due, or the clock went back: then it would not be for long.
-        sweeps = self._sweep_ms is not None and not 0 < self._sweep_ms - now_ms <= handle.config.file_delete_delay_ms
+        sweeps = self._may_sweep(log.generation, now_ms)
         expired = self._expired(now_ms)
         if dry_run or not (rolls or sweeps or expired):
             return self._report(expired, rolled=rolls)
@@ -49,12 +49,19 @@ class Retainer:
                 if expired[-1][0].active:
                     rolled = self._appender.roll() or rolled
                 self._trim(expired[-1][0].end_offset)
-                due_ms = now_ms + handle.config.file_delete_delay_ms
-                self._sweep_ms = due_ms if self._sweep_ms is None else min(self._sweep_ms, due_ms)
             if sweeps:
                 with handle.staying():
                     self._sweep_ms = sweep_deleted(handle, now_ms)
+                self._swept_generation = log.generation  # as it was: what was put aside since is looked for next time
             return self._report(expired, rolled=rolled)
+
+    def _may_sweep(self, generation: int, now_ms: int) -> bool:
+        """Whether there may be files to delete: a trim and a compaction put some aside, too, in whatever process."""
+        if generation != self._swept_generation:
+            return True
+        # Due, or the clock went back: then it would not be for long.
+        delay_ms = self._handle.config.file_delete_delay_ms
+        return self._sweep_ms is not None and not 0 < self._sweep_ms - now_ms <= delay_ms
 
     def _expired(self, now_ms: int) -> list[Expired]:
         handle = self._handle

@@ -193,6 +193,8 @@ class Background:
         if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
             # Due, or the clock went back: then it would not be for long.
             self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
+        # Of topics that keep everything: a trim may have put files aside, which are to go. None is opened for that.
+        opened = {PartitionName(one.topic, one.number) for one in self._partitions.opened_partitions()}
         ends_s = time.monotonic() + _SLICE_S
         while self._round is not None:
             name = config = None
@@ -202,7 +204,7 @@ class Background:
                 listing = error
             if name is None or config is None:
                 self._round, self._round_due_ms = None, now_ms + int(self._round_pause_s * 1000)
-            elif is_bounded(config) or config.compacts:
+            elif is_bounded(config) or config.compacts or name in opened:
                 self._round_pause_s = min(self._round_pause_s, _look_again_s(config))
                 first = self._retain(name, now_ms) or first
             if time.monotonic() >= ends_s:

@@ -220,6 +220,29 @@ def test_files_of_another_process_are_swept(logs: Logs, clock: FakeClock) -> Non
     assert not list(logs.folder.glob("*.deleted"))
 
 
+@pytest.mark.parametrize("what", ["trim", "compact"])
+def test_what_else_puts_files_aside_has_them_swept(logs: Logs, clock: FakeClock, what: str) -> None:
+    """A trim or a compaction of segments that it merges, though whoever retains has looked before and found none."""
+    config = {"cleanup_policy": "compact"} if what == "compact" else {}
+    log = logs.open(file_delete_delay_ms=1000, **config)
+    for number in range(4):
+        log.append([b"v"], [b"k%d" % number])
+        log.roll()
+    log.retain()
+    if what == "trim":
+        log.trim(3)
+    else:
+        log.compact()
+    aside = sorted(logs.folder.glob("*.deleted"))
+    assert len(aside) == 3
+    clock.advance(999)
+    log.retain()
+    assert sorted(logs.folder.glob("*.deleted")) == aside
+    clock.advance(1)
+    log.retain()
+    assert not list(logs.folder.glob("*.deleted"))
+
+
 def test_without_a_delay_files_go_at_once(logs: Logs) -> None:
     """file.delete.delay.ms of 0."""
     log = logs.open(retention_segments=1)

@@ -132,6 +132,20 @@ def test_put_aside_files_go_when_their_time_has_come(tmp_path: Path) -> None:
         assert list(folder.glob("*.deleted")) == []
 
 
+def test_put_aside_files_of_a_topic_that_keeps_everything_go_too(tmp_path: Path) -> None:
+    """Somebody has trimmed it, as Kafka Streams does with its topics, and it is open here."""
+    clock = FakeClock()
+    folder = tmp_path / "t" / "0"
+    with open_store(tmp_path, clock) as store:
+        fill(store, "t", 5, **{"retention.ms": -1})
+        store.retention_tick()
+        store.topic("t").partition(0).trim(30)
+        assert len(list(folder.glob("*.deleted"))) == 3
+        clock.advance(60_000)
+        store.retention_tick()
+        assert list(folder.glob("*.deleted")) == []
+
+
 # ---------------------------------------------------------------- compaction
 
 
