@@ -17,6 +17,7 @@ from segmentlog.objects.bucket import Bucket
 from segmentlog.objects.capture import LocalPartition, Replaced
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.known import Part
+from segmentlog.policy.retention import newest_ms
 from segmentlog.policy.shipping import LocalLog, LocalSegment
 from segmentlog.policy.tiering import Sealed, evictable_segments, is_tiered
 
@@ -137,5 +138,5 @@ def _sealed(part: Part, log: LocalLog, known: Mapping[int, ShippedSegment]) -> I
         there = known.get(base)
         is_shipped = there is not None and uploaded == (segment.stamp, there)
         written_ms = segment.stamp[2] // 1_000_000
-        newest_ms = there.max_timestamp if there is not None and there.max_timestamp >= 0 else written_ms
-        yield Sealed(base, segment.size_bytes, min(newest_ms, written_ms), bool(segment.remote), is_shipped)
+        age_ms = newest_ms(-1 if there is None else there.max_timestamp, written_ms)
+        yield Sealed(base, segment.size_bytes, age_ms, bool(segment.remote), is_shipped)

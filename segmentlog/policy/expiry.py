@@ -1,4 +1,7 @@
-"""When a record counts as gone: by the topic's `record.ttl.ms` or by the header ``expires-at-ms``, the earlier."""
+"""When a record counts as gone: by the topic's `record.ttl.ms` or by the header ``expires-at-ms``, the earlier.
+
+A record of a Kafka client may have no timestamp (-1): from that nothing is counted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64
     """Milliseconds since 1970 from when on each record counts as gone; None when none of them ever does."""
     ends: npt.NDArray[np.int64] | None = None
     if ttl_ms is not None:
-        ends = np.minimum(batch.timestamps, NEVER - ttl_ms) + np.int64(ttl_ms)
+        stamps = batch.timestamps
+        ends = np.where(stamps < 0, NEVER, np.minimum(stamps, NEVER - ttl_ms) + np.int64(ttl_ms))
     if batch.has_headers:
         own = [_own_expiry(headers) for headers in batch.headers]
         if min(own, default=NEVER) != NEVER:
@@ -29,7 +33,7 @@ def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64
 
 def is_expired(timestamp: int, headers: Headers, ttl_ms: int | None, now_ms: int) -> bool:
     """The same for one record, as of now."""
-    return (ttl_ms is not None and timestamp + ttl_ms <= now_ms) or _own_expiry(headers) <= now_ms
+    return (ttl_ms is not None and 0 <= timestamp <= now_ms - ttl_ms) or _own_expiry(headers) <= now_ms
 
 
 def _own_expiry(headers: Headers) -> int:

@@ -8,7 +8,7 @@
 
 Segments go from the oldest on, and the first that stays keeps all behind it, as in Kafka. A
 segment is as old as its newest record, but never younger than the moment it was last written
-to: a record stamped far in the future would keep it for ever.
+to: a record stamped far in the future would keep it for ever. Where no record has a time, that moment counts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,16 @@ class Candidate(NamedTuple):
 
     @property
     def newest_ms(self) -> int:
-        """The time that `retention.ms` counts from; that of writing where there is no record left."""
-        newest = self.segment.max_timestamp
-        return min(newest, self.written_ms) if newest >= 0 else self.written_ms
+        """The time that `retention.ms` counts from."""
+        return newest_ms(self.segment.max_timestamp, self.written_ms)
+
+
+def newest_ms(max_timestamp: int, written_ms: int) -> int:
+    """How old a segment is by its records; by when it was written where none is left, or none has a time.
+
+    Kafka's clients may send records without a time (-1), and an index says 0 for the largest of those.
+    """
+    return min(max_timestamp, written_ms) if max_timestamp > 0 else written_ms
 
 
 class Expired(NamedTuple):

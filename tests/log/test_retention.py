@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from logs import NOW_MS, FakeClock, contents, log_files, open_log, tree_bytes, values
+from wire import Sent, foreign
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import OffsetOutOfRange
@@ -112,6 +113,19 @@ def test_timestamps_in_the_far_future_do_not_keep_a_segment_for_ever(logs: Logs,
     assert log.retain().removed == ()
     clock.advance(1001)
     assert len(log.retain().removed) == 2
+
+
+def test_records_without_a_timestamp_are_as_old_as_their_segment(logs: Logs, clock: FakeClock) -> None:
+    """A Kafka client may send -1 for "none", which is not 1970."""
+    log = logs.open(retention_ms=1000)
+    log.append_wire(foreign([Sent(None, b"v", -1)]))
+    assert log.retain().removed == (), "the active segment"
+    log.roll()
+    logs.fill(log)
+    clock.advance(1000)
+    assert log.retain().removed == ()
+    clock.advance(1)
+    assert [segment.base_offset for segment, _ in log.retain().removed] == [0, 1]
 
 
 def test_size(logs: Logs) -> None:

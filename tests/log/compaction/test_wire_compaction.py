@@ -153,6 +153,18 @@ def test_what_stays_whole_stays_as_it_was_sent(tmp_path: Path) -> None:
     assert findings(log) == []
 
 
+def test_a_record_without_a_timestamp_has_no_end(tmp_path: Path) -> None:
+    """`record.ttl.ms` counts from a record's timestamp; where a client sent none (-1) it is not that of 1970."""
+    clock = FakeClock()
+    log = open_log(tmp_path, clock=clock, **COMPACTED, **{"record.ttl.ms": 1000})
+    log.append_wire(foreign([Sent(b"none", b"v", -1)]))
+    log.append_wire(foreign([Sent(b"some", b"v", NOW_MS)]))
+    log.roll()
+    clock.advance(1000)
+    log.compact()
+    assert [one.key for one in contents(log)] == [b"none"]
+
+
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_what_stays_of_a_batch_is_a_batch_of_its_codec(tmp_path: Path, codec: int) -> None:
     """At its offset, the bytes of its records as they were: the name of a header that is no UTF-8 among them."""
