@@ -15,12 +15,17 @@ from segmentlog.errors import StoreVersionError, UnknownTopic
 from segmentlog.format.names import (
     ACLS_FILE,
     ADMINISTRATION_FILE,
+    ALTERING_PREFIX,
+    DELETED_PREFIX,
     FILE_LOCK_SUFFIX,
     GROUPS_FOLDER,
     HIDDEN,
+    MAKING_PREFIX,
     PRODUCERS_FOLDER,
     REPLICA_FILE,
     REPLICA_STATUS_FILE,
+    RESTORING_FILE,
+    SCHEMAS_FILE,
     SERVER_FILE,
     SHIP_FILE,
     STAGING_FOLDER,
@@ -36,6 +41,7 @@ from segmentlog.inspection.found import PartitionFound
 from segmentlog.inspection.partition import inspect_partition, log_sizes
 from segmentlog.inspection.segment import InspectSegment, inspect_segment
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.segment import list_segments
 
 # As in `segmentlog.transactions.transactions`: who the named producers are now.
@@ -103,8 +109,8 @@ def inspect_store(
         yield from check_ship_file(fs, path)
         yield from _ids_given_twice(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
-        known |= {REPLICA_FILE, REPLICA_STATUS_FILE, UPLOADS_FILE}
-        for name in (USERS_FILE, ACLS_FILE, SHIP_FILE):
+        known |= {REPLICA_FILE, REPLICA_STATUS_FILE, RESTORING_FILE, UPLOADS_FILE, NetworkMark.FILE}
+        for name in (USERS_FILE, ACLS_FILE, SCHEMAS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
 
@@ -163,6 +169,6 @@ def _unknown_files(fs: FileSystem, folder: str, known: set[str], what: str, topi
     for name in sorted(fs.listdir(folder)):
         if name in known or name == "lost+found" or name.endswith(TEMPORARY_SUFFIX):
             continue
-        is_left = HIDDEN in name
+        is_left = name.startswith((MAKING_PREFIX, DELETED_PREFIX, ALTERING_PREFIX))
         left = "left behind when a topic was made or deleted and the process died; it may be deleted"
         yield Finding("note", f"{folder}/{name}", left if is_left else what, topic=topic)
