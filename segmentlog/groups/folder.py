@@ -285,7 +285,7 @@ class GroupFolder:
         """The current one; None when there is none that can be read."""
         try:
             return _assignment_decoder.decode(read_file(self.fs, self.assignment_path))
-        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def rebalance(self, now_ms: int) -> Assignment:

@@ -74,7 +74,7 @@ class Lease:
         """The last note; an empty one without any, or when it is being written."""
         try:
             return _decoder.decode(read_file(self._handle.fs, self._path))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return CleanerNote()
 
 

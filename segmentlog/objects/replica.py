@@ -268,7 +268,7 @@ def replica_status(path: str, *, fs: FileSystem | None = None, clock: Clock | No
         url = ""
     try:
         told = msgspec.json.decode(read_file(fs, f"{path}/{REPLICA_STATUS_FILE}"), type=_Told)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _status(url, MirrorStatus(error="it was never brought up to date"), now_ms)
     status = told.status
     silent_s = (now_ms - told.told_ms) / 1000

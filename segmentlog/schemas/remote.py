@@ -136,13 +136,13 @@ class RemoteRegistry:
             raise RegistryUnavailable(self.url, getattr(error, "reason", None) or str(error)) from None
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RegistryUnavailable(self.url, f"the answer is not that of a schema registry: {error}") from None
 
     def _refused(self, status: int, data: bytes) -> None:
         try:
             answer = msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             answer = {}
         code, message = answer.get("error_code", status), answer.get("message", f"HTTP status {status}")
         raise RemoteError(self.url, code, message)

@@ -236,8 +236,10 @@ def _decode(path: str, data: bytes) -> _Document:
     """Raises `SecurityFileError`, which tells where something is wrong, and not what is there."""
     try:
         document = msgspec.json.decode(data, type=_Document)
-    except msgspec.DecodeError as error:
-        raise SecurityFileError(path, f"not a users file: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # What it says of a text holds what is there.
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise SecurityFileError(path, f"not a users file: {why}") from None
     if document.format != _FORMAT:
         raise SecurityFileError(path, f"it has format {document.format}, and this version knows {_FORMAT}")
     if len(document.secret) < _SALT_BYTES:

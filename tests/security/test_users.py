@@ -196,6 +196,27 @@ def test_a_broken_file_is_refused_in_a_sentence(path: str, change: object, told:
     assert Path(path).read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"format": 1, "secret": "AAAA", "users": {"j\u00fcrgen": {}}}'.encode("latin-1"),
+        b'{"format": 1, "users": ' + b'{"a":' * 100_000,
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """An editor that writes another encoding, or JSON that never ends; a server that runs goes on with what it knew."""
+    add_user(path, "ann", "pw", iterations=4096)
+    users = Users(path)
+    Path(path).write_bytes(data)
+    with pytest.raises(SecurityFileError, match="not a users file") as error:
+        list_users(path)
+    assert "rgen" not in str(error.value)
+    users.reload()
+    assert users.verify("ann", "pw")
+    assert "goes on to count" in caplog.text
+
+
 def test_a_file_cut_anywhere_is_refused(path: str) -> None:
     """However much of it a careless copy brought; an empty one is as if there were none, for `add_user`."""
     add_user(path, "ann", "pw", iterations=4096)

@@ -195,6 +195,8 @@ def test_a_partition_that_cannot_be_compacted_holds_up_no_other(
         assert bad.cleaned_offset == 50
         assert store.health() == {}
         assert bad.cleaner_note().uncleanable == ""
+        Path(bad.folder, "cleaner").write_bytes(b'{"uncleanable": "\xff"}')
+        assert bad.cleaner_note().uncleanable == "", "a note that is no text is none"
 
 
 def test_a_full_disk_is_tried_again_later(tmp_path: Path) -> None:
