@@ -20,10 +20,13 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
 
     def with_those_of(self, store_path: str) -> Security:
-        """The same with the users and the rules that lie in the store, where no others are named."""
+        """The same with the users and the rules that lie in the store, where no others are named.
+
+        A link to what is not there is one, too: whoever reads it says so, where otherwise everybody would come in.
+        """
         users, acls = f"{store_path}/{USERS_FILE}", f"{store_path}/{ACLS_FILE}"
         return msgspec.structs.replace(
             self,
-            users=self.users or (users if os.path.exists(users) else None),
-            acls=self.acls or (acls if os.path.exists(acls) else None),
+            users=self.users or (users if os.path.lexists(users) else None),
+            acls=self.acls or (acls if os.path.lexists(acls) else None),
         )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from segmentlog.format.names import ACLS_FILE, USERS_FILE
+from segmentlog.security.acls import Authorizer
 from segmentlog.security.errors import SecurityFileError, UnsafeListening
 from segmentlog.security.listening import check_safe, check_tls_files, is_loopback, mechanisms_for
 from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+from segmentlog.security.settings import Security
+from segmentlog.security.users import Users
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +30,20 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(0, 0, 0, "", (address, 0)) for address in known[host]]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_a_link_to_nothing_opens_no_door(tmp_path: Path) -> None:
+    """Users and rules of the store that cannot be reached now are there all the same."""
+    store = str(tmp_path)
+    assert Security().with_those_of(store) == Security()
+    for name in (USERS_FILE, ACLS_FILE):
+        (tmp_path / name).symlink_to(tmp_path / "not mounted" / name)
+    found = Security().with_those_of(store)
+    assert (found.users, found.acls) == (f"{store}/{USERS_FILE}", f"{store}/{ACLS_FILE}")
+    with pytest.raises(SecurityFileError, match="no such file"):
+        Users(str(found.users))
+    with pytest.raises(SecurityFileError, match="no such file"):
+        Authorizer(str(found.acls))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
