@@ -8,6 +8,7 @@ all of them before.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final
 
@@ -58,9 +59,11 @@ def _attribute(element: _Element) -> str:
     (_, identifier, _), (tag, value, whole) = _elements(element[1])
     dotted = _dotted(identifier)
     keyword = _KEYWORDS.get(dotted)
-    if keyword is None or tag not in _ENCODINGS:
-        return f"{keyword or dotted}=#{whole.hex()}"
-    return f"{keyword}={_escape(value.decode(_ENCODINGS[tag]))}"
+    if keyword is not None and tag in _ENCODINGS:
+        # A string may not be of the type that it says (Latin-1 as a PrintableString): authorities sign such names.
+        with contextlib.suppress(UnicodeDecodeError):
+            return f"{keyword}={_escape(value.decode(_ENCODINGS[tag]))}"
+    return f"{keyword or dotted}=#{whole.hex()}"
 
 
 def _escape(text: str) -> str:

@@ -148,3 +148,7 @@ def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str) -> None:
         raise SecurityFileError(
             cert_path, f"the certificate, or the key {key_path}, is none in PEM: {error.reason or error}"
         ) from None
+    except OSError as error:  # gone since a look at it: files are being renewed
+        raise SecurityFileError(
+            cert_path, f"the certificate, or the key {key_path}, cannot be read: {error.strerror}"
+        ) from None

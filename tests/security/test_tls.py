@@ -14,6 +14,7 @@ import pytest
 import trustme
 from security.certificates import Pair, write_pair
 
+from segmentlog.security import tls as tls_module
 from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import Principal
 from segmentlog.security.tls import ServerTls, principal_of, server_context
@@ -134,6 +135,25 @@ def test_a_renewed_certificate_is_taken_for_new_connections(
     os.unlink(server.key)
     assert connect(tls.context(), client_context(authority))[1] == second
     assert "cannot be read" in caplog.text
+
+
+def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
+    server: Pair, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever renews certificates may take the old one away first: the pair before stays in use."""
+    tls = ServerTls(*server, look_every_s=0)
+    context = tls.context()
+    check = tls_module._check_readable
+
+    def goes_right_after(path: str, what: str) -> None:
+        check(path, what)
+        if path == server.key:
+            os.unlink(path)
+
+    monkeypatch.setattr(tls_module, "_check_readable", goes_right_after)
+    os.utime(server.key)
+    assert tls.context() is context
+    assert "stays in use" in caplog.text
 
 
 def test_a_young_file_is_read_again(tmp_path: Path, server: Pair, authority: trustme.CA) -> None:
