@@ -249,11 +249,17 @@ class Administration:
     # ------------------------------------------------------------ ids, formats
 
     def name_of(self, topic_id: str) -> str:
-        """The name that a topic has now. Raises `UnknownTopic`, and only when there is no such topic any more."""
+        """The name that a topic has now. Raises `UnknownTopic`, and only when there is no such topic any more.
+
+        What is decided of a topic that is gone is not made good again: where one cannot be read, which may be it,
+        that raises `StoreVersionError`.
+        """
         name = self._topics.name_of(topic_id)
         if name is None:
             with self.locked():  # it may have been renamed while the folder was read
                 name = self._topics.name_of(topic_id)
+                if name is None:
+                    self._topics.check_all_read()
         if name is None:
             raise UnknownTopic(topic_id, "there is no topic with this id any more")
         return name

@@ -8,6 +8,7 @@ that was made when they had none (format 1) has the one that `topic_id_of_name` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -160,6 +161,12 @@ class TopicFolders:
             return self.read(name).topic_id == topic_id
         except (UnknownTopic, StoreVersionError):
             return False
+
+    def check_all_read(self) -> None:
+        """Raise `StoreVersionError` where a topic cannot be read: any id may be its, and none is known to be gone."""
+        for name in self.names(internal=True):
+            with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+                self.read(name)
 
     def names_of(self, topic_ids: Iterable[str]) -> dict[str, str]:
         """The names of those of these topics that there are. One that is being renamed may be missing."""

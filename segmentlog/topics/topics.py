@@ -214,10 +214,16 @@ class Topics:
             return Topic(self, new_name, self.administration.rename(name, new_name))
 
     def missing(self, topic_ids: Iterable[str]) -> set[str]:
-        """Those ids that no topic has any more."""
+        """Those ids that no topic has any more, as far as that is known: none where a topic cannot be read."""
         wanted = set(topic_ids)
         with self.administration.locked():  # or a topic that is being renamed would look like one that is gone
-            return wanted - self._folders.by_id().keys()
+            gone = wanted - self._folders.by_id().keys()
+            try:
+                if gone:
+                    self._folders.check_all_read()
+            except StoreVersionError:  # told by whoever opens it
+                return set()
+            return gone
 
     def read_topic_file(self, name: str, topic_id: str | None = None) -> TopicFile:
         """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from segmentlog.errors import SegmentlogError, StoreClosed, UnknownTopic
+from segmentlog.errors import SegmentlogError, StoreClosed, StoreVersionError, UnknownTopic
 from segmentlog.records import PartitionId
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.journal import Status, TransactionLog, TransactionState, Unsettled
@@ -90,10 +90,17 @@ class Decisions:
         """Those whose markers are not known to be on disk, or were lost in a crash."""
         left = []
         for marker in unsettled:
-            with contextlib.suppress(UnknownTopic):
-                where = PartitionId(marker.topic_id, marker.partition)
-                if not self._topics.on_partition(where, partial(_is_settled, producer_id=producer_id, marker=marker)):
-                    left.append(marker)
+            where = PartitionId(marker.topic_id, marker.partition)
+            try:
+                is_settled = self._topics.on_partition(
+                    where, partial(_is_settled, producer_id=producer_id, marker=marker)
+                )
+            except UnknownTopic:
+                continue
+            except StoreVersionError:  # of a topic that cannot be read now, that one perhaps
+                is_settled = False
+            if not is_settled:
+                left.append(marker)
         return tuple(left)
 
     def settle(self, state: TransactionState) -> None:

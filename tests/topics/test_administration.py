@@ -431,7 +431,47 @@ def test_a_dead_producer_s_decision_reaches_a_renamed_topic(store: LogStore) -> 
     assert (values_of(store, "renamed"), values_of(store, "t")) == ([b"1"], [b"2"])
 
 
+def test_a_topic_that_cannot_be_read_is_not_a_deleted_one_to_a_transaction(store: LogStore) -> None:
+    """Its commit waits for it, and is told there once `topic.json` was restored."""
+    path = Path(store.path, "t", "topic.json")
+    whole = path.read_bytes()
+    with segmentlog.open(store.path, background=False) as other, other.producer(name="n") as producer:
+        producer.begin_transaction()
+        producer.send_many("t", [b"1"])
+        producer.send_many("u", [b"2"])
+        producer.flush()
+        tell = other.transactions._decisions.complete
+
+        def damage_and_tell(*args: object) -> object:
+            path.write_bytes(b"{")
+            return tell(*args)  # type: ignore[arg-type]
+
+        other.transactions._decisions.complete = damage_and_tell  # type: ignore[method-assign,assignment]
+        producer.commit_transaction()
+    with segmentlog.open(store.path, background=False) as another:
+        another.finish_transactions()
+        path.write_bytes(whole)
+        another.finish_transactions()
+        assert (values_of(another, "t"), values_of(another, "u")) == ([b"1"], [b"2"])
+
+
 # ---------------------------------------------------------------- positions
+
+
+def test_positions_in_a_topic_that_cannot_be_read_stay(store: LogStore) -> None:
+    """Nobody knows that it is gone; those of one that is go once it can be read again."""
+    path = Path(store.path, "t", "topic.json")
+    whole = path.read_bytes()
+    for topic in ("t", "u"):
+        store.topic(topic).partition(0).append([b"1"])
+        store.groups.reset("g", {TopicPartition(topic, 0): 1})
+    path.write_bytes(b"{")
+    store.delete_topic("u")
+    store._tidy_up(1)
+    path.write_bytes(whole)
+    assert store.group_offsets.committed("g")[_T0].offset == 1
+    store._tidy_up(1_000_000)
+    assert len(store.group_offsets.positions("g")) == 1
 
 
 def test_a_position_is_never_another_topic_s(store: LogStore, faulty: LogStore) -> None:
