@@ -172,19 +172,19 @@ class Administration:
             self._fs.sync_folder(self._path)
         return file.topic_id
 
-    def delete(self, name: str) -> str:
-        """Take a topic away, durably; the folder that is left of it, for `remove`.
+    def delete(self, name: str) -> tuple[str, str]:
+        """Take a topic away, durably; its id, and the folder that is left of it, for `remove`.
 
         Raises `UnknownTopic`, `PartitionBusy`.
         """
         with self._changing(leaves=True):
-            self._topics.read(name)
+            file = self._topics.read(name)
             gone = f"{self._path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
             with self._moving(name, "delete it"):
                 self._fs.rename(f"{self._path}/{name}", gone)
                 self._tell(gone, StatePage.count_move)
             self._fs.sync_folder(self._path)
-        return gone
+        return file.topic_id, gone
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:

@@ -197,9 +197,9 @@ class Topics:
     def delete(self, name: str) -> None:
         """Delete a topic with everything in it. Whoever still uses it gets `UnknownTopic`."""
         self.check_writable("delete a topic")
-        gone = self.administration.delete(name)
+        topic_id, gone = self.administration.delete(name)
         with self._mutex:
-            self._drop_partitions(name)
+            self._drop_partitions(name, topic_id)
         self.administration.remove(gone)
 
     def rename(self, name: str, new_name: str) -> Topic:
@@ -336,8 +336,9 @@ class Topics:
         """What opening found, for each partition that was opened so far."""
         return {key: partition.recovery_report for key, partition in list(self._partitions.items())}
 
-    def _drop_partitions(self, name: str) -> None:
-        for key in [key for key in self._partitions if key[0] == name]:
+    def _drop_partitions(self, name: str, topic_id: str) -> None:
+        """Those of that topic: another thread may have made one anew under the name, and opened it."""
+        for key in [key for key, log in self._partitions.items() if key[0] == name and log.topic_id == topic_id]:
             self._partitions[key].abandon()
             del self._partitions[key]  # after: what an interrupt leaves is closed with the store, or the next time
 

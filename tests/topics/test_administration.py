@@ -17,6 +17,7 @@ import segmentlog
 from segmentlog.errors import PartitionBusy, SegmentlogError, TopicExists, UnknownTopic
 from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from segmentlog.inspection.store import inspect_store
+from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import Died, FaultyFileSystem
@@ -525,6 +526,30 @@ def test_positions_of_deleted_topics_are_forgotten_at_last(store: LogStore) -> N
     store._tidy_up(1)
     assert store.group_offsets.positions("g") == {}
     assert store.group_offsets.all_groups() == []
+
+
+def test_a_topic_made_anew_while_the_one_before_is_deleted_stays_open(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread: what is let go of is what was deleted."""
+    old = store.topic("t").partition(0)
+    old.append([b"old"])
+    administration = store._topics.administration
+    delete = administration.delete
+    made: list[Partition] = []
+
+    def delete_and_make(name: str) -> object:
+        gone = delete(name)
+        made.append(store.create_topic(name).partition(0))
+        made[0].append([b"new"])
+        return gone
+
+    monkeypatch.setattr(administration, "delete", delete_and_make)
+    store.delete_topic("t")
+    assert made[0].append([b"more"]) == 1
+    assert values_of(store, "t") == [b"new", b"more"]
+    with pytest.raises(SegmentlogError):
+        old.append([b"late"])
 
 
 # ---------------------------------------------------------------- who was killed
