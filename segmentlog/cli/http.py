@@ -8,7 +8,7 @@ import signal
 import click
 
 from segmentlog.cli.common import loading, open_store, say, store_folder
-from segmentlog.cli.options import SIZE
+from segmentlog.cli.options import LIMITED_SIZE
 from segmentlog.cli.security import security_options
 
 
@@ -19,7 +19,7 @@ from segmentlog.cli.security import security_options
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
               help="A further name that it is asked for by, where nobody has to say who he is.")  # fmt: skip
 @security_options
-@click.option("--max-request", type=SIZE, default="100MiB", show_default=True, metavar="SIZE",
+@click.option("--max-request", type=LIMITED_SIZE, default="100MiB", show_default=True, metavar="SIZE",
               help="The largest request that is taken.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1), default=400, show_default=True, help="At a time.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -33,15 +34,23 @@ _PARTITION_CHARACTERS = frozenset("0123456789*?[]!-")
 
 
 class _Size(ParamType):
+    """Bytes: -1 for no limit, or with ``limited`` at least one."""
+
     name = "size"
+
+    def __init__(self, *, limited: bool = False) -> None:
+        self._limited = limited
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         from segmentlog.quantities import parse_size
 
         try:
-            return parse_size(value)
+            size_bytes = parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._limited and size_bytes < 1:
+            self.fail(f"{value!r}: there is no going without a limit here; a size such as 100MiB", param, ctx)
+        return size_bytes
 
 
 class _Duration(ParamType):
@@ -59,11 +68,12 @@ class _Duration(ParamType):
             duration_ms = parse_duration_ms(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        bare = isinstance(value, str) and value.strip().isdecimal()
+        bare = isinstance(value, str) and re.fullmatch(r"[0-9_]+", value.strip())
         return duration_ms * self._bare_ms if bare else duration_ms
 
 
 SIZE = _Size()
+LIMITED_SIZE = _Size(limited=True)
 DURATION_MS = _Duration()
 DURATION_S = _Duration(bare_ms=1000)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import say, store_folder
-from segmentlog.cli.options import DURATION_S, SIZE
+from segmentlog.cli.options import DURATION_S, LIMITED_SIZE, SIZE
 from segmentlog.cli.security import security_options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 @click.option("--acks-all", type=click.Choice(["durable", "written", "shipped"]), default="durable", show_default=True,
               help="What acks=all waits for: the disk; that it is written, as in Kafka; the object store.")  # fmt: skip
 @click.option("--durable-reads", is_flag=True, help="Consumers see only what no crash can take back.")
-@click.option("--max-request", type=SIZE, default="100MiB", show_default=True, metavar="SIZE",
+@click.option("--max-request", type=LIMITED_SIZE, default="100MiB", show_default=True, metavar="SIZE",
               help="The largest request that is taken.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1), default=4096, show_default=True, help="Of each worker.")
 @click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",

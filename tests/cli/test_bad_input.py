@@ -182,6 +182,8 @@ USAGE = [
     ("bench --seconds nan", "finite"),
     ("bench --batch-size 0", "not in the range"),
     ("bench --record-size -1", "not in the range"),
+    ("serve --max-request unlimited", "a size such as 100MiB"),
+    ("http --max-request 0", "a size such as 100MiB"),
     ("creat x", "Did you mean 'create'?"),
     ("--no-such-option", "--no-such-option"),
 ]  # fmt: skip

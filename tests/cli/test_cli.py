@@ -40,6 +40,13 @@ def lines(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(("text", "told"), [("3600", "1h"), ("3_600", "1h"), ("1h30m", "1h30m"), ("500ms", "500ms")])
+def test_a_bare_time_is_in_seconds(call: Run, text: str, told: str) -> None:
+    """However its digits are grouped."""
+    call("create", "a", "--ttl", text)
+    assert json.loads(call("details", "a", "--json")[1])["config"]["retention.closed.ms"] == told
+
+
 def test_topics_come_and_go(call: Run) -> None:
     """create, topics, details, alter, rename and delete do what they say, and list what is there."""
     assert (
