@@ -334,7 +334,7 @@ class TopicConfig:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, kind.parse(value))
-            except (ValueError, TypeError, LookupError):
+            except (ValueError, TypeError, LookupError, OverflowError):
                 raise InvalidConfig(_dotted(name), value, kind.accepted) from None
         try:
             compression(self.compression_type, self.compression_level)
