@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -449,11 +450,19 @@ def test_a_topic_that_cannot_be_read_is_not_a_deleted_one_to_a_transaction(store
 
         other.transactions._decisions.complete = damage_and_tell  # type: ignore[method-assign,assignment]
         producer.commit_transaction()
+    with (
+        segmentlog.open(store.path, background=False) as other,
+        contextlib.suppress(SegmentlogError),
+        other.producer(name="n") as producer,
+        producer.transaction(),
+    ):
+        producer.send_many("u", [b"3"])  # it is not forgotten over the next one, should there be one
     with segmentlog.open(store.path, background=False) as another:
         another.finish_transactions()
         path.write_bytes(whole)
         another.finish_transactions()
-        assert (values_of(another, "t"), values_of(another, "u")) == ([b"1"], [b"2"])
+        assert values_of(another, "t") == [b"1"]
+        assert values_of(another, "u")[:1] == [b"2"]
 
 
 # ---------------------------------------------------------------- positions
