@@ -302,7 +302,6 @@ def test_folders_that_are_left_are_told_apart(tmp_path: Path) -> None:
     assert told == {"@deleted-0": True, "@later": False, "t@x": False, "zzz": False}
 
 
-
 # ---------------------------------------------------------------- what is wrong
 
 
