@@ -228,19 +228,25 @@ class Administration:
             return
         with self.locked():  # nobody who is alive is at it now, but for removing what is deleted
             for name in sorted(filter(_is_left_behind, self._fs.listdir(self._path))):
-                path = f"{self._path}/{name}"
-                if name.startswith(ALTERING_PREFIX):
-                    self._finish_alteration(path, name.removeprefix(ALTERING_PREFIX))
-                    continue
-                if name.startswith(DELETED_PREFIX):
-                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                        self._tell(path, StatePage.count_move)  # before the files go, to whoever has them open
-                with contextlib.suppress(OSError):  # no reason to fail for whoever has something else to do
-                    self.remove(path)
+                with contextlib.suppress(OSError, StoreVersionError):  # no reason to fail for whoever has something else to do
+                    self._sweep_one(name)
+
+    def _sweep_one(self, name: str) -> None:
+        """What cannot be brought to its end now stays for the next one."""
+        path = f"{self._path}/{name}"
+        if name.startswith(ALTERING_PREFIX):
+            self._finish_alteration(path, name.removeprefix(ALTERING_PREFIX))
+            return
+        if name.startswith(DELETED_PREFIX):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._tell(path, StatePage.count_move)  # before the files go, to whoever has them open
+        self.remove(path)
 
     def _finish_alteration(self, note: str, topic_id: str) -> None:
         name = self._topics.name_of(topic_id)
-        if name is not None:
+        if name is None:
+            self._topics.check_all_read()
+        else:
             self._tell(f"{self._path}/{name}", StatePage.count_config_change)
             self._tell(f"{self._path}/{name}", StatePage.count_move)
         with contextlib.suppress(FileNotFoundError):

@@ -20,6 +20,7 @@ from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
+from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import Died, FaultyFileSystem
 
@@ -651,6 +652,29 @@ def test_who_has_the_store_open_sees_to_what_a_dead_process_left(tmp_path: Path,
         raise AssertionError("it does not come to an end")
     wanted = {"create": {"@making"}, "delete": {"@deleted"}, "recreate": {"@deleted", "@making"}}
     assert kinds == wanted.get(what, {"@altering"})
+
+
+def test_what_cannot_be_swept_keeps_nobody_out(store: LogStore) -> None:
+    """A process died in altering a topic, and the disk does not give another one's file: it is seen to later."""
+
+    class Failing(FileSystem):
+        fails = True
+
+        def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+            if self.fails and path.endswith("/a/topic.json"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return super().open(path, flags, mode)
+
+    log = store.topic("u").partition(0)
+    store.create_topic("a")
+    note = Path(store.path, f"@altering-{store.topic('u').id}")
+    note.touch()
+    fs, before = Failing(), log.handle.page.config_version
+    for fs.fails in (True, False):
+        with LogStore(store.path, background=False, fs=fs) as other:
+            other.topic("t").partition(0).append([b"1"])
+        assert note.exists() == fs.fails
+    assert log.handle.page.config_version != before
 
 
 def test_a_change_is_done_though_its_end_cannot_be_noted(store: LogStore, fs: FaultyFileSystem) -> None:
