@@ -22,6 +22,7 @@ from segmentlog.errors import (
     SegmentlogError,
     StoreClosed,
     TransactionAborted,
+    UnknownTopic,
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
@@ -138,8 +139,13 @@ class Producer(Generic[K, V]):
         options = None
         if headers is not None or timestamp is not None or partition is not None:
             options = _checked_options(headers, timestamp, partition)
-            if partition is not None and partition >= (count := self._pump.topics[topic].partition_count):
-                raise no_partition(topic, partition, count)
+            if partition is not None:
+                try:
+                    count = self._pump.topics[topic].partition_count
+                except UnknownTopic:  # another one may have the name by now
+                    count = self._pump.partition_count(topic)
+                if partition >= count:
+                    raise no_partition(topic, partition, count)
         # What is wrong with a record is told here: further on it would fail those that share its batch.
         if key is None and chunk.needs_keys:
             raise require_a_key(0)
@@ -163,7 +169,7 @@ class Producer(Generic[K, V]):
         headers = options[0] if options is not None else None
         columns = Columns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._pump.check_topic(topic)
-        check_size(columns, self._pump.topics[topic].config)
+        check_size(columns, self._pump.config_of(topic))
 
     def send_many(
         self,

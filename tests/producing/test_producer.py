@@ -213,6 +213,31 @@ def test_send_manys_failure_hides_no_other(store: LogStore) -> None:
     producer.flush()
 
 
+@pytest.mark.parametrize("with_partition", [False, True])
+@pytest.mark.parametrize("size", [1, 500_000])
+def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, size: int) -> None:
+    """Records are sent to names: who sent to the deleted one goes on with the one that has its name."""
+    options: dict[str, Any] = {"partition": 0} if with_partition else {}
+    store.create_topic("anew")
+    with (
+        store.producer(linger_ms=1000, batch_size=4 << 20) as producer,
+        segmentlog.open(store.path, background=False) as other,
+    ):
+        producer.send("anew", b"1").result()
+        other.delete_topic("anew")
+        for _ in range(2):
+            with pytest.raises(UnknownTopic):
+                producer.send("anew", b"2" * size, **options)
+        other.create_topic("anew")
+        assert producer.send("anew", b"3" * size, **options).result().offset == 0
+        # The one that takes records meanwhile has begun before.
+        late = producer.send("anew", b"4" * size, **options)
+        other.delete_topic("anew")
+        other.create_topic("anew")
+        assert producer.send("anew", b"5" * size, **options).result().offset == 1
+        assert late.result().offset == 0
+
+
 def test_a_partition_that_does_not_exist_is_told(store: LogStore) -> None:
     """At once, by `UnknownTopic`, and what is sent afterwards arrives."""
     producer = store.producer(linger_ms=1000)
