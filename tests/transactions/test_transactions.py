@@ -566,6 +566,55 @@ def test_a_full_disk_aborts_and_afterwards_it_goes_on(
     assert log.last_stable_offset == log.log_end_offset
 
 
+def _no_room_for(monkeypatch: pytest.MonkeyPatch, store: segmentlog.LogStore, *statuses: str) -> None:
+    """No state with one of these can be written down any more."""
+    log = store.transactions._log
+    real = log.write
+
+    def write(name: str, state: TransactionState | None, ack: Any = "written") -> None:
+        if state is not None and state.status in statuses:
+            raise segmentlog.DiskFull("/disk", 1)
+        real(name, state, ack)
+
+    monkeypatch.setattr(log, "write", write)
+
+
+def test_a_full_disk_behind_the_decision_takes_nothing_back(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit returns, since it is one: told that it failed one would do it again. The next one finishes it."""
+    with store.producer(name="n") as producer:
+        _no_room_for(monkeypatch, store, "CompleteCommit")
+        with producer.transaction(note="1"):
+            producer.send_many("b", [b"1"])
+        assert values_of(store, "b") == [b"1"]
+        assert store.transactions.states()["n"].status == "PrepareCommit"
+        with pytest.raises(segmentlog.DiskFull):
+            producer.begin_transaction()
+        monkeypatch.undo()
+        with producer.transaction():
+            assert producer.last_note == "1"
+            producer.send_many("b", [b"2"])
+    assert values_of(store, "b") == [b"1", b"2"]
+
+
+def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told what was decided, with the numbers that it goes on under."""
+    log = store.topic("b").partition(0)
+    remote = store.transactions.remote
+    numbers = remote.begin("client", 60_000)
+    remote.add("client", numbers, [log])
+    stamp = segmentlog.ProducerStamp(numbers.producer_id, numbers.epoch, 0, True, remote.guard("client", numbers, log))
+    log.append([b"1"], producer=stamp)
+    _no_room_for(monkeypatch, store, "CompleteCommit")
+    following = remote.end("client", numbers, committed=True, bumps=True)
+    assert following.epoch == numbers.epoch + 1
+    assert values_of(store, "b") == [b"1"]
+    monkeypatch.undo()
+    assert remote.end("client", numbers, committed=True, bumps=True) == following
+    assert store.transactions.states()["client"].status == "CompleteCommit"
+
+
 # ---------------------------------------------------------------- found by the checker of deliveries
 
 
