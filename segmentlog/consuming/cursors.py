@@ -58,6 +58,8 @@ class Cursors:
         self._turn: deque[TopicPartition] = deque()
         self.handing: Cursor | None = None
         """Whose record or batch the application may be working on."""
+        self._gone: set[TopicPartition] = set()
+        """Partitions of a member whose topics are gone."""
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         self.resets: list[tuple[TopicPartition, int, int]] = []
 
@@ -155,6 +157,12 @@ class Cursors:
                 cursor.paused = True
                 cursor.stop()
                 self._turn = deque(other for other in self._turn if other != tp)
+
+    def take_gone(self) -> list[TopicPartition]:
+        """Those of which nothing more can come, as their topics are gone; each is told of once."""
+        gone = sorted(self._gone)
+        self._gone.clear()
+        return gone
 
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
         """Offsets and epochs; ``settled``: without the record that the application is working on."""
@@ -316,8 +324,13 @@ class Cursors:
             topic = cursor.tp.topic
             if any(wanted == topic or (not isinstance(wanted, str) and wanted[0] == topic) for wanted in self._wanted):
                 raise
-            logger.info("%s: read no more: %s", cursor.tp, error)
-            self.drop([cursor.tp])
+            if cursor.tp not in self._gone:
+                logger.info("%s: read no more: %s", cursor.tp, error)
+            if self._options.group is None:
+                self.drop([cursor.tp])
+            else:  # the group's to take away: another topic may get the name, and somebody has to read that
+                self._gone.add(cursor.tp)
+                self.stop([cursor.tp])
             return False
 
     def reopen_stale(self) -> None:

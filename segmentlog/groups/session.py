@@ -41,6 +41,9 @@ class PartitionReader(Protocol):
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget these."""
 
+    def take_gone(self) -> list[TopicPartition]:
+        """Those whose topics are found to be gone, as no more than a pattern named them."""
+
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
         """Offsets and epochs; ``settled``: without the record that the application is working on."""
 
@@ -93,8 +96,16 @@ class GroupSession:
         self._soon_metadata = ""
         self._soon_due_s = 0.0
         member.join()
-        self._known = member.folder.resolve(member.topics)
+        self._known = self._topics_now()
+        """Partition counts, as it joined, by the topics' ids: what is not among these has appeared since."""
         self._commit_due_s = time.monotonic() + self._interval_s
+
+    def _topics_now(self) -> dict[str, int]:
+        found = {}
+        for name, count in self.member.folder.resolve(self.member.topics).items():
+            with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+                found[self._topics.topic(name).id] = count
+        return found
 
     # ------------------------------------------------------------ polling
 
@@ -109,6 +120,8 @@ class GroupSession:
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
                 self._commit_quietly(self._reader.positions_to_commit(settled=False))
+            if gone := self._reader.take_gone():
+                self._let_go_of_gone(gone)
             if self.member.poll(ended=ended):
                 self._rebalance()
             if self._held and time.monotonic() >= self._look_at_pending_s:
@@ -168,6 +181,11 @@ class GroupSession:
             self._flush_quietly()
             self._hand_over(partitions)
 
+    def _let_go_of_gone(self, partitions: Iterable[TopicPartition]) -> None:
+        """Their topics were deleted or renamed. The assignment may say the same names still, and mean others."""
+        if revoked := [tp for tp in partitions if tp in self.member.owned]:
+            self._revoke(revoked)
+
     def _hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
         self.member.hand_over(partitions)
@@ -191,7 +209,7 @@ class GroupSession:
                 continue
             known = positions.get(where)
             try:
-                is_new = tp.partition >= self._known.get(tp.topic, 0)
+                is_new = tp.partition >= self._known.get(where.topic_id, 0)
                 self._reader.begin(tp, where.topic_id, known, is_new=is_new)
             except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
                 self._held.discard(tp)

@@ -438,6 +438,55 @@ def test_new_topics_and_partitions_are_assigned(store: LogStore) -> None:
         _until(lambda: sorted(chain(first.poll_group(), second.poll_group())) == expected[:-1])
 
 
+@pytest.mark.parametrize(
+    ("how", "follows"), [("delete", True), ("recreate", False), ("recreate", True), ("recreate later", False)]
+)
+def test_a_member_by_a_pattern_outlives_a_topic(store: LogStore, how: str, follows: bool) -> None:
+    """One that is deleted goes, and is told of; one that is made anew under the name is read, from its beginning."""
+    tps = [TopicPartition(name, 0) for name in ("ev-a", "ev-b")]
+    for tp in tps:
+        store.create_topic(tp.topic)
+    seen: list[tuple[str, bytes | None]] = []
+    assigned: list[TopicPartition] = []
+    revoked: list[TopicPartition] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()
+    consumer = store.consumer(
+        "ev-*", group="g", start="latest", follow=follows, on_assigned=assigned.extend, on_revoked=revoked.extend
+    )
+    assert consumer.poll_group(_WAIT_S) == tps
+
+    def read() -> None:
+        try:
+            while not ended.is_set():
+                seen.extend((record.topic, record.value) for record in consumer)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for tp in tps:
+        store.topic(tp.topic).partition(0).append([b"1"])
+    _until(lambda: len(seen) == 2 or failed)
+    with segmentlog.open(store.path, background=False) as other:
+        other.delete_topic("ev-a")
+        if how != "recreate":
+            _until(lambda: (revoked and store.groups.describe("g").state == "Stable") or failed)
+        if how != "delete":
+            other.create_topic("ev-a").partition(0).append([b"anew"])
+        other.topic("ev-b").partition(0).append([b"on"])
+        expected = [("ev-a", b"anew"), ("ev-b", b"on")] if how != "delete" else [("ev-b", b"on")]
+        _until(lambda: sorted(seen[2:]) == expected or failed)
+    ended.set()
+    consumer.wakeup()
+    thread.join(_WAIT_S)
+    assert failed == []
+    assert consumer.assignment() == (tps if how != "delete" else tps[1:])
+    assert revoked == tps[:1]
+    assert assigned == (tps + tps[:1] if how != "delete" else tps)
+    consumer.close()
+
+
 def test_following_takes_over_what_another_leaves(store: LogStore) -> None:
     """A member that waits is woken by a leaver, well before it would look by itself; `close` ends it from outside."""
     first = store.consumer("t", group="g")
