@@ -350,7 +350,7 @@ class Producer(Generic[K, V]):
             warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def close(self) -> None:
-        """Flush, and take no more records. An open transaction is aborted. Idempotent."""
+        """Flush, and take no more records. An open transaction is aborted. Idempotent; interrupted, call it again."""
         if self._ended:
             return
         self._pump.refuse_more()  # before the flush: a chunk begun after it would be sent by nobody
@@ -358,11 +358,16 @@ class Producer(Generic[K, V]):
             self.flush()
             if self._identity is not None and self._identity.in_transaction:
                 self._identity.abort()
-        finally:
-            self._pump.stop()
-            if self._identity is not None:
-                self._identity.close()
-            self._ended = True
+        except Exception:
+            self._end()
+            raise
+        self._end()  # not after an interrupt: what is unsent is its own to append, under its name
+
+    def _end(self) -> None:
+        self._pump.stop()
+        if self._identity is not None:
+            self._identity.close()
+        self._ended = True
 
 
 def _checked_options(headers: Any, timestamp: int | datetime | None, partition: int | None) -> Options:

@@ -63,7 +63,7 @@ class Identity:
         self._transaction: _Transaction | None = None
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._has_transactions = name is not None
-        self._is_foreign = False
+        self._is_foreign = self._is_closed = False
         if name is not None:
             self._registration = transactions.register(name, timeout_ms)
             self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
@@ -89,7 +89,9 @@ class Identity:
         if not self._is_foreign:
             self._draw_id()
 
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
+        if self._is_closed:  # nothing fences it any more
+            raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
             raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
 
@@ -98,7 +100,7 @@ class Identity:
     @held
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
-        self._check_process()
+        self._check_usable()
         with self._mutex:
             if self._transaction is not None:
                 self._take_part([self._topics.open_partition(topic, number) for number in partitions])
@@ -125,8 +127,8 @@ class Identity:
         return self._append(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
     def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
-        if self._is_foreign:
-            self._check_process()
+        if self._is_foreign or self._is_closed:
+            self._check_usable()
         transaction = self._transaction
         if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
             self._take_part([log])  # another topic has got the name since `sending`
@@ -192,7 +194,7 @@ class Identity:
 
     def prepare(self) -> None:
         """Have a name under which transactions are coordinated, and nothing undecided from an earlier one."""
-        self._check_process()
+        self._check_usable()
         if self._transaction is not None:
             raise SegmentlogError(f"producer {self.label} has a transaction open: commit or abort it first")
         transactions = self._transactions
@@ -214,7 +216,7 @@ class Identity:
 
     def check_open(self) -> None:
         """Raise unless a transaction was begun."""
-        self._check_process()
+        self._check_usable()
         if self._transaction is None:
             raise SegmentlogError(f"producer {self.label} has no transaction open: begin one first")
 
@@ -270,6 +272,7 @@ class Identity:
 
     def close(self) -> None:
         """Let others have the name."""
+        self._is_closed = True
         registration, self._registration = self._registration, None
         if registration is not None:
             self._transactions.unregister(registration)

@@ -85,6 +85,48 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
         assert [delivery.result().offset for delivery in sent] == [number // 2 for number in range(10)]
 
 
+def _interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next append of a producer is interrupted before it has done anything."""
+    real = Identity.append
+    interrupts = iter([True])
+
+    def append(self: Identity, *args: Any) -> int:
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    monkeypatch.setattr(Identity, "append", append)
+
+
+def test_closing_that_was_interrupted_goes_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has yet to append is appended by the next call, and the name is its own up to then."""
+    producer = store.producer(name="n", linger_ms=10_000)
+    producer.send("b", b"1")
+    _interrupt_once(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    with pytest.raises(StoreClosed):
+        producer.send("b", b"2")
+    producer.close()
+    assert values_of(store, "b") == [b"1"]
+
+
+def test_what_an_interrupted_close_left_is_fenced(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever has the name since, and counts on what the log holds."""
+    producer = store.producer(name="n", linger_ms=10_000)
+    delivery = producer.send("b", b"1")
+    _interrupt_once(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    with store.producer(name="n") as newer:
+        assert newer.last_sequence("b") == -1
+        assert isinstance(delivery.exception(), ProducerFenced)
+        newer.send_many("b", [b"1"])
+    with pytest.raises(ProducerFenced):
+        producer.close()
+    assert values_of(store, "b") == [b"1"]
+
+
 def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
     """But for those that want none."""
     with store.producer() as one, store.producer() as two, store.producer(enable_idempotence=False) as three:
