@@ -249,10 +249,18 @@ class AsyncProducer(Generic[K, V]):
         try:
             yield self
         except BaseException:
-            with contextlib.suppress(SegmentlogError, OSError):  # the first reason is the one to tell
-                await self.abort_transaction()
+            await self._abort_quietly()
             raise
-        await self.commit_transaction(note)
+        try:
+            await self.commit_transaction(note)
+        except Exception:  # a cancelled one goes on
+            await self._abort_quietly()
+            raise
+
+    async def _abort_quietly(self) -> None:
+        """Abort, if there is anything to abort still; the first reason is the one to tell."""
+        with contextlib.suppress(SegmentlogError, OSError):
+            await self.abort_transaction()
 
     async def begin_transaction(self) -> None:
         """Begin a transaction by hand; `transaction` is the easier way. Cancelled, none is begun."""

@@ -264,10 +264,18 @@ class Producer(Generic[K, V]):
         try:
             yield self
         except BaseException:
-            with contextlib.suppress(SegmentlogError, OSError):  # the first reason is the one to tell
-                self.abort_transaction()
+            self._abort_quietly()
             raise
-        self.commit_transaction(note)
+        try:
+            self.commit_transaction(note)
+        except BaseException:
+            self._abort_quietly()  # interrupted before it was decided, say: what is sent next is none of it
+            raise
+
+    def _abort_quietly(self) -> None:
+        """Abort, if there is anything to abort still; the first reason is the one to tell."""
+        with contextlib.suppress(SegmentlogError, OSError):
+            self.abort_transaction()
 
     def begin_transaction(self) -> None:
         """Begin a transaction by hand; `transaction` is the easier way."""
@@ -305,7 +313,7 @@ class Producer(Generic[K, V]):
         """Take back everything that was sent in the transaction."""
         identity = self._idempotent("a transaction")
         identity.check_open()
-        with contextlib.suppress(SegmentlogError, OSError):
+        with contextlib.suppress(Exception):
             self.flush()  # so that nothing of it comes later
         identity.abort()
 

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from aio_helpers import run
 from leftovers import opened
 
 import segmentlog
@@ -320,6 +322,52 @@ def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
             pass  # empty: nothing to decide
     with pytest.raises(StoreClosed):
         producer.begin_transaction()
+
+
+class _Partitioner:
+    """One that fails as long as it is told to."""
+
+    fails = True
+
+    def partitions(self, keys: Any, partition_count: int, sticky: int) -> Any:
+        if self.fails:
+            raise ZeroDivisionError
+        return np.zeros(len(keys), np.int32)
+
+
+def test_a_commit_that_is_interrupted_leaves_nothing_open(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the decision it is none: the block's transaction is aborted, and what is sent next is none of it."""
+    with store.producer(linger_ms=10_000) as producer:
+        _interrupt_once(monkeypatch)
+        with pytest.raises(KeyboardInterrupt), producer.transaction():
+            producer.send("b", b"1")
+        producer.send("b", b"2")
+        with producer.transaction():
+            producer.send("b", b"3")
+        producer.send("b", b"4")
+    assert values_of(store, "b") == [b"2", b"3", b"4"]
+
+
+def test_an_error_of_nobodys_ends_a_transaction_too(store: segmentlog.LogStore) -> None:
+    """One that a partitioner raises, when a commit sends what is left."""
+    partitioner = _Partitioner()
+
+    async def asynchronously() -> None:
+        async with store.aproducer(linger_ms=10_000, partitioner=partitioner) as producer:
+            with pytest.raises(ZeroDivisionError):
+                async with producer.transaction():
+                    await producer.send("a", b"1", b"key")
+            await producer.send("b", b"3")
+
+    with store.producer(linger_ms=10_000, partitioner=partitioner) as producer:
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send("a", b"1", b"key")
+        producer.send("b", b"2")
+    run(asynchronously())
+    assert values_of(store, "b") == [b"2", b"3"]
+    assert values_of(store, "a", "read_uncommitted") == []
 
 
 def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
