@@ -338,6 +338,32 @@ def test_transactions(store: LogStore) -> None:
         assert [record.value for record in consumer] == [b"a", b"c"]
 
 
+def test_a_beginning_that_is_cancelled_aborts_no_other_task_s(store: LogStore) -> None:
+    """One transaction at a time: who could not begin another one, and was cancelled, leaves that one alone."""
+
+    async def send() -> None:
+        async with store.aproducer() as producer:
+            async with producer.transaction():
+                await producer.send("one", b"1")
+                beginning = asyncio.create_task(producer.begin_transaction())
+                await asyncio.sleep(0)
+                beginning.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await beginning
+                await producer.send("one", b"2")
+            beginning = asyncio.create_task(producer.begin_transaction())
+            await asyncio.sleep(0)
+            beginning.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+            async with producer.transaction():  # its own is ended
+                await producer.send("one", b"3")
+
+    run(send())
+    with store.consumer("one", isolation="read_committed") as consumer:
+        assert [record.value for record in consumer] == [b"1", b"2", b"3"]
+
+
 def test_a_failed_transaction_is_aborted(store: LogStore, fs: FaultyFileSystem) -> None:
     """And the next one works."""
 
