@@ -247,8 +247,6 @@ class Pump:
                         self.failure = error
                     if self._identity is not None:
                         self._identity.note_failure(error)
-                    if not isinstance(error, SegmentlogError | OSError):
-                        raise
                 except BaseException:
                     # Under the same numbers it is appended once, whatever was interrupted; without numbers, who knows?
                     if self._identity is None and not chunk.is_sent:

@@ -238,6 +238,62 @@ def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, siz
         assert late.result().offset == 0
 
 
+class _Partitioner:
+    """One that divides by nothing."""
+
+    def partitions(self, keys: Any, partition_count: int, sticky: int) -> Any:
+        raise ZeroDivisionError
+
+
+def test_an_error_of_a_partitioner_keeps_nothing_else_back(store: LogStore) -> None:
+    """It is told as any other: by the delivery, and once more by `flush`; the rest is appended."""
+    producer = store.producer(linger_ms=1000, partitioner=_Partitioner())
+    failed = producer.send("four", b"1", b"key")
+    sent = producer.send("one", b"2")
+    with pytest.raises(ZeroDivisionError):
+        producer.flush()
+    producer.flush()
+    with pytest.raises(ZeroDivisionError):
+        failed.result()
+    assert sent.done()
+    producer.send("four", b"3", b"key")
+    assert producer.send_many("four", [b"4"]).result()[0].offset == 0  # what failed before it is not its failure
+    with pytest.raises(ZeroDivisionError):
+        producer.send_many("four", [b"5"], [b"key"])
+    producer.send("one", b"6")
+    with pytest.raises(ZeroDivisionError):
+        producer.close()
+    assert values(store.topic("one").partition(0)) == [b"2", b"6"]
+
+
+def test_a_store_is_closed_whatever_is_raised(tmp_path: Path) -> None:
+    """By a partitioner, by a callback of a member: all that it has is closed, and the first error is told."""
+
+    def fail(_: object) -> None:
+        raise LookupError
+
+    store = segmentlog.open(tmp_path / "store", background=False)
+    store.create_topic("t", partitions=2)
+    producers = [store.producer(linger_ms=1000, partitioner=_Partitioner()) for _ in range(2)]
+    for producer in producers:
+        producer.send("t", b"1", b"key")
+    member = store.consumer("t", group="g", on_revoked=fail)
+    member.poll_group(5)
+    with pytest.raises(ZeroDivisionError):
+        store.close()
+    assert store.is_closed
+    for producer in producers:
+        with pytest.raises(StoreClosed):
+            producer.send("t", b"2")
+    store = segmentlog.open(tmp_path / "store", background=False)
+    member = store.consumer("t", group="g", on_revoked=fail)
+    member.poll_group(5)
+    with pytest.raises(LookupError):
+        store.close()
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        assert store.groups.describe("g").state == "Empty"
+
+
 def test_a_partition_that_does_not_exist_is_told(store: LogStore) -> None:
     """At once, by `UnknownTopic`, and what is sent afterwards arrives."""
     producer = store.producer(linger_ms=1000)
