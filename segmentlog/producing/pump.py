@@ -290,7 +290,9 @@ class Pump:
     @property
     def full_bytes(self) -> int:
         """Of the chunks that are on their way, or wait for it."""
-        return sum(chunk.size_bytes for chunks in list(self._full.values()) for chunk in list(chunks))
+        # One that was told of counts no more, though it may not be taken off yet: who looks then looks no second time.
+        waiting = (chunk for chunks in list(self._full.values()) for chunk in list(chunks))
+        return sum(chunk.size_bytes for chunk in waiting if not chunk.is_sent)
 
     def refuse_more(self) -> None:
         """Take no more records; those that were sent can still be flushed."""
