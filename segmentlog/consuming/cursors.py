@@ -268,7 +268,8 @@ class Cursors:
     def fetch_ahead(self, cursor: Cursor) -> Ahead | None:
         """What `fetch` has next, whole, without moving the cursor; None for nothing.
 
-        Where there is none to hand out for now the cursor is moved behind it. Raises what comes first.
+        Where there is none to hand out for now it says how far that reaches: the cursor is moved by who hands out, and
+        who may move it elsewhere meanwhile. Raises what comes first.
         """
         copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)
         copy.paused = cursor.paused
@@ -282,14 +283,14 @@ class Cursors:
                 if record_count >= _AHEAD_MAX_RECORDS:
                     break
         except Exception:
+            if cursor.position != found.position:
+                return self.fetch_ahead(cursor)  # somebody seeks: what lies here is not wanted any more
             if not found.batches:  # else it is raised again when those have been handed out
                 cursor.position = copy.position
                 raise
         cursor.end_offset = copy.end_offset
         found.end_position = copy.position
-        if not found.batches and found.end_position != found.position:
-            cursor.position = found.end_position
-        return found if found.batches else None
+        return found if found.batches or found.end_position != found.position else None
 
     def _decoded(self, cursor: Cursor, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
         """A batch with objects in place of bytes; the cursor is moved over what is skipped, up to what raises."""
