@@ -109,21 +109,21 @@ class GroupSession:
 
     # ------------------------------------------------------------ polling
 
-    def poll(self, *, ended: bool = False) -> None:
+    def poll(self, *, ended: bool = False, settled: bool = False) -> None:
         """Take part: be seen alive, hear of a new assignment, let go and take over, commit when it is time.
 
-        The caller has processed everything that it was handed.
+        The caller has processed everything that it was handed; ``settled``: but for what it may be working on still.
         """
         self.member.check_process()
         with self._mutex:
             self._flush_quietly()
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
-                self._commit_quietly(self._reader.positions_to_commit(settled=False))
+                self._commit_quietly(self._processed(settled=settled))
             if gone := self._reader.take_gone():
-                self._let_go_of_gone(gone)
+                self._let_go_of_gone(gone, settled=settled)
             if self.member.poll(ended=ended):
-                self._rebalance()
+                self._rebalance(settled=settled)
             if self._held and time.monotonic() >= self._look_at_pending_s:
                 self._begin_held()
 
@@ -137,7 +137,7 @@ class GroupSession:
         """How long it may sleep before the next poll."""
         return min(self.member.wait_s, _PENDING_S) if self._held else self.member.wait_s
 
-    def _rebalance(self) -> None:
+    def _rebalance(self, *, settled: bool) -> None:
         member = self.member
         lost, revoked = member.refresh()
         if lost:
@@ -146,7 +146,7 @@ class GroupSession:
             if lost:
                 return  # evicted again at once: the next poll sees to it
         if revoked:
-            self._revoke(revoked)
+            self._revoke(revoked, settled=settled)
         taken = member.acquire()
         if taken:
             self._held.update(taken)
@@ -168,12 +168,12 @@ class GroupSession:
         finally:
             self.member.join()
 
-    def _revoke(self, partitions: list[TopicPartition]) -> None:
+    def _revoke(self, partitions: list[TopicPartition], *, settled: bool) -> None:
         told = [tp for tp in partitions if tp not in self._held]
+        positions = self._processed(settled=settled)  # before anything is stopped, which would hide what is in hand
         self._reader.stop(told)
         try:
             if self._auto_commit:
-                positions = self._reader.positions_to_commit(settled=False)
                 self._commit_quietly({tp: positions[tp] for tp in told if tp in positions})
             if told and self._on_revoked is not None:
                 self._on_revoked(told)
@@ -181,10 +181,10 @@ class GroupSession:
             self._flush_quietly()
             self._hand_over(partitions)
 
-    def _let_go_of_gone(self, partitions: Iterable[TopicPartition]) -> None:
+    def _let_go_of_gone(self, partitions: Iterable[TopicPartition], *, settled: bool) -> None:
         """Their topics were deleted or renamed. The assignment may say the same names still, and mean others."""
         if revoked := [tp for tp in partitions if tp in self.member.owned]:
-            self._revoke(revoked)
+            self._revoke(revoked, settled=settled)
 
     def _hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
@@ -320,6 +320,20 @@ class GroupSession:
             except ConsumerFenced as error:
                 logger.warning("%s", error)
 
+    def _processed(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
+        """Positions that auto-commit may commit; ``settled``: without what the application may be working on.
+
+        But not before what it has itself committed of that.
+        """
+        current = self._reader.positions_to_commit(settled=False)
+        if not settled:
+            return current
+        return {
+            tp: position
+            for tp, position in self._reader.positions_to_commit(settled=True).items()
+            if not position[0] < self._known_position(tp) <= current[tp][0]
+        }
+
     def _known_position(self, tp: TopicPartition) -> int:
         """What this member committed last, or is about to; -1 for nothing."""
         soon = self._soon.get(tp)
@@ -344,13 +358,10 @@ class GroupSession:
             told = sorted(set(owned) - self._held)
             try:
                 # Before anything is stopped, which would hide what the application is working on.
-                settled = self._reader.positions_to_commit(settled=True)
-                current = self._reader.positions_to_commit(settled=False)
+                processed = self._processed(settled=True)
                 self._reader.stop(told)
                 if self._auto_commit:
-                    # Not behind what the application itself has committed of the batch in hand.
-                    said = {tp for tp, (at, _) in settled.items() if at < self._known_position(tp) <= current[tp][0]}
-                    self._commit_quietly({tp: position for tp, position in settled.items() if tp not in said})
+                    self._commit_quietly(processed)
                 if told and self._on_revoked is not None:
                     self._on_revoked(told)
             finally:

@@ -260,6 +260,32 @@ def test_auto_commit_at_polls(store: LogStore) -> None:
         assert found.offset == 3
 
 
+def test_a_loop_body_that_polls_has_not_processed_what_it_is_at(store: LogStore) -> None:
+    """Neither auto-commit nor a partition that goes to another member says so; what it has committed itself stands."""
+    with store.consumer("t", group="g", auto_commit=True, auto_commit_interval_ms=1) as consumer:
+        for record in consumer:
+            tp = TopicPartition("t", record.partition)
+            if record.offset == 4:
+                time.sleep(0.002)
+                consumer.poll_group()
+                assert store.group_offsets.committed("g")[tp].offset == 4
+                consumer.commit()
+                time.sleep(0.002)
+                consumer.poll_group()
+                assert store.group_offsets.committed("g")[tp].offset == 5
+            if record.offset == 6:
+                break
+        time.sleep(0.002)
+        consumer.poll_group()
+        assert store.group_offsets.committed("g")[tp].offset == 6
+        others = [store.consumer("t", group="g") for _ in range(3)]
+        _settle(consumer, *others)
+        reader = next(other for other in (consumer, *others) if tp in other.assignment())
+        assert reader.position(*tp) == 7 if reader is consumer else 6
+        for other in others:
+            other.close()
+
+
 def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
     """By name, and the consumer is no member then."""
     for options in (
