@@ -287,6 +287,8 @@ class GroupSession:
             named = self.named(positions)
             encoded = self._encode(named, metadata)
             with self.member.committing(named):
+                # Said before it is known to be so: what a transaction has committed, auto-commit must not take back.
+                self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
                 yield encoded
 
     def _encode(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:

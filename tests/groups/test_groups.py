@@ -977,6 +977,27 @@ def test_closing_does_not_take_back_what_was_committed_by_hand(tmp_path: Path) -
         assert closed_after(lambda consumer: (consumer.commit({tp: 60}), consumer.seek("t", 0, 5))) == 5
 
 
+def test_closing_does_not_take_back_what_a_transaction_committed(store: LogStore) -> None:
+    """Of the record in hand, with auto-commit; one that was aborted commits nothing."""
+    store.create_topic("out")
+
+    def closed_after(*, aborts: bool) -> int:
+        store.groups.reset("g", dict.fromkeys(_TPS, 0))
+        with store.producer() as producer, store.consumer("t", group="g", auto_commit=True) as consumer:
+            for record in consumer:
+                if record.offset == 4:
+                    with contextlib.suppress(_Failed), producer.transaction():
+                        producer.send("out", b"of 4")
+                        producer.commit_positions(consumer)
+                        if aborts:
+                            raise _Failed
+                    break
+        return store.group_offsets.committed("g")[TopicPartition("t", record.partition)].offset
+
+    assert closed_after(aborts=False) == 5
+    assert closed_after(aborts=True) <= 4
+
+
 def test_a_topic_made_anew_is_begun_anew(tmp_path: Path) -> None:
     """What was committed of the deleted one says nothing of it; a member of before is told. A rename is no deletion."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
