@@ -204,23 +204,25 @@ class GroupSession:
             pending = self._offsets.undecided(self.group)
         positions = self._offsets.positions(self.group)
         begun = []
-        for tp, where in sorted(held.items()):
-            if where in pending:
-                continue
-            known = positions.get(where)
-            try:
-                is_new = tp.partition >= self._known.get(where.topic_id, 0)
-                self._reader.begin(tp, where.topic_id, known, is_new=is_new)
-            except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
+        try:
+            for tp, where in sorted(held.items()):
+                if where in pending:
+                    continue
+                known = positions.get(where)
+                try:
+                    is_new = tp.partition >= self._known.get(where.topic_id, 0)
+                    self._reader.begin(tp, where.topic_id, known, is_new=is_new)
+                except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
+                    self._held.discard(tp)
+                    self.member.hand_over([tp])
+                    continue
                 self._held.discard(tp)
-                self.member.hand_over([tp])
-                continue
-            self._held.discard(tp)
-            if known is not None:
-                self._known_positions[tp] = known.offset
-            begun.append(tp)
-        if begun and self._on_assigned is not None:
-            self._on_assigned(begun)
+                if known is not None:
+                    self._known_positions[tp] = known.offset
+                begun.append(tp)
+        finally:  # though another one cannot be begun: these are read from now on
+            if begun and self._on_assigned is not None:
+                self._on_assigned(begun)
 
     # ------------------------------------------------------------ committing
 

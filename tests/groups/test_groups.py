@@ -393,6 +393,18 @@ def test_callbacks_come_in_order_and_may_commit(store: LogStore) -> None:
     assert told[5:] == [("second", "revoked", _TPS)]
 
 
+def test_what_is_begun_is_told_though_another_partition_cannot_be(store: LogStore) -> None:
+    """It is read from then on, and by `on_assigned` the application may say from where."""
+    told: list[TopicPartition] = []
+    store.groups.reset("g", {_TPS[0]: 3, _TPS[1]: 4, _TPS[3]: 5})
+    with store.consumer("t", group="g", auto_offset_reset="error", on_assigned=told.extend) as consumer:
+        for _ in range(2):
+            with pytest.raises(InvalidConfig, match="t/2"):
+                consumer.poll_group(_WAIT_S)
+        assert told == _TPS[:2] == consumer.assignment()
+    assert sorted(told) == _TPS[:2]
+
+
 def test_a_revoked_partition_is_handed_out_no_more(store: LogStore) -> None:
     """In the middle of a batch; the position is that of what was handed out, and nothing comes twice or not at all."""
     first = store.consumer("t", group="g", max_poll_records=2, auto_commit=True)
