@@ -331,7 +331,7 @@ class Producer(Generic[K, V]):
             if keys:
                 log = self._make_positions()
                 with identity.sending(OFFSETS_TOPIC, [0]):
-                    identity.append(log, Columns(values, keys, None, None), None, None)
+                    identity.append_positions(log, Columns(values, keys, None, None))
 
     def _idempotent(self, what: str) -> Identity:
         if self._identity is None:

@@ -118,13 +118,25 @@ class Identity:
             transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
-        """Append under this producer's next numbers; the offset of the first record."""
+        """Append under this producer's next numbers, after an interrupt the same again; the first record's offset."""
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
     def append_batches(self, log: Partition, batches: Sequence[EncodedBatch], ack: Ack | None) -> int:
-        """The same with batches that are encoded already."""
+        """The same with batches that are encoded already, which no one appends again."""
         count = sum(batch.last_offset_delta + 1 for batch in batches)
-        return self._append(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
+        return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
+
+    def append_positions(self, log: Partition, columns: Columns) -> int:
+        """The same with positions of a group: who commits again commits others."""
+        return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
+
+    def _append_once(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
+        try:
+            return self._append(log, count, append)
+        except BaseException:
+            # What comes next is something else: under a number that the log has already it would not be appended.
+            self._sequences.pop(log, None)
+            raise
 
     def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
         if self._is_foreign or self._is_closed:

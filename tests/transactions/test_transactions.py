@@ -27,6 +27,7 @@ from segmentlog.errors import (
     TransactionAborted,
 )
 from segmentlog.format.names import PRODUCERS_FOLDER
+from segmentlog.log.append.encoding import check_columns, encode_columns_as_batches
 from segmentlog.records import PartitionId
 from segmentlog.transactions import registration, transactions
 from segmentlog.transactions.identity import Identity
@@ -85,6 +86,55 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
         producer.flush()
         assert sorted(map(bytes, filter(None, values_of(store, "a")))) == [b"%d" % number for number in range(10)]
         assert [delivery.result().offset for delivery in sent] == [number // 2 for number in range(10)]
+
+
+def _interrupt_after(monkeypatch: pytest.MonkeyPatch, log: segmentlog.Partition, method: str) -> None:
+    """The next append to a log by that method is interrupted when it has just been made."""
+    real = getattr(log, method)
+
+    def append(*args: Any) -> int:
+        monkeypatch.undo()
+        real(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, method, append)
+
+
+def test_positions_behind_an_interrupt_are_committed(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are others than those that the interrupted call has appended, and was not told of."""
+    store.topic("a").partition(0).append([b"1", b"2"])
+    with store.consumer("a", group="g") as consumer, store.producer(name="n") as producer:
+        records = iter(consumer)
+        with producer.transaction():
+            next(records)
+            producer.commit_positions(consumer)
+        next(records)
+        _interrupt_after(monkeypatch, store.topic("__consumer_offsets").partition(0), "append_columns")
+        with pytest.raises(KeyboardInterrupt), producer.transaction():
+            producer.commit_positions(consumer, {("a", 0): 0})
+        with producer.transaction():
+            producer.commit_positions(consumer, {("a", 0): 2})
+    assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 2
+
+
+def test_encoded_batches_behind_an_interrupt_are_appended(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody appends again what an interrupted call was given, so what comes next is something else."""
+    log = store.topic("b").partition(0)
+
+    def encoded(value: bytes) -> list[Any]:
+        return encode_columns_as_batches(check_columns([value], None, None, None), log.config, 0)
+
+    with store.producer(name="n") as producer:
+        producer.send_encoded("b", 0, encoded(b"1"))
+        _interrupt_after(monkeypatch, log, "append_batches")
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_encoded("b", 0, encoded(b"2"))
+        assert producer.send_encoded("b", 0, encoded(b"3")) == 2
+    assert values_of(store, "b") == [b"1", b"2", b"3"]
 
 
 def _interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
