@@ -9,9 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
-    LogTruncated,
-    OutOfOrderSequence,
-    PartitionFailed,
     ProducerBusy,
     ProducerFenced,
     SegmentlogError,
@@ -24,7 +21,6 @@ from segmentlog.log.append.encoding import Columns
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import forks
-from segmentlog.storage.fs import is_failure
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.transactions import Transactions
@@ -161,14 +157,12 @@ class Identity:
                 where = PartitionId(log.topic_id, log.number)
                 transaction.bases.setdefault(where, offset)
                 transaction.ends[where] = offset + count
-        except (PartitionFailed, OutOfOrderSequence, LogTruncated):
-            self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
+        except Exception:
+            # Told as failed it is not sent again, though it may be there: not on disk, or not shipped. Ask the log.
+            self._sequences.pop(log, None)
             raise
-        except BaseException as error:
-            # Nothing was appended; or an interrupt came, perhaps just after it was: then it is known under this number.
-            self._sequences[log] = sequence
-            if isinstance(error, Exception) and not is_failure(error):
-                self._sequences.pop(log)  # of what was told as failed, and is not sent again: so here, too, ask the log
+        except BaseException:
+            self._sequences[log] = sequence  # interrupted, perhaps just after it was appended: it is known under this
             raise
         # Last, and with no call before the caller has stored the offset: what is sent again keeps its number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -18,6 +19,8 @@ from leftovers import opened
 import segmentlog
 from segmentlog.errors import (
     InvalidConfig,
+    LocalError,
+    NotShipped,
     OutOfOrderSequence,
     ProducerBusy,
     ProducerFenced,
@@ -27,6 +30,7 @@ from segmentlog.errors import (
     TransactionAborted,
 )
 from segmentlog.format.names import PRODUCERS_FOLDER
+from segmentlog.log.append import appends
 from segmentlog.log.append.encoding import check_columns, encode_columns_as_batches
 from segmentlog.records import PartitionId
 from segmentlog.transactions import registration, transactions
@@ -117,6 +121,35 @@ def test_positions_behind_an_interrupt_are_committed(
         with producer.transaction():
             producer.commit_positions(consumer, {("a", 0): 2})
     assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 2
+
+
+@pytest.mark.parametrize("ack", ["shipped", "durable", "written"])
+def test_what_fails_behind_its_append_takes_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ack: Any
+) -> None:
+    """Told as failed it is there all the same, and what comes next is something else: it is appended."""
+
+    shipped = iter([True, False, True])
+
+    def wait_shipped(*_: Any) -> None:
+        if not next(shipped):
+            raise NotShipped("b/0", 1, 2, "nobody ships it")
+
+    def fail_to_sync(*_: Any) -> None:
+        raise LocalError(errno.EMFILE, "Too many open files; the records are not on disk yet", "b/0")
+
+    monkeypatch.setattr(appends, "wait_shipped", wait_shipped)
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("b", fsync="1records").partition(0)
+        with store.producer(name="n", ack=ack) as producer:
+            producer.send_many("b", [b"1"])
+            with monkeypatch.context() as patch:
+                for name in () if ack == "shipped" else ("sync", "sync_records"):
+                    patch.setattr(log._syncer, name, fail_to_sync)
+                with pytest.raises((NotShipped, LocalError)):
+                    producer.send_many("b", [b"2"])
+            assert producer.send_many("b", [b"3"]).result()[0].offset == 2
+        assert values_of(store, "b") == [b"1", b"2", b"3"]
 
 
 def test_encoded_batches_behind_an_interrupt_are_appended(
