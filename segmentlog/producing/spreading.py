@@ -91,6 +91,7 @@ class Spreader:
 
     def _append_all(self, topic: Topic, chunk: Chunk, rows_of: Mapping[int, Rows | None]) -> None:
         first: Exception | None = None
+        chunk.errors.clear()  # of a call that was interrupted
         for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
@@ -98,9 +99,10 @@ class Spreader:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
             except RecordTooLarge as error:
                 index = error.index if rows is None else int(rows[error.index])
-                first = first or RecordTooLarge(error.size_bytes, error.limit_bytes, index)
+                chunk.errors[number] = RecordTooLarge(error.size_bytes, error.limit_bytes, index)
             except (SegmentlogError, OSError) as error:
-                first = first or error
+                chunk.errors[number] = error
+            first = first or chunk.errors.get(number)
         if first is not None:
             raise first
 
