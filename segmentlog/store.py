@@ -456,8 +456,10 @@ class LogStore(Clients):
         for consumer in list(self._members):
             try:
                 consumer.close()
-            except (SegmentlogError, OSError) as error:  # its locks are free all the same
+            except Exception as error:  # its locks are free all the same
                 logger.warning("%s: a consumer could not be closed cleanly: %s", self.path, error)
+                if not isinstance(error, SegmentlogError | OSError):  # a callback's
+                    first = first or error
         if self._shipping is not None:
             self._shipping.close()
         try:

@@ -85,7 +85,8 @@ class Pool:
                 if calls is not self._calls:
                     return  # in a child that was forked by a call: it has other threads
                 self._idle -= 1
-                if call is None and (calls.empty() or self._threads > 1):
+                # Whoever submits counts on those that wait: what came just as this one gave up is not left to nobody.
+                if call is None and self._idle >= calls.qsize():
                     self._threads -= 1
                     return
             if call is not None:

@@ -142,13 +142,14 @@ class Consumer(Generic[K, V]):
     def poll_group(self, wait_s: float = 0.0) -> list[TopicPartition]:
         """Take part in the group without reading; returns the partitions that are read now.
 
-        Waits up to ``wait_s`` until everything that is assigned is there. Iterating does it by itself.
+        Waits up to ``wait_s`` until everything that is assigned is there. Iterating does it by itself; a loop body that
+        takes long may do it, too: what it is at counts as not processed.
         """
         session = self._of_group("assignment by one")
         self._check_open()
         ends_s = time.monotonic() + wait_s
         while True:
-            session.poll()
+            session.poll(settled=True)
             if session.is_settled or self._follower.is_ended() or time.monotonic() >= ends_s:
                 return self.assignment()
             time.sleep(session.wait_s)

@@ -58,6 +58,8 @@ class Cursors:
         self._turn: deque[TopicPartition] = deque()
         self.handing: Cursor | None = None
         """Whose record or batch the application may be working on."""
+        self._gone: set[TopicPartition] = set()
+        """Partitions of a member whose topics are gone."""
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
         self.resets: list[tuple[TopicPartition, int, int]] = []
 
@@ -155,6 +157,12 @@ class Cursors:
                 cursor.paused = True
                 cursor.stop()
                 self._turn = deque(other for other in self._turn if other != tp)
+
+    def take_gone(self) -> list[TopicPartition]:
+        """Those of which nothing more can come, as their topics are gone; each is told of once."""
+        gone = sorted(self._gone)
+        self._gone.clear()
+        return gone
 
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
         """Offsets and epochs; ``settled``: without the record that the application is working on."""
@@ -260,7 +268,8 @@ class Cursors:
     def fetch_ahead(self, cursor: Cursor) -> Ahead | None:
         """What `fetch` has next, whole, without moving the cursor; None for nothing.
 
-        Where there is none to hand out for now the cursor is moved behind it. Raises what comes first.
+        Where there is none to hand out for now it says how far that reaches: the cursor is moved by who hands out, and
+        who may move it elsewhere meanwhile. Raises what comes first.
         """
         copy = Cursor(cursor.tp, cursor.log, cursor.position, cursor.end_offset)
         copy.paused = cursor.paused
@@ -274,14 +283,14 @@ class Cursors:
                 if record_count >= _AHEAD_MAX_RECORDS:
                     break
         except Exception:
+            if cursor.position != found.position:
+                return self.fetch_ahead(cursor)  # somebody seeks: what lies here is not wanted any more
             if not found.batches:  # else it is raised again when those have been handed out
                 cursor.position = copy.position
                 raise
         cursor.end_offset = copy.end_offset
         found.end_position = copy.position
-        if not found.batches and found.end_position != found.position:
-            cursor.position = found.end_position
-        return found if found.batches else None
+        return found if found.batches or found.end_position != found.position else None
 
     def _decoded(self, cursor: Cursor, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
         """A batch with objects in place of bytes; the cursor is moved over what is skipped, up to what raises."""
@@ -316,8 +325,13 @@ class Cursors:
             topic = cursor.tp.topic
             if any(wanted == topic or (not isinstance(wanted, str) and wanted[0] == topic) for wanted in self._wanted):
                 raise
-            logger.info("%s: read no more: %s", cursor.tp, error)
-            self.drop([cursor.tp])
+            if cursor.tp not in self._gone:
+                logger.info("%s: read no more: %s", cursor.tp, error)
+            if self._options.group is None:
+                self.drop([cursor.tp])
+            else:  # the group's to take away: another topic may get the name, and somebody has to read that
+                self._gone.add(cursor.tp)
+                self.stop([cursor.tp])
             return False
 
     def reopen_stale(self) -> None:

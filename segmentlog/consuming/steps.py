@@ -87,7 +87,7 @@ class SteppedConsumer(Consumer[Any, Any]):
     def is_settled(self) -> bool:
         """Take part in the group, and say whether everything that is assigned is read."""
         session = self._of_group("assignment by one")
-        session.poll()
+        session.poll(settled=True)
         return session.is_settled
 
     def is_wanted(self, fetched: Fetched) -> bool:

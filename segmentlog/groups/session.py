@@ -41,6 +41,9 @@ class PartitionReader(Protocol):
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget these."""
 
+    def take_gone(self) -> list[TopicPartition]:
+        """Those whose topics are found to be gone, as no more than a pattern named them."""
+
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
         """Offsets and epochs; ``settled``: without the record that the application is working on."""
 
@@ -93,24 +96,34 @@ class GroupSession:
         self._soon_metadata = ""
         self._soon_due_s = 0.0
         member.join()
-        self._known = member.folder.resolve(member.topics)
+        self._known = self._topics_now()
+        """Partition counts, as it joined, by the topics' ids: what is not among these has appeared since."""
         self._commit_due_s = time.monotonic() + self._interval_s
+
+    def _topics_now(self) -> dict[str, int]:
+        found = {}
+        for name, count in self.member.folder.resolve(self.member.topics).items():
+            with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+                found[self._topics.topic(name).id] = count
+        return found
 
     # ------------------------------------------------------------ polling
 
-    def poll(self, *, ended: bool = False) -> None:
+    def poll(self, *, ended: bool = False, settled: bool = False) -> None:
         """Take part: be seen alive, hear of a new assignment, let go and take over, commit when it is time.
 
-        The caller has processed everything that it was handed.
+        The caller has processed everything that it was handed; ``settled``: but for what it may be working on still.
         """
         self.member.check_process()
         with self._mutex:
             self._flush_quietly()
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
-                self._commit_quietly(self._reader.positions_to_commit(settled=False))
+                self._commit_quietly(self._processed(settled=settled))
+            if gone := self._reader.take_gone():
+                self._let_go_of_gone(gone, settled=settled)
             if self.member.poll(ended=ended):
-                self._rebalance()
+                self._rebalance(settled=settled)
             if self._held and time.monotonic() >= self._look_at_pending_s:
                 self._begin_held()
 
@@ -124,7 +137,7 @@ class GroupSession:
         """How long it may sleep before the next poll."""
         return min(self.member.wait_s, _PENDING_S) if self._held else self.member.wait_s
 
-    def _rebalance(self) -> None:
+    def _rebalance(self, *, settled: bool) -> None:
         member = self.member
         lost, revoked = member.refresh()
         if lost:
@@ -133,7 +146,7 @@ class GroupSession:
             if lost:
                 return  # evicted again at once: the next poll sees to it
         if revoked:
-            self._revoke(revoked)
+            self._revoke(revoked, settled=settled)
         taken = member.acquire()
         if taken:
             self._held.update(taken)
@@ -155,18 +168,23 @@ class GroupSession:
         finally:
             self.member.join()
 
-    def _revoke(self, partitions: list[TopicPartition]) -> None:
+    def _revoke(self, partitions: list[TopicPartition], *, settled: bool) -> None:
         told = [tp for tp in partitions if tp not in self._held]
+        positions = self._processed(settled=settled)  # before anything is stopped, which would hide what is in hand
         self._reader.stop(told)
         try:
             if self._auto_commit:
-                positions = self._reader.positions_to_commit(settled=False)
                 self._commit_quietly({tp: positions[tp] for tp in told if tp in positions})
             if told and self._on_revoked is not None:
                 self._on_revoked(told)
         finally:
             self._flush_quietly()
             self._hand_over(partitions)
+
+    def _let_go_of_gone(self, partitions: Iterable[TopicPartition], *, settled: bool) -> None:
+        """Their topics were deleted or renamed. The assignment may say the same names still, and mean others."""
+        if revoked := [tp for tp in partitions if tp in self.member.owned]:
+            self._revoke(revoked, settled=settled)
 
     def _hand_over(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
@@ -186,23 +204,25 @@ class GroupSession:
             pending = self._offsets.undecided(self.group)
         positions = self._offsets.positions(self.group)
         begun = []
-        for tp, where in sorted(held.items()):
-            if where in pending:
-                continue
-            known = positions.get(where)
-            try:
-                is_new = tp.partition >= self._known.get(tp.topic, 0)
-                self._reader.begin(tp, where.topic_id, known, is_new=is_new)
-            except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
+        try:
+            for tp, where in sorted(held.items()):
+                if where in pending:
+                    continue
+                known = positions.get(where)
+                try:
+                    is_new = tp.partition >= self._known.get(where.topic_id, 0)
+                    self._reader.begin(tp, where.topic_id, known, is_new=is_new)
+                except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
+                    self._held.discard(tp)
+                    self.member.hand_over([tp])
+                    continue
                 self._held.discard(tp)
-                self.member.hand_over([tp])
-                continue
-            self._held.discard(tp)
-            if known is not None:
-                self._known_positions[tp] = known.offset
-            begun.append(tp)
-        if begun and self._on_assigned is not None:
-            self._on_assigned(begun)
+                if known is not None:
+                    self._known_positions[tp] = known.offset
+                begun.append(tp)
+        finally:  # though another one cannot be begun: these are read from now on
+            if begun and self._on_assigned is not None:
+                self._on_assigned(begun)
 
     # ------------------------------------------------------------ committing
 
@@ -269,6 +289,8 @@ class GroupSession:
             named = self.named(positions)
             encoded = self._encode(named, metadata)
             with self.member.committing(named):
+                # Said before it is known to be so: what a transaction has committed, auto-commit must not take back.
+                self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
                 yield encoded
 
     def _encode(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> Encoded:
@@ -302,6 +324,20 @@ class GroupSession:
             except ConsumerFenced as error:
                 logger.warning("%s", error)
 
+    def _processed(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
+        """Positions that auto-commit may commit; ``settled``: without what the application may be working on.
+
+        But not before what it has itself committed of that.
+        """
+        current = self._reader.positions_to_commit(settled=False)
+        if not settled:
+            return current
+        return {
+            tp: position
+            for tp, position in self._reader.positions_to_commit(settled=True).items()
+            if not position[0] < self._known_position(tp) <= current[tp][0]
+        }
+
     def _known_position(self, tp: TopicPartition) -> int:
         """What this member committed last, or is about to; -1 for nothing."""
         soon = self._soon.get(tp)
@@ -326,13 +362,10 @@ class GroupSession:
             told = sorted(set(owned) - self._held)
             try:
                 # Before anything is stopped, which would hide what the application is working on.
-                settled = self._reader.positions_to_commit(settled=True)
-                current = self._reader.positions_to_commit(settled=False)
+                processed = self._processed(settled=True)
                 self._reader.stop(told)
                 if self._auto_commit:
-                    # Not behind what the application itself has committed of the batch in hand.
-                    said = {tp for tp, (at, _) in settled.items() if at < self._known_position(tp) <= current[tp][0]}
-                    self._commit_quietly({tp: position for tp, position in settled.items() if tp not in said})
+                    self._commit_quietly(processed)
                 if told and self._on_revoked is not None:
                     self._on_revoked(told)
             finally:

@@ -16,6 +16,7 @@ from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
+    NotShipped,
     PartitionFailed,
     RecordTooLarge,
     SegmentlogError,
@@ -28,6 +29,7 @@ from segmentlog.logs.buffer import Buffer, Line
 from segmentlog.logs.rendering import render
 from segmentlog.records import Headers
 from segmentlog.storage import forks
+from segmentlog.storage.locks import if_free
 from segmentlog.store import LogStore
 from segmentlog.topics.workers import Worker
 
@@ -41,6 +43,7 @@ HeadersOf = Mapping[str, str] | Callable[[logging.LogRecord], Mapping[str, str]]
 _AT_ONCE_BYTES: Final = 1 << 20
 _RETRY_MAX_S: Final = 2.0
 _IDLE_S: Final = 3600.0
+_LOOK_S: Final = 0.01
 _OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
 """What would be the same however often the record is sent: it alone is given up."""
 
@@ -120,10 +123,12 @@ class LogHandler(logging.Handler):
         self._pending: list[Line] = []
         self._producer: Producer | None = None
         self._told_dropped = 0
-        self._is_failing = self._is_called = self._closed_for_good = False
+        self._is_failing = self._is_unshipped = self._is_called = self._closed_for_good = False
         self._retry_s = 0.0
         self._appending = 0
         """The thread that is at it."""
+        self._turn = forks.lock(self, "_turn")
+        """Of who appends: the thread, or who flushes when there is none."""
         self._path = None if isinstance(store, LogStore) else os.fspath(store)
         self._store = store if isinstance(store, LogStore) else LogStore(store)
         self._worker = Worker("logs", self._tick)
@@ -140,7 +145,7 @@ class LogHandler(logging.Handler):
         """In a forked child: what waits is the parent's to append."""
         self._pending, self._producer = [], None
         self._told_dropped = self._appending = 0
-        self._is_failing = self._is_called = False
+        self._is_failing = self._is_unshipped = self._is_called = False
 
     def createLock(self) -> None:
         """None is held: nothing here has to be done by one at a time."""
@@ -207,7 +212,9 @@ class LogHandler(logging.Handler):
             return self._buffer.wait(timeout_s)
         ends_s = time.monotonic() + timeout_s
         while not self._buffer.is_empty and time.monotonic() < ends_s:
-            self._tick()
+            pause_s = self._tick()
+            if not self._buffer.is_empty:
+                time.sleep(max(min(pause_s, ends_s - time.monotonic()), 0.0))
         return self._buffer.is_empty
 
     def close(self) -> None:
@@ -232,12 +239,15 @@ class LogHandler(logging.Handler):
     # ------------------------------------------------------------ appending, in the thread
 
     def _tick(self) -> float:
-        self._appending = threading.get_ident()
-        self._is_called = False  # before the look: what comes from now on calls again
-        try:
-            return self._append_all()
-        finally:
-            self._appending = 0
+        with if_free(self._turn) as is_free:
+            if not is_free:  # who flushes found no thread at it, and then there is one: two would append the same
+                return _LOOK_S
+            self._appending = threading.get_ident()
+            self._is_called = False  # before the look: what comes from now on calls again
+            try:
+                return self._append_all()
+            finally:
+                self._appending = 0
 
     def _append_all(self) -> float:
         while True:
@@ -279,11 +289,16 @@ class LogHandler(logging.Handler):
         except (SegmentlogError, OSError) as error:
             first = error
         failed: list[Line] = []
+        unshipped: NotShipped | None = None
         for line, delivery in sent:
             failure = delivery.exception()
-            if failure is not None:
+            if isinstance(failure, NotShipped):
+                unshipped = failure
+            elif failure is not None:
                 first = first or failure
                 failed.append(line)
+        if isinstance(first, NotShipped):  # appended it is, and shipped as soon as that is possible
+            first = None
         reached = len(sent) + len(given_up)
         again = failed + lines[reached:]
         if isinstance(first, StoreClosed) and self._path is None:
@@ -292,6 +307,9 @@ class LogHandler(logging.Handler):
         self._pending = again  # first of all: whatever happens from here on, nothing is appended twice
         waiting = set(map(id, again))
         self._buffer.drop(len(given_up))
+        if unshipped is not None and not self._is_unshipped:
+            self._tell_error("the log is not shipped", unshipped)
+        self._is_unshipped = unshipped is not None
         if first is not None:
             self._note(first)  # who flushes finds it told
         self._buffer.done([line for line in lines if id(line) not in waiting])

@@ -249,19 +249,33 @@ class AsyncProducer(Generic[K, V]):
         try:
             yield self
         except BaseException:
-            with contextlib.suppress(SegmentlogError, OSError):  # the first reason is the one to tell
-                await self.abort_transaction()
+            await self._abort_quietly()
             raise
-        await self.commit_transaction(note)
+        try:
+            await self.commit_transaction(note)
+        except Exception:  # a cancelled one goes on
+            await self._abort_quietly()
+            raise
+
+    async def _abort_quietly(self) -> None:
+        """Abort, if there is anything to abort still; the first reason is the one to tell."""
+        with contextlib.suppress(SegmentlogError, OSError):
+            await self.abort_transaction()
 
     async def begin_transaction(self) -> None:
         """Begin a transaction by hand; `transaction` is the easier way. Cancelled, none is begun."""
         strand, inner = self._open()
-        beginning = strand.call(inner.begin_transaction)
+        begun: list[bool] = []
+
+        def begin() -> None:
+            inner.begin_transaction()
+            begun.append(True)
+
         try:
-            await asyncio.shield(beginning)
+            await asyncio.shield(strand.call(begin))
         except asyncio.CancelledError:
-            strand.begin(lambda: _abort_quietly(inner))
+            # Only its own: what kept this one from being begun may be that another task has one open.
+            strand.begin(lambda: _abort_quietly(inner) if begun else None)
             raise
 
     async def commit_transaction(self, note: str | None = None) -> None:

@@ -22,6 +22,7 @@ from segmentlog.errors import (
     SegmentlogError,
     StoreClosed,
     TransactionAborted,
+    UnknownTopic,
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
@@ -138,8 +139,13 @@ class Producer(Generic[K, V]):
         options = None
         if headers is not None or timestamp is not None or partition is not None:
             options = _checked_options(headers, timestamp, partition)
-            if partition is not None and partition >= (count := self._pump.topics[topic].partition_count):
-                raise no_partition(topic, partition, count)
+            if partition is not None:
+                try:
+                    count = self._pump.topics[topic].partition_count
+                except UnknownTopic:  # another one may have the name by now
+                    count = self._pump.partition_count(topic)
+                if partition >= count:
+                    raise no_partition(topic, partition, count)
         # What is wrong with a record is told here: further on it would fail those that share its batch.
         if key is None and chunk.needs_keys:
             raise require_a_key(0)
@@ -163,7 +169,7 @@ class Producer(Generic[K, V]):
         headers = options[0] if options is not None else None
         columns = Columns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._pump.check_topic(topic)
-        check_size(columns, self._pump.topics[topic].config)
+        check_size(columns, self._pump.config_of(topic))
 
     def send_many(
         self,
@@ -258,10 +264,18 @@ class Producer(Generic[K, V]):
         try:
             yield self
         except BaseException:
-            with contextlib.suppress(SegmentlogError, OSError):  # the first reason is the one to tell
-                self.abort_transaction()
+            self._abort_quietly()
             raise
-        self.commit_transaction(note)
+        try:
+            self.commit_transaction(note)
+        except BaseException:
+            self._abort_quietly()  # interrupted before it was decided, say: what is sent next is none of it
+            raise
+
+    def _abort_quietly(self) -> None:
+        """Abort, if there is anything to abort still; the first reason is the one to tell."""
+        with contextlib.suppress(SegmentlogError, OSError):
+            self.abort_transaction()
 
     def begin_transaction(self) -> None:
         """Begin a transaction by hand; `transaction` is the easier way."""
@@ -299,7 +313,7 @@ class Producer(Generic[K, V]):
         """Take back everything that was sent in the transaction."""
         identity = self._idempotent("a transaction")
         identity.check_open()
-        with contextlib.suppress(SegmentlogError, OSError):
+        with contextlib.suppress(Exception):
             self.flush()  # so that nothing of it comes later
         identity.abort()
 
@@ -309,15 +323,21 @@ class Producer(Generic[K, V]):
         """Commit a group member's positions with the transaction: consume, transform and produce, exactly once.
 
         ``positions`` are offsets by (topic, partition); default: behind the last record handed
-        out, of every partition. Raises `ConsumerFenced` when one belongs to another member by now.
+        out, of every partition. Raises `ConsumerFenced` when one belongs to another member by now. What kept them from
+        being part of the transaction keeps that from being committed.
         """
         identity = self._idempotent("a transaction")
         identity.check_open()
-        with consumer.committing(positions, metadata=metadata) as (keys, values):
-            if keys:
-                log = self._make_positions()
-                with identity.sending(OFFSETS_TOPIC, [0]):
-                    identity.append(log, Columns(values, keys, None, None), None, None)
+        try:
+            with consumer.committing(positions, metadata=metadata) as (keys, values):
+                if keys:
+                    log = self._make_positions()
+                    with identity.sending(OFFSETS_TOPIC, [0]):
+                        identity.append_positions(log, Columns(values, keys, None, None))
+        except Exception as error:
+            if not isinstance(error, InvalidConfig):  # what is no position may be given anew
+                identity.note_failure(error)
+            raise
 
     def _idempotent(self, what: str) -> Identity:
         if self._identity is None:
@@ -344,7 +364,7 @@ class Producer(Generic[K, V]):
             warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def close(self) -> None:
-        """Flush, and take no more records. An open transaction is aborted. Idempotent."""
+        """Flush, and take no more records. An open transaction is aborted. Idempotent; interrupted, call it again."""
         if self._ended:
             return
         self._pump.refuse_more()  # before the flush: a chunk begun after it would be sent by nobody
@@ -352,11 +372,16 @@ class Producer(Generic[K, V]):
             self.flush()
             if self._identity is not None and self._identity.in_transaction:
                 self._identity.abort()
-        finally:
-            self._pump.stop()
-            if self._identity is not None:
-                self._identity.close()
-            self._ended = True
+        except Exception:
+            self._end()
+            raise
+        self._end()  # not after an interrupt: what is unsent is its own to append, under its name
+
+    def _end(self) -> None:
+        self._pump.stop()
+        if self._identity is not None:
+            self._identity.close()
+        self._ended = True
 
 
 def _checked_options(headers: Any, timestamp: int | datetime | None, partition: int | None) -> Options:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.producing.options import ProducerOptions as ProducerOptions
 from segmentlog.producing.producer import Producer
@@ -74,7 +73,7 @@ class Producers:
             unsent_count = producer.unsent_count
             try:
                 producer.close()
-            except (SegmentlogError, OSError) as error:
+            except Exception as error:
                 name = f"producer {producer.name!r}" if producer.name else "a producer without a name"
                 error.add_note(f"when the store was closed, with {unsent_count} records of {name} yet to append")
                 first = first or error

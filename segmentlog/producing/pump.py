@@ -23,6 +23,8 @@ from segmentlog.transactions.identity import Identity
 if TYPE_CHECKING:
     import threading
 
+    from segmentlog.config import TopicConfig
+
 _LOOK_AGAIN_S = 1.0
 _SPREAD_CHUNK_MAX_BYTES = 8 << 20
 """A chunk for a thousand partitions is no larger: what may wait in memory, twice of it while one is being sent."""
@@ -89,11 +91,12 @@ class Pump:
         self._check_topic(topic)
         chunk = self.chunks.get(topic)
         if chunk is None:
+            config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.begun()
-            chunk = self.chunks[topic] = Chunk(self, producer, topic, self._chunk_bytes(topic))
-            config = self.topics[topic].config
+            chunk = Chunk(self, producer, topic, self._chunk_bytes(topic))
             chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
+            self.chunks[topic] = chunk  # last: what takes records knows what it takes
             if self._lingerer is not None:
                 self._lingerer.ensure_running()
                 if self._lingerer_sleeps:  # else it comes by in time: this chunk is due after those it knows of
@@ -107,6 +110,14 @@ class Pump:
             return 0
         spread_bytes = min(self._batch_size * self._spreader.spread_over.get(topic, 1), _SPREAD_CHUNK_MAX_BYTES)
         return max(self._batch_size, spread_bytes)
+
+    def config_of(self, topic: str) -> TopicConfig:
+        """The configuration of a topic that is known. Raises `UnknownTopic` once nothing has its name."""
+        return self._spreader.ask(topic, lambda known: known.config)
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions it has, likewise."""
+        return self._spreader.ask(topic, lambda known: known.partition_count)
 
     def check_topic(self, topic: str) -> None:
         """Know a topic that is to be sent to. Raises what `begin` does."""
@@ -236,8 +247,6 @@ class Pump:
                         self.failure = error
                     if self._identity is not None:
                         self._identity.note_failure(error)
-                    if not isinstance(error, SegmentlogError | OSError):
-                        raise
                 except BaseException:
                     # Under the same numbers it is appended once, whatever was interrupted; without numbers, who knows?
                     if self._identity is None and not chunk.is_sent:
@@ -281,7 +290,9 @@ class Pump:
     @property
     def full_bytes(self) -> int:
         """Of the chunks that are on their way, or wait for it."""
-        return sum(chunk.size_bytes for chunks in list(self._full.values()) for chunk in list(chunks))
+        # One that was told of counts no more, though it may not be taken off yet: who looks then looks no second time.
+        waiting = (chunk for chunks in list(self._full.values()) for chunk in list(chunks))
+        return sum(chunk.size_bytes for chunk in waiting if not chunk.is_sent)
 
     def refuse_more(self) -> None:
         """Take no more records; those that were sent can still be flushed."""

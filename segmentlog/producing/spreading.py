@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from segmentlog.transactions.identity import Identity
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
     from segmentlog.topics.topics import Topic
+
+T = TypeVar("T")
 
 
 class Spreader:
@@ -36,20 +38,27 @@ class Spreader:
         self._ack: Ack | None = ack
         self._sticky: dict[str, int] = {}
 
+    def ask(self, name: str, what: Callable[[Topic], T]) -> T:
+        """What a topic that is known says of itself; once it is gone, what the one says that has its name by now.
+
+        Records are sent to names.
+        """
+        try:
+            return what(self.topics[name])
+        except UnknownTopic:
+            anew = self.topics[name] = self._all_topics.topic(name)
+            return what(anew)
+
     def append(self, chunk: Chunk) -> None:
         """Append a chunk's records to their partitions; what an earlier call was interrupted in is gone on with.
 
         What fails in one partition does not keep it from the others: the first error is raised at the end.
         """
-        topic = self.topics[chunk.topic]
         partitions = chunk.given_places
         if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
-            try:
-                count = topic.partition_count  # it may have grown
-            except UnknownTopic:  # or been deleted and made anew: records are sent to names
-                topic = self.topics[chunk.topic] = self._all_topics.topic(chunk.topic)
-                count = topic.partition_count
+            count = self.ask(chunk.topic, lambda topic: topic.partition_count)  # it may have grown
             partitions = self._partitions_of(chunk, count)
+        topic = self.topics[chunk.topic]
         rows_of = rows_by_partition(partitions)
         self.spread_over[chunk.topic] = len(rows_of)
         chunk.placed(partitions, ranks_of(rows_of))
@@ -82,6 +91,7 @@ class Spreader:
 
     def _append_all(self, topic: Topic, chunk: Chunk, rows_of: Mapping[int, Rows | None]) -> None:
         first: Exception | None = None
+        chunk.errors.clear()  # of a call that was interrupted
         for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
@@ -89,9 +99,10 @@ class Spreader:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
             except RecordTooLarge as error:
                 index = error.index if rows is None else int(rows[error.index])
-                first = first or RecordTooLarge(error.size_bytes, error.limit_bytes, index)
+                chunk.errors[number] = RecordTooLarge(error.size_bytes, error.limit_bytes, index)
             except (SegmentlogError, OSError) as error:
-                first = first or error
+                chunk.errors[number] = error
+            first = first or chunk.errors.get(number)
         if first is not None:
             raise first
 

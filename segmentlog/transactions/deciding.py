@@ -72,6 +72,17 @@ class Decisions:
         self._log.write(name, state)
         return state
 
+    def complete_if_possible(self, name: str, state: TransactionState) -> TransactionState:
+        """`complete` for who has just decided: that stands, and an error would say that it does not.
+
+        What was kept from being done is done by whoever looks next.
+        """
+        try:
+            return self.complete(name, state)
+        except (SegmentlogError, OSError) as error:
+            logger.warning("producer %s: its transaction is decided, but that is not noted: %s", name, error)
+            return state
+
     def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
         """Write the marker of what was decided, if there is anything to decide; that of a commit may yet be lost."""
         said = self._said(log, state)

@@ -9,9 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import (
-    LogTruncated,
-    OutOfOrderSequence,
-    PartitionFailed,
     ProducerBusy,
     ProducerFenced,
     SegmentlogError,
@@ -24,7 +21,6 @@ from segmentlog.log.append.encoding import Columns
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import forks
-from segmentlog.storage.fs import is_failure
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.transactions import Transactions
@@ -63,7 +59,7 @@ class Identity:
         self._transaction: _Transaction | None = None
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._has_transactions = name is not None
-        self._is_foreign = False
+        self._is_foreign = self._is_closed = False
         if name is not None:
             self._registration = transactions.register(name, timeout_ms)
             self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
@@ -89,7 +85,9 @@ class Identity:
         if not self._is_foreign:
             self._draw_id()
 
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
+        if self._is_closed:  # nothing fences it any more
+            raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
             raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
 
@@ -98,7 +96,7 @@ class Identity:
     @held
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
-        self._check_process()
+        self._check_usable()
         with self._mutex:
             if self._transaction is not None:
                 self._take_part([self._topics.open_partition(topic, number) for number in partitions])
@@ -116,17 +114,29 @@ class Identity:
             transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
-        """Append under this producer's next numbers; the offset of the first record."""
+        """Append under this producer's next numbers, after an interrupt the same again; the first record's offset."""
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
     def append_batches(self, log: Partition, batches: Sequence[EncodedBatch], ack: Ack | None) -> int:
-        """The same with batches that are encoded already."""
+        """The same with batches that are encoded already, which no one appends again."""
         count = sum(batch.last_offset_delta + 1 for batch in batches)
-        return self._append(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
+        return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
+
+    def append_positions(self, log: Partition, columns: Columns) -> int:
+        """The same with positions of a group: who commits again commits others."""
+        return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
+
+    def _append_once(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
+        try:
+            return self._append(log, count, append)
+        except BaseException:
+            # What comes next is something else: under a number that the log has already it would not be appended.
+            self._sequences.pop(log, None)
+            raise
 
     def _append(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
-        if self._is_foreign:
-            self._check_process()
+        if self._is_foreign or self._is_closed:
+            self._check_usable()
         transaction = self._transaction
         if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
             self._take_part([log])  # another topic has got the name since `sending`
@@ -147,14 +157,12 @@ class Identity:
                 where = PartitionId(log.topic_id, log.number)
                 transaction.bases.setdefault(where, offset)
                 transaction.ends[where] = offset + count
-        except (PartitionFailed, OutOfOrderSequence, LogTruncated):
-            self._sequences.pop(log, None)  # the log says how it went on: told by this error, so ask it
+        except Exception:
+            # Told as failed it is not sent again, though it may be there: not on disk, or not shipped. Ask the log.
+            self._sequences.pop(log, None)
             raise
-        except BaseException as error:
-            # Nothing was appended; or an interrupt came, perhaps just after it was: then it is known under this number.
-            self._sequences[log] = sequence
-            if isinstance(error, Exception) and not is_failure(error):
-                self._sequences.pop(log)  # of what was told as failed, and is not sent again: so here, too, ask the log
+        except BaseException:
+            self._sequences[log] = sequence  # interrupted, perhaps just after it was appended: it is known under this
             raise
         # Last, and with no call before the caller has stored the offset: what is sent again keeps its number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END
@@ -192,7 +200,7 @@ class Identity:
 
     def prepare(self) -> None:
         """Have a name under which transactions are coordinated, and nothing undecided from an earlier one."""
-        self._check_process()
+        self._check_usable()
         if self._transaction is not None:
             raise SegmentlogError(f"producer {self.label} has a transaction open: commit or abort it first")
         transactions = self._transactions
@@ -214,7 +222,7 @@ class Identity:
 
     def check_open(self) -> None:
         """Raise unless a transaction was begun."""
-        self._check_process()
+        self._check_usable()
         if self._transaction is None:
             raise SegmentlogError(f"producer {self.label} has no transaction open: begin one first")
 
@@ -270,6 +278,7 @@ class Identity:
 
     def close(self) -> None:
         """Let others have the name."""
+        self._is_closed = True
         registration, self._registration = self._registration, None
         if registration is not None:
             self._transactions.unregister(registration)

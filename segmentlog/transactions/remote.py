@@ -259,7 +259,7 @@ class RemoteTransactions:
         )  # fmt: skip
         # An abort that brings an epoch has to be kept as well: the client goes on under that.
         self._log.write(name, state, "durable" if bumps or state.status == "PrepareCommit" else "written")
-        state = self._decisions.complete(name, state)
+        state = self._decisions.complete_if_possible(name, state)
         if failure is not None:
             why = failure.why if isinstance(failure, TransactionAborted) else str(failure)
             raise TransactionAborted(repr(name), why) from failure

@@ -168,7 +168,7 @@ class Transactions:
             state = replace(state, status=status, updated_ms=self._clock.now_ms(), ends=ends, note=note)
             registration.unsure = True
             self._log.write(name, state, "durable" if status == "PrepareCommit" else "written")
-            registration.state = self._decisions.complete(name, state)
+            registration.state = self._decisions.complete_if_possible(name, state)
             registration.unsure = registration.state.is_open
 
     def make_sure(self, registration: Registration) -> None:

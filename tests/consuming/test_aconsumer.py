@@ -16,6 +16,8 @@ from aio_helpers import run
 
 import segmentlog
 from segmentlog.aio.pool import THREADS_MAX, pool
+from segmentlog.consuming.cursor import Cursor
+from segmentlog.consuming.cursors import Cursors
 from segmentlog.consuming.options import ConsumerOptions
 from segmentlog.errors import (
     DeserializationError,
@@ -129,6 +131,37 @@ def test_a_seek_drops_what_was_fetched(store: LogStore) -> None:
             assert offsets == [0, 1, 2, 45, 46, 47, 48, 49, 98, 99]
 
     run(read())
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_seek_while_something_is_fetched_counts(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch, is_trimmed: bool
+) -> None:
+    """Also where there is nothing to hand out, or no more of what was fetched: by another task, in the meantime."""
+    with store.producer() as producer:
+        producer.begin_transaction()
+        producer.send_many("t", [b"never"] * 10, partition=0)
+        producer.abort_transaction()
+    real = Cursors.fetch
+
+    async def read() -> list[Record]:
+        async with store.aconsumer(("t", 0), isolation="read_committed", auto_offset_reset="latest") as consumer:
+            await consumer.seek("t", 0, 100)
+            if is_trimmed:
+                await consumer.seek("t", 0, 5)
+                store.topic("t").partition(0).trim(10)
+
+            def fetch(self: Cursors, cursor: Cursor) -> Iterator[Any]:
+                monkeypatch.undo()
+                try:
+                    yield from real(self, cursor)
+                finally:
+                    consumer.member.move("t", 0, 90)  # as `seek` does in the loop
+
+            monkeypatch.setattr(Cursors, "fetch", fetch)
+            return [record async for record in consumer]
+
+    assert [record.offset for record in run(read())] == list(range(90, 100))
 
 
 def test_a_cancelled_iteration_loses_nothing(store: LogStore) -> None:

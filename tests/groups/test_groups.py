@@ -260,6 +260,32 @@ def test_auto_commit_at_polls(store: LogStore) -> None:
         assert found.offset == 3
 
 
+def test_a_loop_body_that_polls_has_not_processed_what_it_is_at(store: LogStore) -> None:
+    """Neither auto-commit nor a partition that goes to another member says so; what it has committed itself stands."""
+    with store.consumer("t", group="g", auto_commit=True, auto_commit_interval_ms=1) as consumer:
+        for record in consumer:
+            tp = TopicPartition("t", record.partition)
+            if record.offset == 4:
+                time.sleep(0.002)
+                consumer.poll_group()
+                assert store.group_offsets.committed("g")[tp].offset == 4
+                consumer.commit()
+                time.sleep(0.002)
+                consumer.poll_group()
+                assert store.group_offsets.committed("g")[tp].offset == 5
+            if record.offset == 6:
+                break
+        time.sleep(0.002)
+        consumer.poll_group()
+        assert store.group_offsets.committed("g")[tp].offset == 6
+        others = [store.consumer("t", group="g") for _ in range(3)]
+        _settle(consumer, *others)
+        reader = next(other for other in (consumer, *others) if tp in other.assignment())
+        assert reader.position(*tp) == 7 if reader is consumer else 6
+        for other in others:
+            other.close()
+
+
 def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
     """By name, and the consumer is no member then."""
     for options in (
@@ -367,6 +393,18 @@ def test_callbacks_come_in_order_and_may_commit(store: LogStore) -> None:
     assert told[5:] == [("second", "revoked", _TPS)]
 
 
+def test_what_is_begun_is_told_though_another_partition_cannot_be(store: LogStore) -> None:
+    """It is read from then on, and by `on_assigned` the application may say from where."""
+    told: list[TopicPartition] = []
+    store.groups.reset("g", {_TPS[0]: 3, _TPS[1]: 4, _TPS[3]: 5})
+    with store.consumer("t", group="g", auto_offset_reset="error", on_assigned=told.extend) as consumer:
+        for _ in range(2):
+            with pytest.raises(InvalidConfig, match="t/2"):
+                consumer.poll_group(_WAIT_S)
+        assert told == _TPS[:2] == consumer.assignment()
+    assert sorted(told) == _TPS[:2]
+
+
 def test_a_revoked_partition_is_handed_out_no_more(store: LogStore) -> None:
     """In the middle of a batch; the position is that of what was handed out, and nothing comes twice or not at all."""
     first = store.consumer("t", group="g", max_poll_records=2, auto_commit=True)
@@ -436,6 +474,55 @@ def test_new_topics_and_partitions_are_assigned(store: LogStore) -> None:
         assert first.position("u2") == 1
         store.delete_topic("u2")
         _until(lambda: sorted(chain(first.poll_group(), second.poll_group())) == expected[:-1])
+
+
+@pytest.mark.parametrize(
+    ("how", "follows"), [("delete", True), ("recreate", False), ("recreate", True), ("recreate later", False)]
+)
+def test_a_member_by_a_pattern_outlives_a_topic(store: LogStore, how: str, follows: bool) -> None:
+    """One that is deleted goes, and is told of; one that is made anew under the name is read, from its beginning."""
+    tps = [TopicPartition(name, 0) for name in ("ev-a", "ev-b")]
+    for tp in tps:
+        store.create_topic(tp.topic)
+    seen: list[tuple[str, bytes | None]] = []
+    assigned: list[TopicPartition] = []
+    revoked: list[TopicPartition] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()
+    consumer = store.consumer(
+        "ev-*", group="g", start="latest", follow=follows, on_assigned=assigned.extend, on_revoked=revoked.extend
+    )
+    assert consumer.poll_group(_WAIT_S) == tps
+
+    def read() -> None:
+        try:
+            while not ended.is_set():
+                seen.extend((record.topic, record.value) for record in consumer)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for tp in tps:
+        store.topic(tp.topic).partition(0).append([b"1"])
+    _until(lambda: len(seen) == 2 or failed)
+    with segmentlog.open(store.path, background=False) as other:
+        other.delete_topic("ev-a")
+        if how != "recreate":
+            _until(lambda: (revoked and store.groups.describe("g").state == "Stable") or failed)
+        if how != "delete":
+            other.create_topic("ev-a").partition(0).append([b"anew"])
+        other.topic("ev-b").partition(0).append([b"on"])
+        expected = [("ev-a", b"anew"), ("ev-b", b"on")] if how != "delete" else [("ev-b", b"on")]
+        _until(lambda: sorted(seen[2:]) == expected or failed)
+    ended.set()
+    consumer.wakeup()
+    thread.join(_WAIT_S)
+    assert failed == []
+    assert consumer.assignment() == (tps if how != "delete" else tps[1:])
+    assert revoked == tps[:1]
+    assert assigned == (tps + tps[:1] if how != "delete" else tps)
+    consumer.close()
 
 
 def test_following_takes_over_what_another_leaves(store: LogStore) -> None:
@@ -900,6 +987,27 @@ def test_closing_does_not_take_back_what_was_committed_by_hand(tmp_path: Path) -
         assert closed_after(lambda consumer: consumer.commit({tp: 40})) == 40
         assert closed_after(lambda consumer: consumer.commit_async({tp: 50})) == 50
         assert closed_after(lambda consumer: (consumer.commit({tp: 60}), consumer.seek("t", 0, 5))) == 5
+
+
+def test_closing_does_not_take_back_what_a_transaction_committed(store: LogStore) -> None:
+    """Of the record in hand, with auto-commit; one that was aborted commits nothing."""
+    store.create_topic("out")
+
+    def closed_after(*, aborts: bool) -> int:
+        store.groups.reset("g", dict.fromkeys(_TPS, 0))
+        with store.producer() as producer, store.consumer("t", group="g", auto_commit=True) as consumer:
+            for record in consumer:
+                if record.offset == 4:
+                    with contextlib.suppress(_Failed), producer.transaction():
+                        producer.send("out", b"of 4")
+                        producer.commit_positions(consumer)
+                        if aborts:
+                            raise _Failed
+                    break
+        return store.group_offsets.committed("g")[TopicPartition("t", record.partition)].offset
+
+    assert closed_after(aborts=False) == 5
+    assert closed_after(aborts=True) <= 4
 
 
 def test_a_topic_made_anew_is_begun_anew(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aio_helpers import run
@@ -25,6 +25,9 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from segmentlog.producing.arrivals import Arrivals
+from segmentlog.producing.options import ProducerOptions
+from segmentlog.producing.queueing import QueueingProducer
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem
 
@@ -165,6 +168,33 @@ def test_a_sender_waits_while_too_much_is_on_its_way(store: LogStore, fs: Faulty
         assert store.topic("one").partition(0).log_end_offset == sent + 2
 
     run(send())
+
+
+def test_what_is_told_of_takes_no_room(store: LogStore) -> None:
+    """Who waits for room looks when he is told that a chunk was sent, and may be faster than who sent it."""
+
+    class Hooks:
+        def __init__(self, producer: QueueingProducer) -> None:
+            self.pump = producer.pump
+            self.seen: list[int] = []
+
+        def begun(self) -> None:
+            pass
+
+        def sealed(self, topic: str) -> None:
+            self.pump.send_full(topic)
+
+        def told(self) -> None:
+            self.seen.append(self.pump.full_bytes)
+
+    producer = store._all_producers().make_queueing(ProducerOptions(linger_ms=1000))
+    hooks = Hooks(producer)
+    producer.hook(hooks, Arrivals(cast("Any", None), producer.pump, 1))
+    producer.send("one", bytes(1000))
+    producer.flush()
+    producer.send("one", bytes(300_000))
+    assert hooks.seen == [0, 0]
+    producer.close()
 
 
 def test_a_cancelled_send_has_not_sent(store: LogStore, fs: FaultyFileSystem) -> None:
@@ -336,6 +366,32 @@ def test_transactions(store: LogStore) -> None:
     run(send())
     with store.consumer("one", isolation="read_committed") as consumer:
         assert [record.value for record in consumer] == [b"a", b"c"]
+
+
+def test_a_beginning_that_is_cancelled_aborts_no_other_task_s(store: LogStore) -> None:
+    """One transaction at a time: who could not begin another one, and was cancelled, leaves that one alone."""
+
+    async def send() -> None:
+        async with store.aproducer() as producer:
+            async with producer.transaction():
+                await producer.send("one", b"1")
+                beginning = asyncio.create_task(producer.begin_transaction())
+                await asyncio.sleep(0)
+                beginning.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await beginning
+                await producer.send("one", b"2")
+            beginning = asyncio.create_task(producer.begin_transaction())
+            await asyncio.sleep(0)
+            beginning.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+            async with producer.transaction():  # its own is ended
+                await producer.send("one", b"3")
+
+    run(send())
+    with store.consumer("one", isolation="read_committed") as consumer:
+        assert [record.value for record in consumer] == [b"1", b"2", b"3"]
 
 
 def test_a_failed_transaction_is_aborted(store: LogStore, fs: FaultyFileSystem) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from logs import contents, values
 
 import segmentlog
 from segmentlog.errors import (
+    DiskFull,
     InvalidConfig,
     InvalidRecord,
+    LocalError,
     RecordTooLarge,
     StoreClosed,
     UnknownTopic,
@@ -211,6 +214,107 @@ def test_send_manys_failure_hides_no_other(store: LogStore) -> None:
     with pytest.raises(UnknownTopic):
         producer.flush()
     producer.flush()
+
+
+@pytest.mark.parametrize("with_partition", [False, True])
+@pytest.mark.parametrize("size", [1, 500_000])
+def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, size: int) -> None:
+    """Records are sent to names: who sent to the deleted one goes on with the one that has its name."""
+    options: dict[str, Any] = {"partition": 0} if with_partition else {}
+    store.create_topic("anew")
+    with (
+        store.producer(linger_ms=1000, batch_size=4 << 20) as producer,
+        segmentlog.open(store.path, background=False) as other,
+    ):
+        producer.send("anew", b"1").result()
+        other.delete_topic("anew")
+        for _ in range(2):
+            with pytest.raises(UnknownTopic):
+                producer.send("anew", b"2" * size, **options)
+        other.create_topic("anew")
+        assert producer.send("anew", b"3" * size, **options).result().offset == 0
+        # The one that takes records meanwhile has begun before.
+        late = producer.send("anew", b"4" * size, **options)
+        other.delete_topic("anew")
+        other.create_topic("anew")
+        assert producer.send("anew", b"5" * size, **options).result().offset == 1
+        assert late.result().offset == 0
+
+
+def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed in one is not told of the records of another, to which something else may be done."""
+    topic = store.topic("four")
+
+    def failing(error: Exception) -> Callable[..., int]:
+        def append(*_: Any) -> int:
+            raise error
+
+        return append
+
+    errors: list[Exception] = [DiskFull("/disk", 1), LocalError(errno.EMFILE, "Too many open files", "/disk")]
+    with store.producer(linger_ms=1000) as producer:
+        for number, error in enumerate(errors):
+            monkeypatch.setattr(topic.partition(number), "append_columns", failing(error))
+        deliveries = [producer.send("four", b"x", partition=number) for number in range(3)]
+        with pytest.raises(DiskFull):
+            producer.flush()
+    assert [delivery.exception() for delivery in deliveries] == [*errors, None]
+
+
+class _Partitioner:
+    """One that divides by nothing."""
+
+    def partitions(self, keys: Any, partition_count: int, sticky: int) -> Any:
+        raise ZeroDivisionError
+
+
+def test_an_error_of_a_partitioner_keeps_nothing_else_back(store: LogStore) -> None:
+    """It is told as any other: by the delivery, and once more by `flush`; the rest is appended."""
+    producer = store.producer(linger_ms=1000, partitioner=_Partitioner())
+    failed = producer.send("four", b"1", b"key")
+    sent = producer.send("one", b"2")
+    with pytest.raises(ZeroDivisionError):
+        producer.flush()
+    producer.flush()
+    with pytest.raises(ZeroDivisionError):
+        failed.result()
+    assert sent.done()
+    producer.send("four", b"3", b"key")
+    assert producer.send_many("four", [b"4"]).result()[0].offset == 0  # what failed before it is not its failure
+    with pytest.raises(ZeroDivisionError):
+        producer.send_many("four", [b"5"], [b"key"])
+    producer.send("one", b"6")
+    with pytest.raises(ZeroDivisionError):
+        producer.close()
+    assert values(store.topic("one").partition(0)) == [b"2", b"6"]
+
+
+def test_a_store_is_closed_whatever_is_raised(tmp_path: Path) -> None:
+    """By a partitioner, by a callback of a member: all that it has is closed, and the first error is told."""
+
+    def fail(_: object) -> None:
+        raise LookupError
+
+    store = segmentlog.open(tmp_path / "store", background=False)
+    store.create_topic("t", partitions=2)
+    producers = [store.producer(linger_ms=1000, partitioner=_Partitioner()) for _ in range(2)]
+    for producer in producers:
+        producer.send("t", b"1", b"key")
+    member = store.consumer("t", group="g", on_revoked=fail)
+    member.poll_group(5)
+    with pytest.raises(ZeroDivisionError):
+        store.close()
+    assert store.is_closed
+    for producer in producers:
+        with pytest.raises(StoreClosed):
+            producer.send("t", b"2")
+    store = segmentlog.open(tmp_path / "store", background=False)
+    member = store.consumer("t", group="g", on_revoked=fail)
+    member.poll_group(5)
+    with pytest.raises(LookupError):
+        store.close()
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        assert store.groups.describe("g").state == "Empty"
 
 
 def test_a_partition_that_does_not_exist_is_told(store: LogStore) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import threading
@@ -10,12 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from aio_helpers import run
 from leftovers import opened
 
 import segmentlog
 from segmentlog.errors import (
     InvalidConfig,
+    LocalError,
+    NotShipped,
     OutOfOrderSequence,
     ProducerBusy,
     ProducerFenced,
@@ -25,7 +31,10 @@ from segmentlog.errors import (
     TransactionAborted,
 )
 from segmentlog.format.names import PRODUCERS_FOLDER
+from segmentlog.log.append import appends
+from segmentlog.log.append.encoding import check_columns, encode_columns_as_batches
 from segmentlog.records import PartitionId
+from segmentlog.transactions import names as names_module
 from segmentlog.transactions import registration, transactions
 from segmentlog.transactions.identity import Identity
 from segmentlog.transactions.journal import TransactionState, Unsettled
@@ -83,6 +92,126 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
         producer.flush()
         assert sorted(map(bytes, filter(None, values_of(store, "a")))) == [b"%d" % number for number in range(10)]
         assert [delivery.result().offset for delivery in sent] == [number // 2 for number in range(10)]
+
+
+def _interrupt_after(monkeypatch: pytest.MonkeyPatch, log: segmentlog.Partition, method: str) -> None:
+    """The next append to a log by that method is interrupted when it has just been made."""
+    real = getattr(log, method)
+
+    def append(*args: Any) -> int:
+        monkeypatch.undo()
+        real(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, method, append)
+
+
+def test_positions_behind_an_interrupt_are_committed(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are others than those that the interrupted call has appended, and was not told of."""
+    store.topic("a").partition(0).append([b"1", b"2"])
+    with store.consumer("a", group="g") as consumer, store.producer(name="n") as producer:
+        records = iter(consumer)
+        with producer.transaction():
+            next(records)
+            producer.commit_positions(consumer)
+        next(records)
+        _interrupt_after(monkeypatch, store.topic("__consumer_offsets").partition(0), "append_columns")
+        with pytest.raises(KeyboardInterrupt), producer.transaction():
+            producer.commit_positions(consumer, {("a", 0): 0})
+        with producer.transaction():
+            producer.commit_positions(consumer, {("a", 0): 2})
+    assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 2
+
+
+@pytest.mark.parametrize("ack", ["shipped", "durable", "written"])
+def test_what_fails_behind_its_append_takes_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ack: Any
+) -> None:
+    """Told as failed it is there all the same, and what comes next is something else: it is appended."""
+
+    shipped = iter([True, False, True])
+
+    def wait_shipped(*_: Any) -> None:
+        if not next(shipped):
+            raise NotShipped("b/0", 1, 2, "nobody ships it")
+
+    def fail_to_sync(*_: Any) -> None:
+        raise LocalError(errno.EMFILE, "Too many open files; the records are not on disk yet", "b/0")
+
+    monkeypatch.setattr(appends, "wait_shipped", wait_shipped)
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("b", fsync="1records").partition(0)
+        with store.producer(name="n", ack=ack) as producer:
+            producer.send_many("b", [b"1"])
+            with monkeypatch.context() as patch:
+                for name in () if ack == "shipped" else ("sync", "sync_records"):
+                    patch.setattr(log._syncer, name, fail_to_sync)
+                with pytest.raises((NotShipped, LocalError)):
+                    producer.send_many("b", [b"2"])
+            assert producer.send_many("b", [b"3"]).result()[0].offset == 2
+        assert values_of(store, "b") == [b"1", b"2", b"3"]
+
+
+def test_encoded_batches_behind_an_interrupt_are_appended(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody appends again what an interrupted call was given, so what comes next is something else."""
+    log = store.topic("b").partition(0)
+
+    def encoded(value: bytes) -> list[Any]:
+        return encode_columns_as_batches(check_columns([value], None, None, None), log.config, 0)
+
+    with store.producer(name="n") as producer:
+        producer.send_encoded("b", 0, encoded(b"1"))
+        _interrupt_after(monkeypatch, log, "append_batches")
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_encoded("b", 0, encoded(b"2"))
+        assert producer.send_encoded("b", 0, encoded(b"3")) == 2
+    assert values_of(store, "b") == [b"1", b"2", b"3"]
+
+
+def _interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next append of a producer is interrupted before it has done anything."""
+    real = Identity.append
+    interrupts = iter([True])
+
+    def append(self: Identity, *args: Any) -> int:
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    monkeypatch.setattr(Identity, "append", append)
+
+
+def test_closing_that_was_interrupted_goes_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has yet to append is appended by the next call, and the name is its own up to then."""
+    producer = store.producer(name="n", linger_ms=10_000)
+    producer.send("b", b"1")
+    _interrupt_once(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    with pytest.raises(StoreClosed):
+        producer.send("b", b"2")
+    producer.close()
+    assert values_of(store, "b") == [b"1"]
+
+
+def test_what_an_interrupted_close_left_is_fenced(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever has the name since, and counts on what the log holds."""
+    producer = store.producer(name="n", linger_ms=10_000)
+    delivery = producer.send("b", b"1")
+    _interrupt_once(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    with store.producer(name="n") as newer:
+        assert newer.last_sequence("b") == -1
+        assert isinstance(delivery.exception(), ProducerFenced)
+        newer.send_many("b", [b"1"])
+    with pytest.raises(ProducerFenced):
+        producer.close()
+    assert values_of(store, "b") == [b"1"]
 
 
 def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
@@ -184,6 +313,24 @@ def test_names_that_are_none(store: segmentlog.LogStore, name: Any) -> None:
         store.producer(name=name)
 
 
+def test_who_waits_for_a_name_that_is_forgotten_has_it_alone(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that it has locked in the end is the one that others lock, and not the one that went."""
+    names = store.transactions._names
+    real = registration.lock_fence
+    forgets = iter([True])
+
+    def lock_fence(*args: Any) -> None:
+        if next(forgets, False):  # while this one waits
+            names.remove("n")
+        real(*args)
+
+    monkeypatch.setattr(names_module, "lock_fence", lock_fence)
+    with names.locked("n"), pytest.raises(ProducerBusy), names.locked("n", wait_s=0.0):
+        pass
+
+
 def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
     """Whatever file names they would make."""
     for name in ("a/b", "..", "ö ü", "x" * 255, "%41", "A"):
@@ -278,6 +425,80 @@ def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
             pass  # empty: nothing to decide
     with pytest.raises(StoreClosed):
         producer.begin_transaction()
+
+
+class _Partitioner:
+    """One that fails as long as it is told to."""
+
+    fails = True
+
+    def partitions(self, keys: Any, partition_count: int, sticky: int) -> Any:
+        if self.fails:
+            raise ZeroDivisionError
+        return np.zeros(len(keys), np.int32)
+
+
+def test_a_commit_that_is_interrupted_leaves_nothing_open(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the decision it is none: the block's transaction is aborted, and what is sent next is none of it."""
+    with store.producer(linger_ms=10_000) as producer:
+        _interrupt_once(monkeypatch)
+        with pytest.raises(KeyboardInterrupt), producer.transaction():
+            producer.send("b", b"1")
+        producer.send("b", b"2")
+        with producer.transaction():
+            producer.send("b", b"3")
+        producer.send("b", b"4")
+    assert values_of(store, "b") == [b"2", b"3", b"4"]
+
+
+def test_an_error_of_nobodys_ends_a_transaction_too(store: segmentlog.LogStore) -> None:
+    """One that a partitioner raises, when a commit sends what is left."""
+    partitioner = _Partitioner()
+
+    async def asynchronously() -> None:
+        async with store.aproducer(linger_ms=10_000, partitioner=partitioner) as producer:
+            with pytest.raises(ZeroDivisionError):
+                async with producer.transaction():
+                    await producer.send("a", b"1", b"key")
+            await producer.send("b", b"3")
+
+    with store.producer(linger_ms=10_000, partitioner=partitioner) as producer:
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send("a", b"1", b"key")
+        producer.send("b", b"2")
+    run(asynchronously())
+    assert values_of(store, "b") == [b"2", b"3"]
+    assert values_of(store, "a", "read_uncommitted") == []
+
+
+def test_results_are_not_committed_without_their_positions(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the application goes on behind the error: they would be made once more by whoever reads on."""
+    store.topic("a").partition(0).append([b"1"])
+    offsets = store._make_positions()
+
+    def full(*_: Any) -> int:
+        raise segmentlog.DiskFull("/disk", 1)
+
+    with store.consumer("a", group="g") as consumer, store.producer() as producer:
+        list(consumer)
+        with pytest.raises(TransactionAborted, match="/disk"), producer.transaction():  # noqa: PT012
+            producer.send("b", b"of 1")
+            with monkeypatch.context() as patch:
+                patch.setattr(offsets, "append_columns", full)
+                with contextlib.suppress(segmentlog.DiskFull):
+                    producer.commit_positions(consumer)
+        assert values_of(store, "b") == []
+        with producer.transaction():
+            producer.send("b", b"of 1")
+            with pytest.raises(InvalidConfig):
+                producer.commit_positions(consumer, {("a", 0): -1})
+            producer.commit_positions(consumer)
+    assert values_of(store, "b") == [b"of 1"]
+    assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 1
 
 
 def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
@@ -564,6 +785,55 @@ def test_a_full_disk_aborts_and_afterwards_it_goes_on(
             producer.send_many("b", [b"4"])
     assert values_of(store, "b") == [b"1", b"4"]
     assert log.last_stable_offset == log.log_end_offset
+
+
+def _no_room_for(monkeypatch: pytest.MonkeyPatch, store: segmentlog.LogStore, *statuses: str) -> None:
+    """No state with one of these can be written down any more."""
+    log = store.transactions._log
+    real = log.write
+
+    def write(name: str, state: TransactionState | None, ack: Any = "written") -> None:
+        if state is not None and state.status in statuses:
+            raise segmentlog.DiskFull("/disk", 1)
+        real(name, state, ack)
+
+    monkeypatch.setattr(log, "write", write)
+
+
+def test_a_full_disk_behind_the_decision_takes_nothing_back(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit returns, since it is one: told that it failed one would do it again. The next one finishes it."""
+    with store.producer(name="n") as producer:
+        _no_room_for(monkeypatch, store, "CompleteCommit")
+        with producer.transaction(note="1"):
+            producer.send_many("b", [b"1"])
+        assert values_of(store, "b") == [b"1"]
+        assert store.transactions.states()["n"].status == "PrepareCommit"
+        with pytest.raises(segmentlog.DiskFull):
+            producer.begin_transaction()
+        monkeypatch.undo()
+        with producer.transaction():
+            assert producer.last_note == "1"
+            producer.send_many("b", [b"2"])
+    assert values_of(store, "b") == [b"1", b"2"]
+
+
+def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told what was decided, with the numbers that it goes on under."""
+    log = store.topic("b").partition(0)
+    remote = store.transactions.remote
+    numbers = remote.begin("client", 60_000)
+    remote.add("client", numbers, [log])
+    stamp = segmentlog.ProducerStamp(numbers.producer_id, numbers.epoch, 0, True, remote.guard("client", numbers, log))
+    log.append([b"1"], producer=stamp)
+    _no_room_for(monkeypatch, store, "CompleteCommit")
+    following = remote.end("client", numbers, committed=True, bumps=True)
+    assert following.epoch == numbers.epoch + 1
+    assert values_of(store, "b") == [b"1"]
+    monkeypatch.undo()
+    assert remote.end("client", numbers, committed=True, bumps=True) == following
+    assert store.transactions.states()["client"].status == "CompleteCommit"
 
 
 # ---------------------------------------------------------------- found by the checker of deliveries

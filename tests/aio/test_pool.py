@@ -1,0 +1,55 @@
+"""The threads that asynchronous clients share: what is submitted is done, whoever else is busy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+
+from segmentlog.aio import pool as pool_module
+from segmentlog.aio.pool import Pool
+
+
+class _Late:
+    """A queue to which something comes just as somebody has given up waiting."""
+
+    def __init__(self, queue: SimpleQueue[Any]) -> None:
+        self._queue = queue
+        self.as_one_gives_up: Callable[[], object] | None = None
+        self.put, self.qsize, self.empty = queue.put, queue.qsize, queue.empty
+
+    def get(self, timeout: float) -> Any:
+        try:
+            return self._queue.get(timeout=timeout)
+        except Empty:
+            submit, self.as_one_gives_up = self.as_one_gives_up, None
+            if submit is not None:
+                submit()
+            raise
+
+
+def test_a_call_that_comes_as_a_thread_gives_up_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all others are busy: the one that was counted on makes it."""
+    monkeypatch.setattr(pool_module, "_IDLE_S", 0.02)
+    pool = Pool()
+    late = pool._calls = _Late(SimpleQueue())  # type: ignore[assignment]
+    go_on, is_busy, is_made = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        is_busy.set()
+        go_on.wait(30)
+
+    pool.submit(work)
+    assert is_busy.wait(10)
+    late.as_one_gives_up = lambda: pool.submit(is_made.set)
+    pool.submit(lambda: None)
+    assert is_made.wait(2)
+    go_on.set()
+    ends_s = time.monotonic() + 10
+    while pool.thread_count:
+        assert time.monotonic() < ends_s
+        time.sleep(0.002)
