@@ -48,6 +48,7 @@ from segmentlog.spark.ranges import (
     starting_offsets,
     to_json,
 )
+from segmentlog.spark.reading import BatchReader
 from segmentlog.spark.schema import (
     HEADERS,
     WrongSchema,
@@ -721,6 +722,37 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
     ranges = all_of(store, "u")
     for least in (2, 3, 5, 7):
         check_cover(split(store, ranges, at_least=least), ranges)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_what_is_cut_off_after_it_was_planned(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    """Before it is read or in the middle: an error that names the offsets, or a warning. What was lost before is none."""
+    monkeypatch.setattr("segmentlog.spark.arrow._ROWS", 1)
+    log = store.create_topic("t").partition(0)
+    for number in range(10):
+        log.append([b"%d" % number])
+    log.truncate(9)
+    log.append([b"new"])
+    strict, lenient = (
+        BatchReader(read(path=store.path, minPartitions="2", failOnDataLoss=loss), columns_of("value binary"))
+        for loss in ("true", "false")
+    )
+    planned = [(reader, reader.partitions()) for reader in (strict, lenient)]
+    assert [rows.num_rows for task in planned[0][1] for rows in strict.read(task)] == [1] * 10
+    going = {}
+    for reader, tasks in planned:
+        parts = [reader.read(task) for task in tasks]
+        going[reader] = (parts, [next(part) for part in parts] if when == "while" else [])
+    log.truncate(4)
+    log.append([b"newer"])
+    with pytest.raises(DataLoss, match=r"t/0: offsets 4 to \d are gone since .*truncated on request.*failOnDataLoss"):
+        list(going[strict][0][0])
+    parts, first = going[lenient]
+    rest = [rows for part in parts for rows in part]
+    assert {b"0", b"1", b"2", b"3"} <= {value for rows in (*first, *rest) for value in rows["value"].to_pylist()}
+    assert "t/0: offsets 4 to" in caplog.text
 
 
 # ---------------------------------------------------------------- to Arrow
