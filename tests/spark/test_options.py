@@ -788,6 +788,22 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
     assert rows["headers"].to_pylist() == [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, None, None]
 
 
+@pytest.mark.parametrize("beyond", [1, 2**63 - 1 - (2**63 - 1) // 1000])
+def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int) -> None:
+    """The latest one that there is in microseconds is read; a later one is told, and does not become another time."""
+    latest_ms = (2**63 - 1) // 1000
+    log = store.create_topic("t").partition(0)
+    log.append([b"a", b"b"], timestamps=[0, latest_ms])
+    wanted = columns_of("value binary, timestamp timestamp")
+    (rows,) = ArrowRows(wanted).of(batches(store))
+    assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, latest_ms * 1000]
+    log.append([b"c", b"d"], timestamps=[5, latest_ms + beyond])
+    with pytest.raises(SegmentlogError, match=rf"t/0 offset 3 is {latest_ms + beyond} ms, and those of Spark end at"):
+        list(ArrowRows(wanted).of(batches(store)))
+    (rows,) = ArrowRows(columns_of("value binary")).of(batches(store))
+    assert rows["value"].to_pylist() == [b"a", b"b", b"c", b"d"]
+
+
 def test_log_append_time(store: segmentlog.LogStore) -> None:
     """Records of a topic that stamps them itself say so: timestampType 1, and the log's time."""
     log = store.create_topic("t", message_timestamp_type="LogAppendTime").partition(0)
