@@ -728,7 +728,7 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
 def test_what_is_cut_off_after_it_was_planned(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    """Before it is read or in the middle: an error that names the offsets, or a warning. What was lost before is none."""
+    """Before it is read, or in the middle: an error that names the offsets, or a warning; not for what went earlier."""
     monkeypatch.setattr("segmentlog.spark.arrow._ROWS", 1)
     log = store.create_topic("t").partition(0)
     for number in range(10):
