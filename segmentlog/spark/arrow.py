@@ -32,6 +32,7 @@ class ArrowRows:
         makers = _MAKERS | {name: _blobs(name, column, invalid_text) for name, column in _BLOBS.items()}
         self._makers = [(makers[field.name], field.type) for field in self._schema]
         self._measure = {"key", "value", "headers"} & set(self._schema.names)
+        self._may_not_be_null = [at for at, field in enumerate(self._schema) if _forbids_null(field)]
 
     def of(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same records in Arrow batches of tens of thousands of rows, or some megabytes."""
@@ -51,7 +52,40 @@ class ArrowRows:
 
     def _make(self, batches: list[RecordBatch]) -> pa.RecordBatch:
         arrays = [make(batches, kind) for make, kind in self._makers]
+        for at in self._may_not_be_null:
+            if _holds_null(arrays[at], self._schema.field(at)):
+                raise SegmentlogError(_not_filled(arrays[at], self._schema.field(at), batches))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _forbids_null(field: pa.Field) -> bool:
+    """Whether a schema says ``not null`` of a column, or of a part of it: Spark takes its word for it, and fails."""
+    return not field.nullable or any(map(_forbids_null, _parts(field.type)))
+
+
+def _parts(kind: pa.DataType) -> list[pa.Field]:
+    return [kind.field(at) for at in range(kind.num_fields)]
+
+
+def _holds_null(array: pa.Array, field: pa.Field) -> bool:
+    """Where none may be."""
+    if not field.nullable and array.null_count:
+        return True
+    flat = array.flatten() if array.type.num_fields else []
+    inner = [flat] if pa.types.is_list(array.type) else flat
+    return any(map(_holds_null, inner, _parts(array.type)))
+
+
+def _not_filled(array: pa.Array, field: pa.Field, batches: list[RecordBatch]) -> str:
+    row = next(row for row in range(len(array)) if _holds_null(array.slice(row, 1), field))
+    for batch in batches:
+        if row < len(batch):
+            break
+        row -= len(batch)
+    where = f"{batch.topic}/{batch.partition} offset {batch.offsets[row]}"
+    return (
+        f"there is a null in the column {field.name!r} at {where}, and the schema says NOT NULL; leave that out of it"
+    )
 
 
 _Maker = Callable[[list[RecordBatch], pa.DataType], pa.Array]

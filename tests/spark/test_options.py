@@ -17,6 +17,7 @@ from batches import Columns, batch_bytes, read_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DateType,
     IntegerType,
@@ -24,6 +25,7 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -802,6 +804,38 @@ def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int)
         list(ArrowRows(wanted).of(batches(store)))
     (rows,) = ArrowRows(columns_of("value binary")).of(batches(store))
     assert rows["value"].to_pylist() == [b"a", b"b", b"c", b"d"]
+
+
+FILLED_HEADERS = ArrayType(
+    StructType([StructField("key", StringType(), False), StructField("value", BinaryType(), False)])
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "offset"),
+    [
+        (StructField("key", StringType(), False), 1),
+        (StructField("value", BinaryType(), False), 3),
+        (StructField("headers", HEADERS, False), 1),
+        (StructField("headers", FILLED_HEADERS), 4),
+        (StructField("offset", LongType(), False), None),
+        (StructField("headers", ArrayType(HEADERS.elementType, False)), None),
+    ],
+)
+def test_a_column_that_may_not_be_null(store: segmentlog.LogStore, field: StructField, offset: int | None) -> None:
+    """Where it is all the same, an error names the record; Spark would fail with a NullPointerException."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"v"], keys=[b"k"], headers=[[("a", b"1")]])
+    log.append([b"v"] * 2)
+    log.append([None, b"w"], keys=[b"k"] * 2, headers=[[("a", b"1")], [("a", b"1"), ("b", None)]])
+    rows = ArrowRows(StructType([StructField("topic", StringType(), False), field]))
+    if offset is None:
+        assert sum(one.num_rows for one in rows.of(batches(store))) == 5
+        return
+    with pytest.raises(
+        SegmentlogError, match=rf"a null in the column '{field.name}' at t/0 offset {offset}, .*NOT NULL"
+    ):
+        list(rows.of(batches(store)))
 
 
 def test_log_append_time(store: segmentlog.LogStore) -> None:
