@@ -191,6 +191,8 @@ class _Printer:
         self._fetch_size = fetch_size
         self._left = max_records
         self._ends = ends
+        self._unended: set[TopicPartition] = set()
+        """Partitions that have an end, and have not come to it."""
         self._flush = flush
         self._started = time.perf_counter()
         # Records on a terminal are their own progress.
@@ -204,14 +206,15 @@ class _Printer:
             if self._membership is not None:
                 self._run_as_member(self._membership, stopped)
                 return
-            for batch in consumer.batches():
+            self._unended = {tp for tp, end in self._ends.items() if consumer.position(*tp) < end}
+            for batch in consumer.batches() if self._unended or not self._ends else ():
                 for part in self._parts(batch, consumer):
                     text = self._render(part)
                     out.write(text)
                     self._count(part, len(text))
                     if self._flush:
                         out.flush()
-                if stopped or self._left == 0:
+                if stopped or self._left == 0 or (self._ends and not self._unended):
                     break
             out.flush()
             if self._flush and Stdout().is_abandoned():
@@ -244,6 +247,7 @@ class _Printer:
         end = self._ends.get(tp)
         if end is not None and batch.next_offset >= end:
             consumer.pause(*tp)
+            self._unended.discard(tp)
             batch = batch.slice(0, int((batch.offsets < end).sum()))
         if self._left is not None:
             batch = batch.slice(0, self._left)

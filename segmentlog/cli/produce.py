@@ -83,7 +83,8 @@ def produce(
             return store.topic(topic).config.max_message_bytes
 
         spare_bytes = len(os.fsencode(key_separator or ""))
-        source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes)
+        name_of_input = "stdin" if file == "-" else file
+        source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes, name_of_input)
         with store.producer(ack=ack, name=name) as producer, Progress("bytes", size_bytes or None) as progress:
             limit = limit_now() if several else None
             tell = _teller(as_json) if print_offsets or as_json else None
@@ -102,11 +103,11 @@ def produce(
                     progress.advance(count_bytes)
                 if not source.unread:
                     sender.finish()
-            except (SegmentlogError, ValueError, click.ClickException) as error:
+            except (SegmentlogError, ValueError, click.ClickException, OSError) as error:  # OSError: of the input, too
                 say(sender.summary())
                 if go_on := sender.how_to_go_on(error):
                     say(go_on)
-                if isinstance(error, SegmentlogError | click.ClickException):
+                if isinstance(error, SegmentlogError | click.ClickException | OSError):
                     raise
                 raise _failure(error, sender) from None
         say(sender.summary() + stopped_by(stopped))

@@ -36,9 +36,14 @@ class Source:
         stopped: list[int],
         limit_bytes: Callable[[], int],
         spare_bytes: int = 0,
+        name: str = "stdin",
     ) -> None:
-        """``limit_bytes`` tells what a record may have now; ``spare_bytes`` of each do not become part of it."""
+        """``limit_bytes`` tells what a record may have now; ``spare_bytes`` of each do not become part of it.
+
+        ``name`` is for errors.
+        """
         self._fd = fd
+        self._name = name
         self._poll = select.poll()  # unlike select, for descriptors of any number
         self._poll.register(fd, select.POLLIN)
         self._batch_size = batch_size
@@ -54,8 +59,8 @@ class Source:
     def lists(self, skip: int) -> Iterator[tuple[list[bytes], int]]:
         """Lists of at most ``batch_size`` records with the bytes read for them, as they come.
 
-        The first ``skip`` are left out. What came before a record that cannot be is handed out before it raises
-        `TooLong` or ValueError.
+        The first ``skip`` are left out. What came before a record that cannot be, or before bytes that cannot be
+        read, is handed out before it raises `TooLong`, ValueError or OSError.
         """
         ready: list[bytes] = []
         count_bytes = 0
@@ -69,7 +74,13 @@ class Source:
                 continue
             if not ready and not self._poll.poll(_WAIT_MS):
                 continue  # time to look whether a signal came
-            block = os.read(self._fd, _READ_BYTES)
+            try:
+                block = os.read(self._fd, _READ_BYTES)
+            except OSError as error:
+                error.filename = self._name
+                if ready:  # whoever wrote them into a pipe or a terminal does not write them again
+                    yield ready, count_bytes
+                raise
             count_bytes += len(block)
             ready += cutter.cut(block) if block else cutter.end()
             whole = len(ready) - len(ready) % self._batch_size

@@ -138,11 +138,9 @@ def _stop(spark: SparkSession) -> None:
 
 
 @contextmanager
-def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
-    """Within: SIGINT and SIGTERM end the job that runs, and with it the command."""
+def cancelling(spark: SparkSession) -> Iterator[list[int]]:
+    """Within: SIGINT and SIGTERM end the job that runs, and those that follow; they add themselves to the list."""
     from py4j.protocol import Py4JError
-
-    from segmentlog.spark.failures import SparkFailed, explained
 
     done = threading.Event()
 
@@ -155,16 +153,26 @@ def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
     canceller = threading.Thread(target=cancel, name="segmentlog-cancel", daemon=True)
     with stoppable(canceller.start) as stopped:
         try:
+            yield stopped
+        finally:
+            done.set()
+            if stopped:
+                canceller.join()
+
+
+@contextmanager
+def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
+    """Within: SIGINT and SIGTERM end the job that runs, and with it the command."""
+    from segmentlog.spark.failures import SparkFailed, explained
+
+    with cancelling(spark) as stopped:
+        try:
             with explained():
                 yield spark
         except (SparkFailed, OSError):
             if stopped:
                 raise click.Abort from None
             raise
-        finally:
-            done.set()
-            if stopped:
-                canceller.join()
 
 
 # ---------------------------------------------------------------- pipelines that go on where they ended

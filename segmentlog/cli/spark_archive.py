@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, Stop, say, status_of, stoppable, stopped_by
+from segmentlog.cli.common import EXIT_DAMAGE, Stop, say, status_of, stopped_by
 from segmentlog.cli.options import PLACE, Place, complete_topic, json_option
-from segmentlog.cli.spark import KeyValue, check_topic, require_spark, spark_session
+from segmentlog.cli.spark import KeyValue, cancelling, check_topic, require_spark, spark_session
 from segmentlog.cli.tables import show_json, show_table
 from segmentlog.quantities import format_size
 
@@ -42,7 +42,7 @@ def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> 
             say(f"{step} ...")
         told = step
 
-    with stoppable(lambda: spark.sparkContext.cancelAllJobs()) as stopped:
+    with cancelling(spark) as stopped:
         try:
             return work(on_step, stopped), stopped
         except Stop:

@@ -193,7 +193,9 @@ def _from_file(
     if kind.form == "parquet":
         if source == "-":
             raise click.UsageError("Parquet is read from a file, not from a pipe")
-        return transfer.records_of(transfer.read_parquet(source, fields, skip), fields, batch_size, skip + 1)
+        from segmentlog.exchange.parquet_file import read_parquet
+
+        return transfer.records_of(read_parquet(source, fields, skip), fields, batch_size, skip + 1)
     file: IO[bytes] = sys.stdin.buffer
     if source == "-":
         check_stdin()
@@ -324,4 +326,8 @@ def _writer(out: IO[bytes], kind: _Kind) -> Any:
         from segmentlog.exchange.csv_file import CsvWriter
 
         return CsvWriter(out)
-    return transfer.ParquetWriter(out) if kind.form == "parquet" else transfer.NdjsonWriter(out)
+    if kind.form == "parquet":
+        from segmentlog.exchange.parquet_file import ParquetWriter
+
+        return ParquetWriter(out)
+    return transfer.NdjsonWriter(out)

@@ -96,7 +96,7 @@ def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
             found = _count(log, begin, upto)
         except LogTruncated as truncated:  # begins inside a range that a crash took: nothing there to count
             lost = truncated.lost
-            begin, found = lost.base_offset, _count(log, lost.end_offset, upto)
+            begin, found = max(lost.base_offset, log.log_start_offset), _count(log, lost.end_offset, upto)
         missing -= found
         width = max(missing, 2 * width)
         if missing < 0:

@@ -12,6 +12,7 @@ from segmentlog.errors import InvalidRecord, OtherInput, ProducerFenced, RecordT
 if TYPE_CHECKING:
     from segmentlog.exchange.resuming import Resumption
     from segmentlog.policy.partitioner import Rows
+    from segmentlog.producing.delivery import Deliveries
     from segmentlog.producing.producer import Producer
 
 _Item = TypeVar("_Item")
@@ -146,10 +147,11 @@ class Sender:
 
     def _send_list(self, lists: Lists) -> None:
         if lists.values:
-            self._append(lists, lists.partition if self._partition is None else self._partition)
-            self.number += len(lists.values)
+            deliveries = self._append(lists, lists.partition if self._partition is None else self._partition)
+            self.number += len(lists.values)  # before it is told: who is told may fail, and they are there
+            self._tell_of(deliveries)
 
-    def _append(self, lists: Lists, partition: int | None) -> None:
+    def _append(self, lists: Lists, partition: int | None) -> Deliveries:
         headers = lists.headers
         if self._pairs:
             given = headers or [[]] * len(lists.values)
@@ -158,6 +160,9 @@ class Sender:
             self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
         )
         self.records += len(lists.values)
+        return deliveries
+
+    def _tell_of(self, deliveries: Deliveries) -> None:
         if self._tell is not None:
             for place in deliveries.places():
                 self._tell(*place)
@@ -197,11 +202,12 @@ class NamedSender(Sender):
         shares = self._resumption.shares(lists.values, lists.keys, partition)
         for share in shares:
             try:
-                self._append(lists.rows(share.rows), share.partition)
+                deliveries = self._append(lists.rows(share.rows), share.partition)
             except (RecordTooLarge, InvalidRecord) as error:
                 error.index = int(share.rows[error.index])
                 raise
             self._resumption.note_sent(share)
+            self._tell_of(deliveries)
         self._resumption.advance()
         self._there += len(lists.values) - sum(len(share.rows) for share in shares)
         self.number += len(lists.values)

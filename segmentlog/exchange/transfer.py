@@ -1,4 +1,4 @@
-"""Records from and to other formats: NDJSON, Parquet, and topics of kafkaesque in Redis; `transfer_csv` has CSV.
+"""Records from and to other formats: NDJSON, and topics of kafkaesque in Redis; CSV and Parquet have their own files.
 
 Readers yield `Rows`, lists of one length; whoever calls them sends those to a topic.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator
-from itertools import islice
+from datetime import UTC, date, datetime, timedelta
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -71,7 +71,7 @@ def _add(rows: Rows, stamps: list[int | None], document: dict[str, Any], fields:
     assert rows.keys is not None
     assert rows.headers is not None
     assert rows.partitions is not None
-    value = msgspec.json.encode(document) if fields.whole else _bytes(document, fields.value or "value", number)
+    value = _json(document, number) if fields.whole else _bytes(document, fields.value or "value", number)
     rows.values.append(value)
     rows.keys.append(_bytes(document, fields.key or "key", number, optional=fields.key is None))
     stamps.append(_milliseconds(document, fields.timestamp, number))
@@ -135,7 +135,21 @@ def _bytes(document: dict[str, Any], field: str, number: int, *, optional: bool 
     value = document[field]
     if value is None or isinstance(value, bytes):
         return value
-    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+    return value.encode() if isinstance(value, str) else _json(value, number)
+
+
+def _json(value: Any, number: int) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=_as_text)
+    except TypeError as error:
+        raise TransferError(f"record {number}: it has a value that has no place in JSON: {error}") from None
+
+
+def _as_text(value: Any) -> str:
+    """Of times in nanoseconds: where pandas is there, pyarrow makes them its own kind of datetime and timedelta."""
+    if isinstance(value, datetime | timedelta) and hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    raise NotImplementedError
 
 
 def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:
@@ -155,15 +169,13 @@ def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> i
 
 
 def _as_milliseconds(value: Any) -> int:
-    from datetime import UTC, date, datetime, timedelta
-
     if isinstance(value, str):
         if value.lstrip("-").isdecimal():
             return int(value)  # a float would round what is far away
         value = datetime.fromisoformat(value)
     if isinstance(value, datetime):
         since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-        return _rounded(since // timedelta(microseconds=1), 1000)
+        return rounded(since // timedelta(microseconds=1), 1000)
     if isinstance(value, date):
         return (value - date(1970, 1, 1)).days * 86_400_000
     if isinstance(value, bool):
@@ -171,7 +183,8 @@ def _as_milliseconds(value: Any) -> int:
     return value if isinstance(value, int) else round(float(value))
 
 
-def _rounded(number: int, divisor: int) -> int:
+def rounded(number: int, divisor: int) -> int:
+    """The quotient; halves go up."""
     whole, rest = divmod(number, divisor)
     return whole + (2 * rest >= divisor)
 
@@ -196,53 +209,8 @@ def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
         yield document
 
 
-def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file, without the first ``skip``. Needs pyarrow.
-
-    The timestamp is milliseconds, for Python's dates end with the year 9999.
-    """
-    parquet = _package("pyarrow.parquet", "pyarrow", "parquet")
-    arrow = _package("pyarrow", "pyarrow", "parquet")
-    name = fields.timestamp or "timestamp"
-    unreadable = f"{path} is no Parquet file that can be read"
-    try:
-        source = open(path, "rb")  # noqa: SIM115  # an error of whoever reads the rows is not this one's
-    except OSError as error:
-        raise TransferError(f"{unreadable}: {error}") from None
-    with source:
-        try:
-            file = parquet.ParquetFile(source)
-        except (OSError, ValueError) as error:
-            raise TransferError(f"{unreadable}: {error}") from None
-        for batch in file.iter_batches(batch_size=8192):
-            stamps: list[int | None] | None = None
-            at = batch.schema.get_field_index(name)
-            if at >= 0 and arrow.types.is_timestamp(batch.schema.field(at).type) and not fields.whole:
-                stamps = _arrow_milliseconds(batch.column(at), arrow)
-                batch = batch.select([number for number in range(batch.num_columns) if number != at])
-            try:
-                documents = batch.to_pylist()
-            except (OverflowError, ValueError) as error:
-                raise TransferError(f"{path} has a value that Python's types cannot hold: {error}") from None
-            if stamps is not None:
-                for document, timestamp in zip(documents, stamps, strict=True):
-                    document[name] = timestamp
-            yield from islice(documents, skip, None)
-            skip = max(skip - len(documents), 0)
-
-
-def _arrow_milliseconds(column: Any, arrow: Any) -> list[int | None]:
-    """Of a column of timestamps in any unit."""
-    ticks: list[int | None] = column.cast(arrow.int64()).to_pylist()
-    if column.type.unit == "ms":
-        return ticks
-    if column.type.unit == "s":
-        return [None if tick is None else tick * 1000 for tick in ticks]
-    divisor = 1000 if column.type.unit == "us" else 1_000_000
-    return [None if tick is None else _rounded(tick, divisor) for tick in ticks]
-
-
-def _package(module: str, name: str, extra: str) -> Any:
+def package(module: str, name: str, extra: str) -> Any:
+    """A module that not everybody has. Raises `TransferError` that says how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -264,43 +232,6 @@ class NdjsonWriter:
 
     def close(self) -> None:
         self._out.flush()
-
-
-class ParquetWriter:
-    """Columns partition, offset, timestamp (ms, UTC), key, value, headers. Needs pyarrow."""
-
-    def __init__(self, out: IO[bytes]) -> None:
-        self._arrow = _package("pyarrow", "pyarrow", "parquet")
-        self._parquet = _package("pyarrow.parquet", "pyarrow", "parquet")
-        self._out = out
-        self._writer: Any = None
-
-    def write(self, batch: RecordBatch) -> None:
-        arrow = batch.to_arrow()
-        partitions = self._arrow.array([batch.partition] * len(batch), self._arrow.int32())
-        table = self._arrow.Table.from_batches([arrow]).add_column(0, "partition", partitions)
-        self._write(table)
-
-    def _write(self, table: Any) -> None:
-        if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._out, table.schema)
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        if self._writer is None:  # nothing was exported: a file with the columns and no rows
-            pair = self._arrow.struct([("key", self._arrow.string()), ("value", self._arrow.binary())])
-            schema = self._arrow.schema(
-                [
-                    ("partition", self._arrow.int32()),
-                    ("offset", self._arrow.int64()),
-                    ("timestamp", self._arrow.timestamp("ms", tz="UTC")),
-                    ("key", self._arrow.binary()),
-                    ("value", self._arrow.binary()),
-                    ("headers", self._arrow.list_(pair)),
-                ]
-            )
-            self._writer = self._parquet.ParquetWriter(self._out, schema)
-        self._writer.close()
 
 
 def record_document(record: Record) -> dict[str, Any]:
@@ -348,7 +279,7 @@ class RedisTopic:
     """
 
     def __init__(self, url: str, topic: str) -> None:
-        redis = _package("redis", "redis", "redis")
+        redis = package("redis", "redis", "redis")
         self._error = redis.RedisError
         self.topic = topic
         try:

@@ -20,6 +20,8 @@ from segmentlog.spark.schema import arrow_schema
 _ROWS: Final = 1 << 16
 _BYTES: Final = 8 << 20
 # Of an Arrow batch. Larger ones are no faster, and 800 MB in one killed a driver.
+_LATEST_MS: Final = (2**63 - 1) // 1000
+# Spark counts microseconds, a record milliseconds: the product would begin anew far before 1970.
 
 
 class ArrowRows:
@@ -30,6 +32,7 @@ class ArrowRows:
         makers = _MAKERS | {name: _blobs(name, column, invalid_text) for name, column in _BLOBS.items()}
         self._makers = [(makers[field.name], field.type) for field in self._schema]
         self._measure = {"key", "value", "headers"} & set(self._schema.names)
+        self._may_not_be_null = [at for at, field in enumerate(self._schema) if _forbids_null(field)]
 
     def of(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same records in Arrow batches of tens of thousands of rows, or some megabytes."""
@@ -49,7 +52,40 @@ class ArrowRows:
 
     def _make(self, batches: list[RecordBatch]) -> pa.RecordBatch:
         arrays = [make(batches, kind) for make, kind in self._makers]
+        for at in self._may_not_be_null:
+            if _holds_null(arrays[at], self._schema.field(at)):
+                raise SegmentlogError(_not_filled(arrays[at], self._schema.field(at), batches))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _forbids_null(field: pa.Field) -> bool:
+    """Whether a schema says ``not null`` of a column, or of a part of it: Spark takes its word for it, and fails."""
+    return not field.nullable or any(map(_forbids_null, _parts(field.type)))
+
+
+def _parts(kind: pa.DataType) -> list[pa.Field]:
+    return [kind.field(at) for at in range(kind.num_fields)]
+
+
+def _holds_null(array: pa.Array, field: pa.Field) -> bool:
+    """Where none may be."""
+    if not field.nullable and array.null_count:
+        return True
+    flat = array.flatten() if array.type.num_fields else []
+    inner = [flat] if pa.types.is_list(array.type) else flat
+    return any(map(_holds_null, inner, _parts(array.type)))
+
+
+def _not_filled(array: pa.Array, field: pa.Field, batches: list[RecordBatch]) -> str:
+    row = next(row for row in range(len(array)) if _holds_null(array.slice(row, 1), field))
+    for batch in batches:
+        if row < len(batch):
+            break
+        row -= len(batch)
+    where = f"{batch.topic}/{batch.partition} offset {batch.offsets[row]}"
+    return (
+        f"there is a null in the column {field.name!r} at {where}, and the schema says NOT NULL; leave that out of it"
+    )
 
 
 _Maker = Callable[[list[RecordBatch], pa.DataType], pa.Array]
@@ -107,7 +143,22 @@ def _offsets(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
-    return pa.array(_joined([batch.timestamps for batch in batches]) * 1000).cast(kind)
+    stamps = _joined([batch.timestamps for batch in batches])
+    if _are_beyond(stamps).any():
+        raise SegmentlogError(_too_far(batches))
+    return pa.array(stamps * 1000).cast(kind)
+
+
+def _are_beyond(stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    return (stamps > _LATEST_MS) | (stamps < -_LATEST_MS)
+
+
+def _too_far(batches: list[RecordBatch]) -> str:
+    batch, at = next((one, int(far.argmax())) for one in batches if (far := _are_beyond(one.timestamps)).any())
+    return (
+        f"the timestamp at {batch.topic}/{batch.partition} offset {batch.offsets[at]} is {batch.timestamps[at]} ms, and"
+        f" those of Spark end at {_LATEST_MS}; leave the column out, as in .schema('key binary, value binary')"
+    )
 
 
 def _timestamp_types(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:

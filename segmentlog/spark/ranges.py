@@ -49,6 +49,8 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     start: int
     end: int
     topic_id: str | None = None
+    epoch: int | None = None
+    """Of the log when it was planned: what was lost in a later one was there."""
 
 
 class Positions(msgspec.Struct, frozen=True):
@@ -234,6 +236,16 @@ def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> i
         return error.lost.end_offset
 
 
+def lost_since(log: Partition, span: OffsetRange) -> str | None:
+    """What of a range was there when it was planned, and was truncated, or lost in a crash, since; None: nothing."""
+    name = f"{span.topic}/{span.partition}"
+    for lost in log.lost_ranges() if span.epoch is not None and log.epoch != span.epoch else ():
+        begin, end = max(lost.base_offset, span.start), min(lost.end_offset, span.end)
+        if begin < end and lost.epoch > (span.epoch or 0):
+            return f"{name}: offsets {begin} to {end - 1} are gone since the read was planned ({lost.reason})"
+    return None
+
+
 # ---------------------------------------------------------------- tasks
 
 
@@ -268,7 +280,7 @@ def split(
             slack = 0 if max_records or at_least else size // 8
             stop = span.end if span.end - start <= room + slack else _batch_start(log, start + room, start)
             stop = min(stop, start + room if max_records else span.end)  # the next batch may begin beyond the end
-            tasks[-1].append(OffsetRange(span.topic, span.partition, start, stop, span.topic_id))
+            tasks[-1].append(msgspec.structs.replace(span, start=start, end=stop))
             room -= stop - start
             start = stop
             if start < span.end:

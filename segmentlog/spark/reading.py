@@ -19,6 +19,7 @@ from segmentlog.spark.ranges import (
     OffsetRange,
     check_order,
     ending_offsets,
+    lost_since,
     partitions_to_read,
     readable_start,
     split,
@@ -56,9 +57,10 @@ class BatchReader(DataSourceReader):
         with open_store(options.place) as store:
             partitions = partitions_to_read(store, options)
             ids = topic_ids(store, partitions)
+            epochs = {tp: store.open_partition(*tp).epoch for tp in partitions}  # before the ends that are of them
             starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
             check_order(store, starts, ends, options)
-            ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic]) for tp in partitions]
+            ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic], epochs[tp]) for tp in partitions]
             return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -92,17 +94,21 @@ def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Ite
             on_skip = step_over(log) if options.skip_damaged else None
             for batch in log.read(position, isolation=options.isolation, on_skip=on_skip):
                 if batch.base_offset >= span.end:
-                    return
+                    break
                 if batch.next_offset > span.end:
                     inside = int(batch.offsets.searchsorted(span.end))
                     yield batch.slice(0, inside)
-                    return
+                    break
                 yield batch
                 position = batch.next_offset
-            if reached < span.end:
-                _tell_loss(
-                    f"{span.topic}/{span.partition}: the log ends at offset {reached}, before {span.end}", options
-                )
+            else:
+                if reached < span.end:
+                    _tell_loss(
+                        f"{span.topic}/{span.partition}: the log ends at offset {reached}, before {span.end}", options
+                    )
+            # In the end, so that what was cut off while it was read is told, too.
+            if (why := lost_since(log, span)) is not None:
+                _tell_loss(why, options)
             return
         except (OffsetOutOfRange, LogTruncated) as error:  # while it was read
             _tell_loss(str(error), options)

@@ -246,13 +246,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 begin = None  # it is another topic, as `_still_there` found
             try:
                 log = store.open_partition(*tp, topic_id)
+                epoch = log.epoch
                 begin = log.log_start_offset if begin is None else begin
                 if begin < end_offset:
                     begin = readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
             except UnknownTopic as error:
                 self._tell_loss(str(error))
                 continue
-            ranges.append(OffsetRange(*tp, begin, end_offset, topic_id))
+            ranges.append(OffsetRange(*tp, begin, end_offset, topic_id, epoch))
         return plan(store, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

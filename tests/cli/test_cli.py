@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli.processes import WAIT_S, finish, started
 
 import segmentlog
 from segmentlog.cli import cli
@@ -128,6 +129,23 @@ def test_lines_go_in_and_come_out(call: Run, lines: str) -> None:
     assert call("tail", "-n", "2", "words")[1] == b"four\nfive\n"
     assert call("tail", "-n", "1", "-v", "words")[1] == b"==> words/0 <==\nfive\n"
     assert json.loads(call("tail", "-n", "1", "--json", "words")[1])["value"] == "five"
+
+
+def test_following_ends_at_its_end(call: Run, lines: str, tmp_path: Path) -> None:
+    """`consume -f --to` ends once every partition is there, at once where nothing lies before that."""
+    call("create", "words", "-p", "2")
+    call("produce", "--partition", "0", "words", lines)
+    store = tmp_path / "store"
+    for start, stop, out in (("0", "3", b"one\ntwo\r\n\n"), ("2", "2", b""), ("earliest", "earliest", b"")):
+        done = finish(store, "consume", "-f", "--values", "--from", start, "--to", stop, "words/0")
+        assert (done.returncode, done.stdout) == (0, out)
+    with started(store, "consume", "-f", "--values", "--to", "2", "words") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(9) == b"one\ntwo\r\n"
+        with segmentlog.open(store) as opened:
+            opened.topic("words").partition(1).append([b"a", b"b", b"c"])
+        assert process.communicate(timeout=WAIT_S)[0] == b"a\nb\n"
+        assert process.returncode == 0
 
 
 def test_other_shapes_of_input(call: Run, tmp_path: Path) -> None:

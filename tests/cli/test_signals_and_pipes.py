@@ -227,6 +227,32 @@ def test_a_writer_that_goes_away_ends_the_input(store: Path) -> None:
     assert values(store) == [b"one", b"two", b"thr"]
 
 
+@pytest.mark.parametrize(("options", "advice"), [((), "go on with --skip 2"), (("--producer", "p"), "run it again")])
+def test_an_input_that_fails_is_told(store: Path, options: tuple[str, ...], advice: str) -> None:
+    """A terminal whose other side hangs up: the lines that had come are appended, and where to go on is told."""
+    ours, theirs = os.openpty()
+    try:
+        os.write(theirs, b"one\ntwo\nthr")
+        os.close(theirs)
+        done = finish(store, "produce", *options, "t", stdin=ours)
+    finally:
+        os.close(ours)
+    assert (done.returncode, values(store)) == (1, [b"one\r", b"two\r"])
+    said = done.stderr.decode()
+    assert said.startswith("2 records")
+    assert advice in said
+    assert said.endswith("error: Input/output error: stdin\n")
+
+
+def test_offsets_that_cannot_be_printed_are_told_of_records_that_are_there(store: Path) -> None:
+    """Where to go on counts the records whose place stdout did not take."""
+    done = shell("seq 3000 | segmentlog produce --batch-size 1 --print-offsets t >/dev/full", SEGMENTLOG_DIR=store)
+    assert done.returncode == 1
+    there = len(values(store))
+    assert 0 < there < 3000
+    assert f"go on with --skip {there}\n" in done.stderr.decode()
+
+
 # ---------------------------------------------------------------- streams that are closed or full
 
 PRINTING = [

@@ -449,3 +449,16 @@ def test_a_read_only_reader_sees_what_is_written_after_it_opened(tmp_path, recor
                 assert reader.topic("t").partition(0).log_end_offset > records_before
                 thread.join(10)
             assert found == [b"after"]
+
+
+@pytest.mark.parametrize("trimmed", [0, 8, 11])
+def test_the_last_records_before_and_behind_a_lost_range(store: LogStore, trimmed: int) -> None:
+    """They are counted by records, also where a trim has ended within the range."""
+    log = store.create_topic("lost").partition(0)
+    log.append(_numbered(b"old", *range(10)))
+    log.truncate(5)
+    log.append(_numbered(b"new", *range(3)))
+    log.trim(trimmed)
+    there = _numbered(b"new", *range(3)) if trimmed else [*_numbered(b"old", *range(5)), *_numbered(b"new", *range(3))]
+    for count in (1, 2, 3, 4, 7, 50):
+        assert _values(store.consumer("lost", start=-count)) == there[-count:]

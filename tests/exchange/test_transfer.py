@@ -262,6 +262,46 @@ def test_a_date_that_python_has_not_is_told(there: There) -> None:
     assert "Traceback" not in err
 
 
+def test_nanoseconds_become_text(there: There) -> None:
+    """As part of a value times and durations in nanoseconds are JSON text, whatever pyarrow makes of them."""
+    pytest.importorskip("pandas")  # without it pyarrow has no type for them, which is told
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "at": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns")),
+        "utc": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", tz="UTC")),
+        "took": pa.array([1_000_000_001], pa.duration("ns")),
+    }
+    pq.write_table(pa.table(columns), there.folder / "nano.parquet")
+    with segmentlog.open(there.folder / "store") as store:
+        store.create_topic("nano")
+    for more in (("--whole",), ("--value", "took", "--key", "at")):
+        status, err = there.cli("import", *more, str(there.folder / "nano.parquet"), "nano")
+        assert status == 0, err
+    (_, whole, _, _), (key, value, _, _) = content(there.folder / "store", "nano")
+    at, took = "2023-11-14T22:13:20.123456789", "P0DT0H0M1.000000001S"
+    assert json.loads(whole) == {"at": at, "utc": f"{at}+00:00", "took": took}
+    assert (json.loads(key), json.loads(value)) == (at, took)
+
+
+@pytest.mark.parametrize(("size_bytes", "groups"), [(1, 3), (200_000, 2)])
+def test_groups_of_rows_are_not_those_of_the_log(
+    there: There, monkeypatch: pytest.MonkeyPatch, size_bytes: int, groups: int
+) -> None:
+    """Many small batches are few groups in Parquet, by rows and by bytes: a group for each record is 1 KiB a record."""
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr("segmentlog.exchange.parquet_file._GROUP_ROWS", 10)
+    monkeypatch.setattr("segmentlog.exchange.parquet_file._GROUP_BYTES", 3 << 20)
+    records = [(0, b"%d" % number, b"x" * size_bytes, number, []) for number in range(25)]
+    if size_bytes > 1:
+        monkeypatch.setattr("segmentlog.exchange.parquet_file._GROUP_ROWS", 1000)
+    before, after, file, status, err = there.back(records, "parquet")
+    assert (status, after) == (0, before), err
+    assert pq.ParquetFile(file).num_row_groups == groups
+
+
 # ---------------------------------------------------------------- partitions, --skip
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -417,3 +421,30 @@ def test_command_line(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = call("restore", folder, "third")
     assert (status, out) == (3, "")
     assert "the file is missing" in err
+
+
+def stop_in_a_job(spark: SparkSession) -> None:
+    """SIGINT while Java works, and this process's main thread waits for its answer."""
+    tracker = spark.sparkContext.statusTracker()
+    while not tracker.getActiveJobsIds():
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_in_the_middle_of_a_job(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends the job, and says so in a line: to ask Java while somebody waits for its answer breaks off both."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", retention_ms=-1)
+        fill(store, "t", count=30_000)
+    stopper = threading.Thread(target=stop_in_a_job, args=(spark,))
+    stopper.start()
+    status = run(cli, ["--dir", str(tmp_path / "store"), "spark", "archive", "t", str(tmp_path / "archive")])
+    stopper.join()
+    err = capfd.readouterr().err
+    assert status == 130
+    assert err.endswith("nothing was archived; stopped by SIGINT\n")
+    assert "Traceback" not in err + caplog.text
+    assert spark.range(3).count() == 3
+    assert ArchiveFolder(str(tmp_path / "archive")).read() is None

@@ -17,6 +17,7 @@ from batches import Columns, batch_bytes, read_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DateType,
     IntegerType,
@@ -24,6 +25,7 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -48,6 +50,7 @@ from segmentlog.spark.ranges import (
     starting_offsets,
     to_json,
 )
+from segmentlog.spark.reading import BatchReader
 from segmentlog.spark.schema import (
     HEADERS,
     WrongSchema,
@@ -723,6 +726,37 @@ def test_a_cut_in_a_hole(store: segmentlog.LogStore) -> None:
         check_cover(split(store, ranges, at_least=least), ranges)
 
 
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_what_is_cut_off_after_it_was_planned(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    """Before it is read, or in the middle: an error that names the offsets, or a warning; not for what went earlier."""
+    monkeypatch.setattr("segmentlog.spark.arrow._ROWS", 1)
+    log = store.create_topic("t").partition(0)
+    for number in range(10):
+        log.append([b"%d" % number])
+    log.truncate(9)
+    log.append([b"new"])
+    strict, lenient = (
+        BatchReader(read(path=store.path, minPartitions="2", failOnDataLoss=loss), columns_of("value binary"))
+        for loss in ("true", "false")
+    )
+    planned = [(reader, reader.partitions()) for reader in (strict, lenient)]
+    assert [rows.num_rows for task in planned[0][1] for rows in strict.read(task)] == [1] * 10
+    going = {}
+    for reader, tasks in planned:
+        parts = [reader.read(task) for task in tasks]
+        going[reader] = (parts, [next(part) for part in parts] if when == "while" else [])
+    log.truncate(4)
+    log.append([b"newer"])
+    with pytest.raises(DataLoss, match=r"t/0: offsets 4 to \d are gone since .*truncated on request.*failOnDataLoss"):
+        list(going[strict][0][0])
+    parts, first = going[lenient]
+    rest = [rows for part in parts for rows in part]
+    assert {b"0", b"1", b"2", b"3"} <= {value for rows in (*first, *rest) for value in rows["value"].to_pylist()}
+    assert "t/0: offsets 4 to" in caplog.text
+
+
 # ---------------------------------------------------------------- to Arrow
 
 
@@ -754,6 +788,54 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
     assert stamps[0] == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     assert [round(stamp.timestamp() * 1000) for stamp in stamps] == [record.timestamp for record in records]
     assert rows["headers"].to_pylist() == [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, None, None]
+
+
+@pytest.mark.parametrize("beyond", [1, 2**63 - 1 - (2**63 - 1) // 1000])
+def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int) -> None:
+    """The latest one that there is in microseconds is read; a later one is told, and does not become another time."""
+    latest_ms = (2**63 - 1) // 1000
+    log = store.create_topic("t").partition(0)
+    log.append([b"a", b"b"], timestamps=[0, latest_ms])
+    wanted = columns_of("value binary, timestamp timestamp")
+    (rows,) = ArrowRows(wanted).of(batches(store))
+    assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, latest_ms * 1000]
+    log.append([b"c", b"d"], timestamps=[5, latest_ms + beyond])
+    with pytest.raises(SegmentlogError, match=rf"t/0 offset 3 is {latest_ms + beyond} ms, and those of Spark end at"):
+        list(ArrowRows(wanted).of(batches(store)))
+    (rows,) = ArrowRows(columns_of("value binary")).of(batches(store))
+    assert rows["value"].to_pylist() == [b"a", b"b", b"c", b"d"]
+
+
+FILLED_HEADERS = ArrayType(
+    StructType([StructField("key", StringType(), False), StructField("value", BinaryType(), False)])
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "offset"),
+    [
+        (StructField("key", StringType(), False), 1),
+        (StructField("value", BinaryType(), False), 3),
+        (StructField("headers", HEADERS, False), 1),
+        (StructField("headers", FILLED_HEADERS), 4),
+        (StructField("offset", LongType(), False), None),
+        (StructField("headers", ArrayType(HEADERS.elementType, False)), None),
+    ],
+)
+def test_a_column_that_may_not_be_null(store: segmentlog.LogStore, field: StructField, offset: int | None) -> None:
+    """Where it is all the same, an error names the record; Spark would fail with a NullPointerException."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"v"], keys=[b"k"], headers=[[("a", b"1")]])
+    log.append([b"v"] * 2)
+    log.append([None, b"w"], keys=[b"k"] * 2, headers=[[("a", b"1")], [("a", b"1"), ("b", None)]])
+    rows = ArrowRows(StructType([StructField("topic", StringType(), False), field]))
+    if offset is None:
+        assert sum(one.num_rows for one in rows.of(batches(store))) == 5
+        return
+    with pytest.raises(
+        SegmentlogError, match=rf"a null in the column '{field.name}' at t/0 offset {offset}, .*NOT NULL"
+    ):
+        list(rows.of(batches(store)))
 
 
 def test_log_append_time(store: segmentlog.LogStore) -> None:

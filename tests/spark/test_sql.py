@@ -14,7 +14,7 @@ from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreVersionError, UnknownTopic
 from segmentlog.spark.failures import SparkFailed
-from segmentlog.spark.pipelines.json_values import schema_of
+from segmentlog.spark.pipelines.json_values import _sample, schema_of
 from segmentlog.spark.pipelines.sql import query, save
 
 FLIGHTS = [
@@ -91,6 +91,20 @@ def test_the_sample(spark: SparkSession, tmp_path: Path) -> None:
     assert rows(spark, path, "select count(*), count(a) from t where a is not null or _offset = 0") == [(19, 18)]
     with pytest.raises(Exception, match="Malformed records"):
         rows(spark, path, "select sum(a) from t", strict=True)
+
+
+@pytest.mark.parametrize("after", [0, 3, 12])
+def test_the_sample_of_a_log_that_lost_its_end(tmp_path: Path, after: int) -> None:
+    """A crash leaves offsets without a record, a million or so: the last records are those before and behind them."""
+    path = str(tmp_path / "store")
+    with segmentlog.open(path, background=False) as opened:
+        log = opened.create_topic("t").partition(0)
+        log.append([b"%d" % number for number in range(200)])
+        log.truncate(60)
+        log.append([b"new %d" % number for number in range(after)])
+    first = [b"%d" % number for number in range(10)]
+    last = [*(b"%d" % number for number in range(60)), *(b"new %d" % number for number in range(after))][-10:]
+    assert list(_sample(path, "t", 10)) == first + last
 
 
 def test_views_of_the_session(spark: SparkSession, store: str) -> None:

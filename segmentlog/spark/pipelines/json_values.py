@@ -17,7 +17,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.consuming.cursor import offset_of_last
+from segmentlog.errors import InvalidConfig, LogTruncated, SegmentlogError
 from segmentlog.spark.failures import explained
 from segmentlog.spark.opening import open_on_driver
 
@@ -106,13 +107,21 @@ def _sample(path: str, topic: str, count: int) -> Iterator[bytes]:
         for log in partitions:
             start, end = log.log_start_offset, log.end_offset(isolation="read_committed")
             yield from _values(log, start, min(start + each, end))
-            yield from _values(log, max(start + each, end - each), end)
+            # By records: a crash may have left a million offsets without one at the end.
+            yield from _values(log, max(start + each, offset_of_last(log, each, end)), end)
 
 
 def _values(log: Partition, start: int, end: int) -> Iterator[bytes]:
     if start >= end:
         return
-    for batch in log.read(start, max_bytes=_SAMPLE_BYTES, isolation="read_committed"):
+    try:
+        found = log.read(start, max_bytes=_SAMPLE_BYTES, isolation="read_committed")
+    except LogTruncated as truncated:  # what is there begins behind it
+        start = truncated.lost.end_offset
+        if start >= end:
+            return
+        found = log.read(start, max_bytes=_SAMPLE_BYTES, isolation="read_committed")
+    for batch in found:
         count = int((batch.offsets < end).sum())
         yield from (value for value in batch.values[:count] if value is not None)
         if batch.next_offset >= end:
