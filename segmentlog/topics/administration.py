@@ -228,7 +228,8 @@ class Administration:
             return
         with self.locked():  # nobody who is alive is at it now, but for removing what is deleted
             for name in sorted(filter(_is_left_behind, self._fs.listdir(self._path))):
-                with contextlib.suppress(OSError, StoreVersionError):  # no reason to fail for whoever has something else to do
+                # No reason to fail for whoever has something else to do.
+                with contextlib.suppress(OSError, StoreVersionError):
                     self._sweep_one(name)
 
     def _sweep_one(self, name: str) -> None:

@@ -50,6 +50,7 @@ class _Uncleanable(msgspec.Struct):
     """Why compaction leaves a partition alone for now."""
 
     why: str
+    topic_id: str
     generation: int
     retry_ms: int | None
     """Monotonic; None: not before its files were changed."""
@@ -103,8 +104,10 @@ class Compactor:
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         due: list[tuple[float, PartitionName]] = []
         listing: OSError | None = None
+        gone = set(self._uncleanable)
         try:
             for name, config in self._partitions.all_partitions():
+                gone.discard(name)
                 if config.compacts and not self._is_left_out(name):
                     with contextlib.suppress(StoreClosed, UnknownTopic):
                         ratio = self._dirty_ratio(name, now_ms)
@@ -112,6 +115,9 @@ class Compactor:
                             due.append((ratio, name))
         except OSError as error:  # of a topic whose file cannot be read
             listing = error
+        else:
+            for name in gone:  # with its topic
+                self._uncleanable.pop(name, None)
         if due:
             self._compact(max(due)[1], now_ms)
         if listing is not None:
@@ -127,7 +133,8 @@ class Compactor:
         if known.retry_ms is not None:
             return self._clock.monotonic_ms() < known.retry_ms
         with contextlib.suppress(SegmentlogError, OSError):
-            return self._partitions.open_partition(*name).generation == known.generation
+            partition = self._partitions.open_partition(*name)  # of a topic that was made anew, perhaps
+            return (partition.topic_id, partition.generation) == (known.topic_id, known.generation)
         return True
 
     def _dirty_ratio(self, name: PartitionName, now_ms: int) -> float | None:
@@ -165,14 +172,14 @@ class Compactor:
         known = self._uncleanable.get(name)
         pause_s = min(2 * known.pause_s, _RETRY_MAX_S) if known is not None else _RETRY_MIN_S
         retry_ms = None if isinstance(error, CorruptBatch) else self._clock.monotonic_ms() + int(pause_s * 1000)
-        generation = -1
+        topic_id, generation = "", -1
         with contextlib.suppress(SegmentlogError, OSError):
             partition = self._partitions.open_partition(*name)
-            generation = partition.generation
+            topic_id, generation = partition.topic_id, partition.generation
             partition.note_uncleanable(str(error))
         if known is None or known.why != str(error):
             logger.warning("%s/%d: cannot be compacted: %s", *name, error)
-        self._uncleanable[name] = _Uncleanable(str(error), generation, retry_ms, pause_s)
+        self._uncleanable[name] = _Uncleanable(str(error), topic_id, generation, retry_ms, pause_s)
 
     def uncleanable(self) -> dict[PartitionName, str]:
         """Partitions that compaction leaves alone for now, and why."""

@@ -199,6 +199,25 @@ def test_a_partition_that_cannot_be_compacted_holds_up_no_other(
         assert bad.cleaner_note().uncleanable == "", "a note that is no text is none"
 
 
+def test_what_is_left_alone_is_the_topic_and_not_its_name(tmp_path: Path) -> None:
+    """Once it is deleted nothing is told of it, and one that is made anew is compacted."""
+    compacted = {"cleanup.policy": "compact"}
+    with open_store(tmp_path) as store:
+        for name in ("gone", "anew"):
+            fill(store, name, 5, **compacted)
+            path = Path(store.topic(name).partition(0).segments()[1].path)
+            path.write_bytes(path.read_bytes()[:-5] + b"zzzzz")
+        while store.cleaner_tick() == 0:
+            pass
+        assert sorted(store.health()) == ["anew/0", "gone/0"]
+        for name in ("gone", "anew"):
+            store.delete_topic(name)
+        fill(store, "anew", 5, **compacted)
+        store.cleaner_tick()
+        assert store.topic("anew").partition(0).cleaned_offset == 50
+        assert store.health() == {}
+
+
 def test_a_full_disk_is_tried_again_later(tmp_path: Path) -> None:
     """After a minute, then after two."""
     clock = FakeClock()
