@@ -46,8 +46,8 @@ class Chunk:
 
     __slots__ = (
         "_partitions", "_positions", "_ranks", "_sends", "_triples", "add", "all_headers", "all_partition",
-        "all_timestamps", "base_offsets", "begun_ms", "begun_ns", "error", "generation", "headers", "is_sent", "keys",
-        "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "room_bytes", "sealed",
+        "all_timestamps", "base_offsets", "begun_ms", "begun_ns", "error", "errors", "generation", "headers", "is_sent",
+        "keys", "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "room_bytes", "sealed",
         "surely_fits", "taken", "timestamps", "topic", "values",
     )  # fmt: skip
 
@@ -80,6 +80,8 @@ class Chunk:
         self.all_timestamps: npt.NDArray[np.int64] | None = None
         self.all_partition: int | None = None
         self.error: Exception | None = None
+        self.errors: dict[int, Exception] = {}
+        """What failed in which partition; ``error`` is the first."""
         self.logs: dict[int, Partition] = {}
         self.base_offsets: dict[int, int] = {}
         self._positions: dict[int, int] | None = None
@@ -182,7 +184,7 @@ class Chunk:
         index = number if self._positions is None else self._positions[number]
         partition = int(self._partitions[index])
         if partition not in self.base_offsets:
-            raise self.error or StoreClosed("producer")
+            raise self.errors.get(partition) or self.error or StoreClosed("producer")
         offset = self.base_offsets[partition] + (index if self._ranks is None else int(self._ranks[index]))
         if self.all_timestamps is not None:
             timestamp = int(self.all_timestamps[index])

@@ -94,13 +94,15 @@ class Spreader:
         for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
-                if number not in chunk.base_offsets:
+                # After an interrupt: not what is appended, nor what failed, which may be there all the same.
+                if number not in chunk.base_offsets and number not in chunk.errors:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
             except RecordTooLarge as error:
                 index = error.index if rows is None else int(rows[error.index])
-                first = first or RecordTooLarge(error.size_bytes, error.limit_bytes, index)
+                chunk.errors[number] = RecordTooLarge(error.size_bytes, error.limit_bytes, index)
             except (SegmentlogError, OSError) as error:
-                first = first or error
+                chunk.errors[number] = error
+            first = first or chunk.errors.get(number)
         if first is not None:
             raise first
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from logs import contents, values
 
 import segmentlog
 from segmentlog.errors import (
+    DiskFull,
     InvalidConfig,
     InvalidRecord,
+    LocalError,
     RecordTooLarge,
     StoreClosed,
     UnknownTopic,
@@ -236,6 +239,26 @@ def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, siz
         other.create_topic("anew")
         assert producer.send("anew", b"5" * size, **options).result().offset == 1
         assert late.result().offset == 0
+
+
+def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed in one is not told of the records of another, to which something else may be done."""
+    topic = store.topic("four")
+
+    def failing(error: Exception) -> Callable[..., int]:
+        def append(*_: Any) -> int:
+            raise error
+
+        return append
+
+    errors: list[Exception] = [DiskFull("/disk", 1), LocalError(errno.EMFILE, "Too many open files", "/disk")]
+    with store.producer(linger_ms=1000) as producer:
+        for number, error in enumerate(errors):
+            monkeypatch.setattr(topic.partition(number), "append_columns", failing(error))
+        deliveries = [producer.send("four", b"x", partition=number) for number in range(3)]
+        with pytest.raises(DiskFull):
+            producer.flush()
+    assert [delivery.exception() for delivery in deliveries] == [*errors, None]
 
 
 class _Partitioner:
