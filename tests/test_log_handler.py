@@ -211,6 +211,22 @@ def test_a_full_disk(
     assert "the log cannot be appended to" in error
 
 
+def test_what_is_not_shipped_is_appended_once(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is on disk here, and shipped as soon as somebody ships: trying again would append it again. Told once."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store, ack="shipped"))
+        for number in range(3):
+            logger.info("%d", number)
+            assert handler.flushed(10)
+        assert [row["message"] for row in _rows(store)] == ["0", "1", "2"]
+        assert handler.dropped == 0
+    error = capsys.readouterr().err
+    assert error.count("Logging error") == 1
+    assert "nobody ships this store" in error
+
+
 def test_a_record_that_is_too_large_is_dropped_alone(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
+    NotShipped,
     PartitionFailed,
     RecordTooLarge,
     SegmentlogError,
@@ -120,7 +121,7 @@ class LogHandler(logging.Handler):
         self._pending: list[Line] = []
         self._producer: Producer | None = None
         self._told_dropped = 0
-        self._is_failing = self._is_called = self._closed_for_good = False
+        self._is_failing = self._is_unshipped = self._is_called = self._closed_for_good = False
         self._retry_s = 0.0
         self._appending = 0
         """The thread that is at it."""
@@ -140,7 +141,7 @@ class LogHandler(logging.Handler):
         """In a forked child: what waits is the parent's to append."""
         self._pending, self._producer = [], None
         self._told_dropped = self._appending = 0
-        self._is_failing = self._is_called = False
+        self._is_failing = self._is_unshipped = self._is_called = False
 
     def createLock(self) -> None:
         """None is held: nothing here has to be done by one at a time."""
@@ -279,11 +280,16 @@ class LogHandler(logging.Handler):
         except (SegmentlogError, OSError) as error:
             first = error
         failed: list[Line] = []
+        unshipped: NotShipped | None = None
         for line, delivery in sent:
             failure = delivery.exception()
-            if failure is not None:
+            if isinstance(failure, NotShipped):
+                unshipped = failure
+            elif failure is not None:
                 first = first or failure
                 failed.append(line)
+        if isinstance(first, NotShipped):  # appended it is, and shipped as soon as that is possible
+            first = None
         reached = len(sent) + len(given_up)
         again = failed + lines[reached:]
         if isinstance(first, StoreClosed) and self._path is None:
@@ -292,6 +298,9 @@ class LogHandler(logging.Handler):
         self._pending = again  # first of all: whatever happens from here on, nothing is appended twice
         waiting = set(map(id, again))
         self._buffer.drop(len(given_up))
+        if unshipped is not None and not self._is_unshipped:
+            self._tell_error("the log is not shipped", unshipped)
+        self._is_unshipped = unshipped is not None
         if first is not None:
             self._note(first)  # who flushes finds it told
         self._buffer.done([line for line in lines if id(line) not in waiting])
