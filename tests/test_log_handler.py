@@ -211,6 +211,34 @@ def test_a_full_disk(
     assert "the log cannot be appended to" in error
 
 
+def test_who_flushes_and_the_thread_append_nothing_twice(
+    tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no thread yet who flushes does its work, and one may begin in the middle of that."""
+    with segmentlog.open(tmp_path / "s") as store:
+        logger.addHandler(handler := LogHandler(store))
+        real, is_there, go_on = handler._append, threading.Event(), threading.Event()
+
+        def append(lines: Any) -> int:
+            if not is_there.is_set():
+                is_there.set()
+                assert go_on.wait(10)
+            return real(lines)
+
+        monkeypatch.setattr(handler, "_append", append)
+        with monkeypatch.context() as patch:
+            patch.setattr(handler._worker, "ensure_running", lambda: None)
+            logger.info("once")
+        flushing = threading.Thread(target=handler.flushed, args=(10,))
+        flushing.start()
+        assert is_there.wait(10)
+        handler._tick()  # as the thread that has begun by now
+        go_on.set()
+        flushing.join(10)
+        assert handler.flushed(10)
+        assert [row["message"] for row in _rows(store)] == ["once"]
+
+
 def test_what_is_not_shipped_is_appended_once(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ from segmentlog.logs.buffer import Buffer, Line
 from segmentlog.logs.rendering import render
 from segmentlog.records import Headers
 from segmentlog.storage import forks
+from segmentlog.storage.locks import if_free
 from segmentlog.store import LogStore
 from segmentlog.topics.workers import Worker
 
@@ -42,6 +43,7 @@ HeadersOf = Mapping[str, str] | Callable[[logging.LogRecord], Mapping[str, str]]
 _AT_ONCE_BYTES: Final = 1 << 20
 _RETRY_MAX_S: Final = 2.0
 _IDLE_S: Final = 3600.0
+_LOOK_S: Final = 0.01
 _OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
 """What would be the same however often the record is sent: it alone is given up."""
 
@@ -125,6 +127,8 @@ class LogHandler(logging.Handler):
         self._retry_s = 0.0
         self._appending = 0
         """The thread that is at it."""
+        self._turn = forks.lock(self, "_turn")
+        """Of who appends: the thread, or who flushes when there is none."""
         self._path = None if isinstance(store, LogStore) else os.fspath(store)
         self._store = store if isinstance(store, LogStore) else LogStore(store)
         self._worker = Worker("logs", self._tick)
@@ -208,7 +212,9 @@ class LogHandler(logging.Handler):
             return self._buffer.wait(timeout_s)
         ends_s = time.monotonic() + timeout_s
         while not self._buffer.is_empty and time.monotonic() < ends_s:
-            self._tick()
+            pause_s = self._tick()
+            if not self._buffer.is_empty:
+                time.sleep(max(min(pause_s, ends_s - time.monotonic()), 0.0))
         return self._buffer.is_empty
 
     def close(self) -> None:
@@ -233,12 +239,15 @@ class LogHandler(logging.Handler):
     # ------------------------------------------------------------ appending, in the thread
 
     def _tick(self) -> float:
-        self._appending = threading.get_ident()
-        self._is_called = False  # before the look: what comes from now on calls again
-        try:
-            return self._append_all()
-        finally:
-            self._appending = 0
+        with if_free(self._turn) as is_free:
+            if not is_free:  # who flushes found no thread at it, and then there is one: two would append the same
+                return _LOOK_S
+            self._appending = threading.get_ident()
+            self._is_called = False  # before the look: what comes from now on calls again
+            try:
+                return self._append_all()
+            finally:
+                self._appending = 0
 
     def _append_all(self) -> float:
         while True:
