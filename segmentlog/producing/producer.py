@@ -323,15 +323,21 @@ class Producer(Generic[K, V]):
         """Commit a group member's positions with the transaction: consume, transform and produce, exactly once.
 
         ``positions`` are offsets by (topic, partition); default: behind the last record handed
-        out, of every partition. Raises `ConsumerFenced` when one belongs to another member by now.
+        out, of every partition. Raises `ConsumerFenced` when one belongs to another member by now. What kept them from
+        being part of the transaction keeps that from being committed.
         """
         identity = self._idempotent("a transaction")
         identity.check_open()
-        with consumer.committing(positions, metadata=metadata) as (keys, values):
-            if keys:
-                log = self._make_positions()
-                with identity.sending(OFFSETS_TOPIC, [0]):
-                    identity.append_positions(log, Columns(values, keys, None, None))
+        try:
+            with consumer.committing(positions, metadata=metadata) as (keys, values):
+                if keys:
+                    log = self._make_positions()
+                    with identity.sending(OFFSETS_TOPIC, [0]):
+                        identity.append_positions(log, Columns(values, keys, None, None))
+        except Exception as error:
+            if not isinstance(error, InvalidConfig):  # what is no position may be given anew
+                identity.note_failure(error)
+            raise
 
     def _idempotent(self, what: str) -> Identity:
         if self._identity is None:

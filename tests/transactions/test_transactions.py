@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -479,6 +480,34 @@ def test_an_error_of_nobodys_ends_a_transaction_too(store: segmentlog.LogStore) 
     run(asynchronously())
     assert values_of(store, "b") == [b"2", b"3"]
     assert values_of(store, "a", "read_uncommitted") == []
+
+
+def test_results_are_not_committed_without_their_positions(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the application goes on behind the error: they would be made once more by whoever reads on."""
+    store.topic("a").partition(0).append([b"1"])
+    offsets = store._make_positions()
+
+    def full(*_: Any) -> int:
+        raise segmentlog.DiskFull("/disk", 1)
+
+    with store.consumer("a", group="g") as consumer, store.producer() as producer:
+        list(consumer)
+        with pytest.raises(TransactionAborted, match="/disk"), producer.transaction():  # noqa: PT012
+            producer.send("b", b"of 1")
+            with monkeypatch.context() as patch:
+                patch.setattr(offsets, "append_columns", full)
+                with contextlib.suppress(segmentlog.DiskFull):
+                    producer.commit_positions(consumer)
+        assert values_of(store, "b") == []
+        with producer.transaction():
+            producer.send("b", b"of 1")
+            with pytest.raises(InvalidConfig):
+                producer.commit_positions(consumer, {("a", 0): -1})
+            producer.commit_positions(consumer)
+    assert values_of(store, "b") == [b"of 1"]
+    assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 1
 
 
 def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
