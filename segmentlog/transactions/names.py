@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import starmap
 
 from segmentlog.format.names import PRODUCERS_FOLDER, folder_name_of
+from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open, let_go
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
 from segmentlog.topics.topics import Topics
@@ -29,9 +30,13 @@ class Names:
 
         Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
         """
-        with held_open(self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
-            lock_fence(self._fs, name, fd, wait_s)
-            yield fd
+        path = f"{self._folder_of(name)}/fence"
+        while True:
+            with held_open(self._fs, path, os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
+                lock_fence(self._fs, name, fd, wait_s)
+                if is_current(self._fs, fd, path):  # else the name was forgotten: others lock another file by now
+                    yield fd
+                    return
 
     def _open_fence(self, fs: LockableFiles, path: str, flags: int) -> Held:
         while True:

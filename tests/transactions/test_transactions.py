@@ -34,6 +34,7 @@ from segmentlog.format.names import PRODUCERS_FOLDER
 from segmentlog.log.append import appends
 from segmentlog.log.append.encoding import check_columns, encode_columns_as_batches
 from segmentlog.records import PartitionId
+from segmentlog.transactions import names as names_module
 from segmentlog.transactions import registration, transactions
 from segmentlog.transactions.identity import Identity
 from segmentlog.transactions.journal import TransactionState, Unsettled
@@ -338,6 +339,24 @@ def test_names_that_are_none(store: segmentlog.LogStore, name: Any) -> None:
     """Empty, of the wrong type, too long, not to be written, or the store's own."""
     with pytest.raises(InvalidConfig):
         store.producer(name=name)
+
+
+def test_who_waits_for_a_name_that_is_forgotten_has_it_alone(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that it has locked in the end is the one that others lock, and not the one that went."""
+    names = store.transactions._names
+    real = registration.lock_fence
+    forgets = iter([True])
+
+    def lock_fence(*args: Any) -> None:
+        if next(forgets, False):  # while this one waits
+            names.remove("n")
+        real(*args)
+
+    monkeypatch.setattr(names_module, "lock_fence", lock_fence)
+    with names.locked("n"), pytest.raises(ProducerBusy), names.locked("n", wait_s=0.0):
+        pass
 
 
 def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
