@@ -95,7 +95,8 @@ class Spreader:
         for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
-                if number not in chunk.base_offsets:
+                # After an interrupt: not what is appended, nor what failed, which may be there all the same.
+                if number not in chunk.base_offsets and number not in chunk.errors:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
             except RecordTooLarge as error:
                 index = error.index if rows is None else int(rows[error.index])

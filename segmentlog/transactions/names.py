@@ -34,9 +34,7 @@ class Names:
         while True:
             with held_open(self._fs, path, os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
                 lock_fence(self._fs, name, fd, wait_s)
-                if is_current(
-                    self._fs, fd, path
-                ):  # else the name was forgotten meanwhile, and others lock another file
+                if is_current(self._fs, fd, path):  # else the name was forgotten: others lock another file by now
                     yield fd
                     return
 

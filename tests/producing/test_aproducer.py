@@ -235,10 +235,12 @@ def test_leaving_under_cancellation_closes(store: LogStore) -> None:
         async def work() -> None:
             async with store.aproducer(linger_ms=10_000) as producer:
                 await producer.send("one", b"a")
+                is_sent.set()
                 await asyncio.sleep(30)
 
+        is_sent = asyncio.Event()
         task = asyncio.create_task(work())
-        await asyncio.sleep(0.05)
+        await is_sent.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

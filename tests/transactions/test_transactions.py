@@ -154,6 +154,34 @@ def test_what_fails_behind_its_append_takes_no_number(
         assert values_of(store, "b") == [b"1", b"2", b"3"]
 
 
+def test_what_failed_is_not_appended_again_behind_an_interrupt(
+    store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be there all the same; the rest of what was sent with it, to other partitions, is appended by the next."""
+    failing, interrupted = store.topic("a").partitions()
+    real = failing.append_columns
+
+    def fail_behind_it(*args: Any) -> int:
+        real(*args)
+        raise LocalError(errno.EMFILE, "Too many open files; the records are not on disk yet", "a/0")
+
+    def interrupt(*_: Any) -> int:
+        monkeypatch.delattr(interrupted, "append_columns")
+        raise KeyboardInterrupt
+
+    with store.producer(linger_ms=10_000) as producer:
+        monkeypatch.setattr(failing, "append_columns", fail_behind_it)
+        monkeypatch.setattr(interrupted, "append_columns", interrupt)
+        deliveries = [producer.send("a", b"%d" % number, partition=number) for number in range(2)]
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        with pytest.raises(LocalError):
+            producer.flush()
+        assert isinstance(deliveries[0].exception(), LocalError)
+        assert deliveries[1].result().offset == 0
+    assert sorted(values_of(store, "a")) == [b"0", b"1"]
+
+
 def test_encoded_batches_behind_an_interrupt_are_appended(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
