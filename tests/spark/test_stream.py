@@ -275,6 +275,24 @@ def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: Followe
 # ---------------------------------------------------------------- the reader alone
 
 
+def test_behind_topics_that_are_gone(store: segmentlog.LogStore, path: str) -> None:
+    """Of a topic that was made anew, with fewer partitions, the progress of the one before says nothing any more."""
+    topic = store.create_topic("b-anew", partitions=2)
+    store.create_topic("b-stays").partition(0).append([b"x"] * 3)
+
+    def progress(*ids: str) -> dict[str, Any]:
+        document = {"b-anew": {"0": 0, "1": 0, "id": ids[0]}, "b-stays": {"0": 1, "id": ids[1]}}
+        later = {"b-anew": {"0": 5, "1": 5, "id": ids[0]}, "b-stays": {"0": 3, "id": ids[1]}}
+        return {"sources": [{"endOffset": json.dumps(document), "latestOffset": json.dumps(later)}]}
+
+    told = progress(topic.id, store.topic("b-stays").id)
+    assert behind(told, path).total == 12
+    store.delete_topic("b-anew")
+    assert behind(told, path).offsets == {("b-stays", 0): 2}
+    store.create_topic("b-anew")
+    assert behind(told, path).offsets == {("b-stays", 0): 2}
+
+
 @pytest.fixture
 def reader_of(path: str) -> Iterator[Callable[..., StreamReader]]:
     """The source as Spark's driver has it, without Spark."""
