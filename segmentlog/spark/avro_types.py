@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import msgspec
 
@@ -31,6 +32,12 @@ _LOGICAL: Final = {
     "date": "DateType", "timestamp-millis": "TimestampType", "timestamp-micros": "TimestampType",
     "local-timestamp-millis": "TimestampNTZType", "local-timestamp-micros": "TimestampNTZType", "uuid": "StringType",
 }  # fmt: skip
+_BASES: Final = {
+    "date": ("int",), "time-millis": ("int",), "time-micros": ("long",), "decimal": ("bytes", "fixed"),
+    "uuid": ("string", "fixed"), **dict.fromkeys((name for name in _LOGICAL if "timestamp" in name), ("long",)),
+}  # fmt: skip
+"""What a logical type may be of; of another one Avro says that it counts for nothing."""
+_PRECISION_MAX: Final = 38
 _DEPTH_MAX: Final = 64
 
 
@@ -59,7 +66,7 @@ class AvroTypes:
             raise InvalidSchema("the schema holds itself, which no type of Spark does")
         schema, nullable = self._one_of(schema)
         kind = _kind(schema)
-        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        logical = _logical(schema)
         if kind == "record":
             fields = []
             for field in schema["fields"]:
@@ -73,7 +80,11 @@ class AvroTypes:
             inner, may_be_null = self._type(schema["values"], depth + 1)
             return types.MapType(types.StringType(), inner, may_be_null), nullable
         if logical == "decimal":
-            return types.DecimalType(schema["precision"], schema.get("scale", 0)), nullable
+            precision, scale = schema.get("precision"), schema.get("scale", 0)
+            if type(precision) is not int or not 0 < precision <= _PRECISION_MAX or not 0 <= scale <= precision:
+                wanted = f"Spark's have 1 to {_PRECISION_MAX} digits, some or none of them behind the point"
+                raise InvalidSchema(f"a decimal of precision {precision} and scale {scale}: {wanted}")
+            return types.DecimalType(precision, scale), nullable
         if kind == "null":
             return types.NullType(), True
         name = _LOGICAL.get(logical or "") or _PLAIN.get(kind, "StringType")
@@ -105,7 +116,7 @@ class AvroTypes:
             raise InvalidSchema("the schema holds itself, which no type of Spark does")
         schema, _ = self._one_of(schema)
         kind = _kind(schema)
-        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        logical = _logical(schema)
         if kind == "union":
             return lambda value: None if value is None else msgspec.json.encode(value).decode()
         if kind == "record":
@@ -117,7 +128,7 @@ class AvroTypes:
         if kind == "map":
             return _of_map(self._convert(schema["values"], depth + 1))
         if logical == "uuid":
-            return lambda value: None if value is None else str(value)
+            return _as_uuid
         if logical in ("time-millis", "time-micros"):
             return _of_time(1_000 if logical == "time-millis" else 1_000_000)
         return None
@@ -125,6 +136,18 @@ class AvroTypes:
 
 def _kind(schema: Any) -> str:
     return schema if isinstance(schema, str) else str(schema["type"])
+
+
+def _logical(schema: Any) -> str | None:
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    if _kind(schema) not in _BASES.get(logical or "", ()) or (logical == "uuid" and schema.get("size", 16) != 16):
+        return None
+    return str(logical)
+
+
+def _as_uuid(value: Any) -> Any:
+    """A fixed one comes as its sixteen bytes."""
+    return None if value is None else str(UUID(bytes=value) if isinstance(value, bytes) else value)
 
 
 def _of_record(changed: Mapping[str, Convert]) -> Convert:

@@ -6,18 +6,19 @@ progress does tell is where its last micro-batch ended, and where the topics end
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.objects.words import without_secrets
 from segmentlog.quantities import format_size
 from segmentlog.records import TopicPartition
 from segmentlog.spark.opening import Place, open_store, place_of
-from segmentlog.spark.ranges import Offsets, from_json
+from segmentlog.spark.ranges import Positions, from_json
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -64,21 +65,22 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
     offsets: dict[TopicPartition, int] = {}
     size_bytes = 0.0
     with open_store(Place(place_of(path))) as store:
-        there = set(store.topics())
         for source in (progress or {}).get("sources", []):
-            ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
-            for tp in latest:
-                if tp in ends and tp.topic in there:
-                    offsets[tp] = max(0, latest[tp] - ends[tp])
-                    size_bytes += _bytes_between(store.open_partition(*tp), ends[tp], latest[tp])
+            ends, latest = _positions(source.get("endOffset")).offsets, _positions(source.get("latestOffset"))
+            for tp, end in latest.offsets.items():
+                if tp in ends:
+                    with contextlib.suppress(UnknownTopic):  # it was deleted since, and made anew perhaps
+                        log = store.open_partition(*tp, latest.topic_ids.get(tp.topic))
+                        size_bytes += _bytes_between(log, ends[tp], end)
+                        offsets[tp] = max(0, end - ends[tp])
     return Behind(without_secrets(path), dict(sorted(offsets.items())), round(size_bytes))
 
 
-def _offsets(text: str | None) -> Offsets:
+def _positions(text: str | None) -> Positions:
     try:
-        return from_json(json.loads(text or "{}") or {}).offsets
+        return from_json(json.loads(text or "{}") or {})
     except (ValueError, SegmentlogError):  # of another kind of source
-        return {}
+        return Positions({}, {})
 
 
 def _bytes_between(log: Partition, start: int, end: int) -> float:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 import segmentlog
 from segmentlog.defaults import SHIP_INTERVAL_MS
-from segmentlog.errors import SegmentlogError, UnknownTopic
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
 from segmentlog.objects.location import is_url
 from segmentlog.records import TopicPartition
 from segmentlog.spark.opening import open_store
@@ -223,13 +223,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for tp in waiting:
             try:
                 log = self._open().open_partition(*tp)
-            except UnknownTopic as error:  # deleted since it was listed
+                begin = readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
+                on_skip = step_over(log) if self._options.skip_damaged else None
+                for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
+                    reached[tp] = min(ends[tp], batch.next_offset)
+            except (UnknownTopic, OffsetOutOfRange, LogTruncated) as error:  # gone since it was listed, or looked at
                 self._tell_loss(str(error))
-                continue
-            begin = readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
-            on_skip = step_over(log) if self._options.skip_damaged else None
-            for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
-                reached[tp] = min(ends[tp], batch.next_offset)
         return reached
 
     # ------------------------------------------------------------ reading

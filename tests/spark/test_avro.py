@@ -14,7 +14,9 @@ from pyspark.errors import PySparkException
 import segmentlog
 from segmentlog import schemas
 from segmentlog.errors import InvalidConfig
+from segmentlog.schemas.errors import InvalidSchema
 from segmentlog.spark import from_avro
+from segmentlog.spark.avro_types import AvroTypes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +67,37 @@ def test_values_are_read_by_the_schemas_that_they_name(spark: SparkSession, path
     for row, since in zip(found, ("new", "2"), strict=True):
         assert row["since"] == since
         assert {name: row[name] for name, _, _, _ in ALL} == {name: shown for name, _, _, shown in ALL}
+
+
+UUID_BYTES = uuid.UUID(int=5).bytes
+
+
+@pytest.mark.parametrize(
+    ("base", "logical", "value", "kind", "shown"),
+    [
+        ({"type": "fixed", "name": "U", "size": 16}, "uuid", UUID_BYTES, "string", str(uuid.UUID(int=5))),
+        ({"type": "fixed", "name": "U", "size": 3}, "uuid", b"abc", "binary", b"abc"),
+        ({"type": "bytes"}, "uuid", b"\0\1", "binary", b"\0\1"),
+        ({"type": "string"}, "date", "x", "string", "x"),
+        ({"type": "int"}, "timestamp-millis", 5, "int", 5),
+        ({"type": "long"}, "time-millis", 5, "bigint", 5),
+        ({"type": "string"}, "decimal", "1.5", "string", "1.5"),
+    ],
+)
+def test_a_logical_type_of_another_type(base: dict[str, Any], logical: str, value: Any, kind: str, shown: Any) -> None:
+    """Counts for nothing, as Avro says; a UUID may be text, or sixteen bytes."""
+    types = AvroTypes({**base, "logicalType": logical}, {})
+    convert = types.converter()
+    assert types.spark_type().simpleString() == kind
+    assert (value if convert is None else convert(value)) == shown
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(None, 0), (0, 0), (39, 2), (5, 6)])
+def test_a_decimal_that_spark_has_not(precision: int | None, scale: int) -> None:
+    """It is told when the column is made, and not by the first value."""
+    schema = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+    with pytest.raises(InvalidSchema, match=f"a decimal of precision {precision} and scale {scale}: Spark's"):
+        AvroTypes({key: value for key, value in schema.items() if value is not None}, {}).spark_type()
 
 
 def test_what_is_no_value_fails_or_is_null(spark: SparkSession, path: str) -> None:

@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 
 import segmentlog
 from segmentlog.errors import CorruptBatch, SegmentlogError
+from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.spark.options import read_options
 from segmentlog.spark.progress import behind
@@ -274,6 +275,24 @@ def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: Followe
 # ---------------------------------------------------------------- the reader alone
 
 
+def test_behind_topics_that_are_gone(store: segmentlog.LogStore, path: str) -> None:
+    """Of a topic that was made anew, with fewer partitions, the progress of the one before says nothing any more."""
+    topic = store.create_topic("b-anew", partitions=2)
+    store.create_topic("b-stays").partition(0).append([b"x"] * 3)
+
+    def progress(*ids: str) -> dict[str, Any]:
+        document = {"b-anew": {"0": 0, "1": 0, "id": ids[0]}, "b-stays": {"0": 1, "id": ids[1]}}
+        later = {"b-anew": {"0": 5, "1": 5, "id": ids[0]}, "b-stays": {"0": 3, "id": ids[1]}}
+        return {"sources": [{"endOffset": json.dumps(document), "latestOffset": json.dumps(later)}]}
+
+    told = progress(topic.id, store.topic("b-stays").id)
+    assert behind(told, path).total == 12
+    store.delete_topic("b-anew")
+    assert behind(told, path).offsets == {("b-stays", 0): 2}
+    store.create_topic("b-anew")
+    assert behind(told, path).offsets == {("b-stays", 0): 2}
+
+
 @pytest.fixture
 def reader_of(path: str) -> Iterator[Callable[..., StreamReader]]:
     """The source as Spark's driver has it, without Spark."""
@@ -379,6 +398,30 @@ def test_a_limit_of_bytes_and_damage(
     (task,) = reader.partitions(start, end)
     assert sum(batch.num_rows for batch in reader.read(task)) == 2
     assert "r-harmed/0: stepped over offsets 0 to 1" in caplog.text
+
+
+def test_a_limit_of_bytes_and_retention(
+    store: segmentlog.LogStore, reader_of: ReaderOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What goes while the driver looks how far the bytes reach is data loss like any other: told, or passed over."""
+    log = store.create_topic("r-going", compression_type="none").partition(0)
+    fill(log, *range(10))
+    options = {"subscribe": "r-going", "startingOffsets": "earliest", "maxBytesPerTrigger": 1}
+    strict, lenient = reader_of(**options), reader_of(**options, failOnDataLoss="false")
+    starts = [reader.initialOffset() for reader in (strict, lenient)]
+
+    def looked_at_in_time(partition: Partition, offset: int, *, fail_on_data_loss: bool) -> int:
+        log.trim(4)
+        return offset
+
+    with monkeypatch.context() as patched:
+        patched.setattr("segmentlog.spark.streaming.readable_start", looked_at_in_time)
+        with pytest.raises(DataLoss, match=r"r-going/0: offset 0 is outside the log.*failOnDataLoss"):
+            ends(strict, starts[0])
+        end = latest(lenient, starts[1])
+    assert "r-going/0: offset 0 is outside the log" in caplog.text
+    (task,) = lenient.partitions(starts[1], end)
+    assert sum(rows.num_rows for rows in lenient.read(task)) == 6
 
 
 def test_a_least_number_of_offsets(
