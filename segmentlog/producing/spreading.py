@@ -91,7 +91,6 @@ class Spreader:
 
     def _append_all(self, topic: Topic, chunk: Chunk, rows_of: Mapping[int, Rows | None]) -> None:
         first: Exception | None = None
-        chunk.errors.clear()  # of a call that was interrupted
         for number, rows in rows_of.items():
             try:
                 log = chunk.logs[number] = topic.partition(number)
