@@ -264,8 +264,8 @@ def open(
 
     ship        the URL of an object store (``s3://bucket/path``, ``file:///folder``...) that it is shipped to in the
                 background every ``ship_interval_ms``, or as soon as ``ship_bytes`` are new, and at most
-                ``ship_bytes_per_s``; all topics, or those that match the names and patterns ``ship_topics``. Of several
-                processes one does it. Extra: ``objects``
+                ``ship_bytes_per_s``; topics that match the names and patterns ``ship_topics``, without any those of the
+                last time, at first all. Of several processes one does it. Extra: ``objects``
 
     path        as a URL (``s3://bucket/path``, ``file:///folder``...): what was shipped there is read from there, and
                 what is shipped since shows after ``refresh_ms``. Of what was read ``cache_bytes`` stay here, in a

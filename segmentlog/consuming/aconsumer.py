@@ -32,8 +32,9 @@ class AsyncConsumer(Generic[K, V]):
     No thread is started for a call, nor for a consumer: who follows waits in the loop. ``on_assigned``, ``on_revoked``
     and ``on_lost`` are called in the loop, and may be coroutine functions; what these await of this consumer is done.
 
-    *Cancelled*, an iteration loses no record: the next one yields it. `commit`, `seek` and `close` go on once they have
-    begun. Several tasks may iterate at the same time: each record goes to one of them.
+    *Cancelled*, an iteration loses no record: the next one yields it. `commit` and `close` go on once they have begun,
+    a `seek` has moved nothing. Several tasks may iterate at the same time: each record goes to one of them. With
+    ``auto_commit`` the next record that any of them asks for says that all before it are processed.
 
     It belongs to the loop in which it was begun; in a forked child it raises `StoreClosed`.
     """

@@ -7,7 +7,7 @@
     segments/<topic id>/<partition>/<base>-<nonce>.index        its index, for who reads parts of it
     tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one behind the other
                                                      (a few KiB lie in the manifest instead)
-    files/<nonce>                                    small files of the store itself
+    files/<path>-<nonce>                             small files of the store itself
 
 Objects are put once, under a name that no other has, and never changed. What the manifest does not refer to is not
 there, whatever a list of objects says. The partition's log is its segments, and behind them its chunks: each continues
