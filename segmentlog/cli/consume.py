@@ -156,8 +156,12 @@ def _consumer(
     ends: dict[TopicPartition, int],
     settings: dict[str, Any],
 ) -> Consumer:
-    """A consumer without a group, at its start; ``ends`` is filled with where it is to end."""
+    """A consumer without a group, at its start; ``ends`` is filled with where it is to end.
+
+    It follows only where an end is still to come: what lies before it may end with something that is no record.
+    """
     consumer = consumer_of(store, (topic,), **settings)
+    is_to_come = False
     for tp in consumer.assignment():
         if not topic.fits(*tp):
             consumer.pause(*tp)
@@ -167,6 +171,10 @@ def _consumer(
         consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
         if stop is not None:
             ends[tp] = resolve(stop, log, end)
+            is_to_come |= ends[tp] > end
+    if settings["follow"] and ends and not is_to_come:
+        consumer.close()
+        return _consumer(store, topic, start, stop, ends, settings | {"follow": False})
     return consumer
 
 

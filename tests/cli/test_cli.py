@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -146,6 +147,24 @@ def test_following_ends_at_its_end(call: Run, lines: str, tmp_path: Path) -> Non
             opened.topic("words").partition(1).append([b"a", b"b", b"c"])
         assert process.communicate(timeout=WAIT_S)[0] == b"a\nb\n"
         assert process.returncode == 0
+
+
+def test_following_ends_behind_a_transaction(call: Run, lines: str, tmp_path: Path) -> None:
+    """What lies before the place may end with what is no record: the end of a transaction, or one that was aborted."""
+    call("create", "words")
+    call("produce", "words", lines)
+    store = tmp_path / "store"
+    with segmentlog.open(store) as opened, opened.producer(name="p") as producer:
+        with producer.transaction():
+            producer.send("words", b"decided")
+        with contextlib.suppress(ZeroDivisionError), producer.transaction():
+            producer.send("words", b"aborted")
+            raise ZeroDivisionError
+    for isolation in ("read_committed", "read_uncommitted"):
+        done = finish(store, "consume", "-f", "--values", "--isolation", isolation, "--to", "latest", "words")
+        assert done.returncode == 0
+        assert done.stdout.startswith(b"one\ntwo\r\n")
+        assert b"decided\n" in done.stdout
 
 
 def test_other_shapes_of_input(call: Run, tmp_path: Path) -> None:
