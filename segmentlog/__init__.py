@@ -107,6 +107,9 @@ if TYPE_CHECKING:
         RecordTooLarge as RecordTooLarge,
     )
     from segmentlog.errors import (
+        SegmentGone as SegmentGone,
+    )
+    from segmentlog.errors import (
         SegmentlogError as SegmentlogError,
     )
     from segmentlog.errors import (
@@ -195,8 +198,8 @@ _HOMES = {
         "GroupHeld", "GroupNotEmpty", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch",
         "LocalError", "LogTruncated", "NotShipped", "ObjectStoreError", "OffsetOutOfRange", "OutOfOrderSequence",
         "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
-        "RecordTooLarge", "SegmentlogError", "SerializationError", "ShippingRefused", "StoreClosed", "StoreFenced",
-        "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
+        "RecordTooLarge", "SegmentGone", "SegmentlogError", "SerializationError", "ShippingRefused", "StoreClosed",
+        "StoreFenced", "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
     "segmentlog.groups.admin": ("GroupDescription",),
