@@ -149,7 +149,7 @@ def _as_text(value: Any) -> str:
     """Of times in nanoseconds: where pandas is there, pyarrow makes them its own kind of datetime and timedelta."""
     if isinstance(value, datetime | timedelta) and hasattr(value, "isoformat"):
         return str(value.isoformat())
-    raise NotImplementedError
+    raise TypeError(f"{value!r:.100} is {type(value).__name__}")
 
 
 def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import segmentlog
 from segmentlog.cli import cli as command_line
 from segmentlog.cli.common import run
+from segmentlog.exchange.transfer import Fields, TransferError, records_of
 
 
 def cli(store: Path, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -260,6 +261,14 @@ def test_a_date_that_python_has_not_is_told(there: There) -> None:
     assert status == 1
     assert "that Python's types cannot hold" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("fields", [Fields(whole=True), Fields(value="odd"), Fields(value="plain", key="odd")])
+def test_a_value_that_json_has_not_is_told(fields: Fields) -> None:
+    """With the number of its record, whatever a reader of a file makes of what it finds."""
+    documents: list[dict[str, Any]] = [{"plain": "a", "odd": 1}, {"plain": "b", "odd": 1j}]
+    with pytest.raises(TransferError, match=r"record 2: .*JSON.*1j is complex"):
+        list(records_of(iter(documents), fields, 10))
 
 
 def test_nanoseconds_become_text(there: There) -> None:
