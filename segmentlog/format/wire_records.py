@@ -36,6 +36,9 @@ _ONE: Final = np.uint64(1)
 _RUN_MIN: Final = 24
 """So many records of one size, one behind the other, are found faster by looking at all of them at once."""
 _STEP_MIN: Final = 64
+_NONE: Final = np.empty(0, np.int64)
+_FEW: Final = 16
+"""So many numbers are read faster one by one than all at once."""
 
 Uint64Array = npt.NDArray[np.uint64]
 
@@ -55,22 +58,23 @@ class WireRecords:
         self.count = count
         self.size_bytes = len(data) - PADDING
         self.whole_starts = _walk(data, self.size_bytes, count)
-        self.ends = np.append(self.whole_starts[1:], self.size_bytes)[:count]
-        bytes_ = np.frombuffer(data, np.uint8)
-        lengths, self.starts = _varints(bytes_, self.whole_starts)
+        self.ends = np.empty(count, np.int64)
+        self.ends[:-1] = self.whole_starts[1:]
+        self.ends[-1:] = self.size_bytes
+        lengths, self.starts = _varints(data, self.whole_starts)
         if (lengths < 0).any():
             raise MalformedColumn("a record of less than no bytes")
-        self.timestamp_deltas, at = _varints(bytes_, self.starts + 1)
-        self.offset_deltas, self._behind_deltas = _varints(bytes_, at)
+        self.timestamp_deltas, at = _varints(data, self.starts + 1)
+        self.offset_deltas, self._behind_deltas = _varints(data, at)
         self._bounds: tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array, Int64Array] | None = None
 
     def _fields(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]:
         """(where each key begins, its length; the same of the values; how many headers, and where they begin)."""
         if self._bounds is None:
-            bytes_, ends = np.frombuffer(self._data, np.uint8), self.ends
-            key_sizes, key_starts = _varints(bytes_, self._behind_deltas)
-            value_sizes, value_starts = _varints(bytes_, _behind(key_starts, key_sizes, ends))
-            header_counts, header_starts = _varints(bytes_, _behind(value_starts, value_sizes, ends))
+            data, ends = self._data, self.ends
+            key_sizes, key_starts = _varints(data, self._behind_deltas)
+            value_sizes, value_starts = _varints(data, _behind(key_starts, key_sizes, ends))
+            header_counts, header_starts = _varints(data, _behind(value_starts, value_sizes, ends))
             # A header takes two bytes.
             if (header_counts < 0).any() or (header_counts * 2 > ends - header_starts).any():
                 raise MalformedColumn("a record that ends elsewhere than it says")
@@ -132,7 +136,7 @@ class WireRecords:
             return b"".join([data[start:end] for start, end in zip(starts, ends, strict=True)])
         # Only what stands in front of the offset delta changes, and the length.
         deltas = self.timestamp_deltas + np.int64(rebased_by)
-        _, old = _varints(np.frombuffer(data, np.uint8), self.starts + 1)
+        _, old = _varints(data, self.starts + 1)
         rows = zip(self.starts.tolist(), old.tolist(), self.ends.tolist(), deltas.tolist(), strict=True)
         parts: list[bytes] = []
         for start, rest, end, delta in rows if kept is None else compress(rows, kept.tolist()):
@@ -164,7 +168,7 @@ def decode_records(payload: memoryview, codec: int, count: int) -> WireRecords:
 
 def _walk(data: bytes, size: int, count: int) -> Int64Array:
     """Where each record begins."""
-    parts: list[Int64Array] = [np.empty(0, np.int64)]
+    parts: list[Int64Array] = []
     position, left, step = 0, count, _STEP_MIN
     try:
         while left:
@@ -182,7 +186,7 @@ def _walk(data: bytes, size: int, count: int) -> Int64Array:
         raise MalformedColumn("a record beyond the end") from None
     if position != size:
         raise MalformedColumn(f"{count} records that end at byte {position} of {size}")
-    return np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts or [_NONE])
 
 
 def _run_of_one_size(data: bytes, position: int, size: int, left: int) -> tuple[int, int]:
@@ -235,10 +239,35 @@ def _behind_long(data: bytes, position: int) -> int:
     raise MalformedColumn("a length of more than 5 bytes")
 
 
-def _varints(data: npt.NDArray[np.uint8], positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _varints(data: bytes, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
     """(the signed numbers that stand there, where each ends). ``positions`` are at the end of the records at most."""
-    numbers, ends = _varints_from(data, positions, 0)
+    if len(positions) <= _FEW:
+        return _few_varints(data, positions)
+    numbers, ends = _varints_from(np.frombuffer(data, np.uint8), positions, 0)
     return (numbers >> _ONE).view(np.int64) ^ -(numbers & _ONE).view(np.int64), ends
+
+
+def _few_varints(data: bytes, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The same, one by one."""
+    numbers, ends = [], []
+    for position in positions.tolist():
+        number = data[position]
+        position += 1
+        if number >= 128:
+            shift = 7
+            number -= 128
+            while (following := data[position]) >= 128:
+                number |= following - 128 << shift
+                position += 1
+                shift += 7
+                if shift == 7 * _LONGEST:
+                    raise MalformedColumn("a number of more than 10 bytes")
+            number |= following << shift
+            number &= 0xFFFFFFFFFFFFFFFF
+            position += 1
+        numbers.append(number >> 1 ^ -(number & 1))
+        ends.append(position)
+    return np.array(numbers, np.int64), np.array(ends, np.int64)
 
 
 def _varints_from(data: npt.NDArray[np.uint8], positions: Int64Array, shift: int) -> tuple[Uint64Array, Int64Array]:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import xxhash
 from batches import forge, read_batch, unpack_header
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from wire import CODECS, NOW_MS, Sent, foreign, forged, read_foreign, sent, stored
 
 from segmentlog.errors import CorruptBatch, InvalidWireBatch, RecordTooLarge
 from segmentlog.format.batch import HEADER_SIZE, KAFKA_LAYOUT, LOG_APPEND_TIME, PLACE_SIZE, WIRE_HEADER_SIZE
+from segmentlog.format.columns import MalformedColumn
 from segmentlog.format.encoded import read_encoded
 from segmentlog.format.examine import Whole, examine
 from segmentlog.format.wire import check_wire_batch, pack_wire_batch, parse_wire_batch
@@ -439,13 +440,33 @@ def test_records_of_one_size_and_of_others(sizes: list[int]) -> None:
     assert [one for _, one in as_sent(stored(foreign(records)))] == records
 
 
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_varints(number: int) -> None:
-    """Every number of 64 bits comes back."""
-    body = b"\0" + varint(number) + varint(0) + b"\1\1\0"
-    raw = varint(len(body)) + body
-    payload = memoryview(bytes(WIRE_HEADER_SIZE) + raw)
-    assert decode_records(payload, 0, 1).timestamp_deltas.tolist() == [number]
+def timestamp_deltas(numbers: list[bytes]) -> list[int]:
+    """What is read of as many records, which say their timestamps so."""
+    bodies = [b"\0" + number + varint(offset) + b"\1\1\0" for offset, number in enumerate(numbers)]
+    records = b"".join(varint(len(body)) + body for body in bodies)
+    decoded = decode_records(memoryview(bytes(WIRE_HEADER_SIZE) + records), 0, len(numbers))
+    assert decoded.offset_deltas.tolist() == list(range(len(numbers)))
+    return list(decoded.timestamp_deltas.tolist())
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40))
+@example([0])
+@example([2**63 - 1, -(2**63)] * 20)
+def test_varints(numbers: list[int]) -> None:
+    """Every number of 64 bits comes back, of a few records, which are read one by one, and of many."""
+    written = [varint(number) for number in numbers]
+    assert timestamp_deltas(written) == numbers
+    for number, alone in zip(numbers, written, strict=True):
+        assert timestamp_deltas([alone]) == [number]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_varints_of_other_writers(count: int) -> None:
+    """With zeros behind it a number is the same; beyond 64 bits it is cut off; in 11 bytes it is none."""
+    assert timestamp_deltas([b"\x82\x80\x80\x00"] * count) == [1] * count
+    assert timestamp_deltas([b"\xfe" + b"\xff" * 8 + b"\x7f"] * count) == [2**63 - 1] * count
+    with pytest.raises(MalformedColumn, match="more than 10 bytes"):
+        timestamp_deltas([b"\x82" + b"\x80" * 9 + b"\x00"] * count)
 
 
 def test_names_of_headers_that_are_no_utf8() -> None:
