@@ -250,6 +250,27 @@ def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
     assert other.lost_ranges()
 
 
+@pytest.mark.parametrize("change", ["announce_compaction", "note_compaction"])
+def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Path, change: str) -> None:
+    """Both slots go bad after another process compacted: how far records may be missing is not said to be less."""
+    log = open_log(tmp_path, cleanup_policy="compact")
+    log.append([b"1"] * 9, [b"k"] * 9, ack="durable")
+    other = open_log(tmp_path, cleanup_policy="compact")
+    with log.handle.sync_locked():
+        log.handle.ledger.announce_compaction(2)
+    with other.handle.sync_locked():
+        other.handle.ledger.announce_compaction(8)
+    (tmp_path / "checkpoint").write_bytes(b"?" * 4096)
+    with log.handle.sync_locked():
+        if change == "announce_compaction":
+            log.handle.ledger.announce_compaction(3)
+        else:
+            log.handle.ledger.note_compaction(2, 1, 0)
+    again, _ = log.handle.ledger.read_checkpoint()
+    assert again is not None
+    assert again.compacted.begun_offset >= 8
+
+
 def test_a_checkpoint_that_was_not_synced_does_not_pass_for_the_newest(tmp_path: Path) -> None:
     """Its fsync found no room: the slot is what it was, so that the next one does not go over the durable one."""
     fs = FaultyFileSystem()

@@ -302,13 +302,14 @@ class Ledger:
 
     def announce_compaction(self, offset: int) -> None:
         """Compaction may remove records below ``offset`` from now on."""
-        known = self.last_checkpoint().compacted
-        if offset > known.begun_offset:
-            self.update_checkpoint(compacted=replace(known, begun_offset=offset))
+        current, _ = self._file.read()
+        if current is None or offset > current.compacted.begun_offset:
+            known = self.checkpoint().compacted
+            self.update_checkpoint(compacted=replace(known, begun_offset=max(known.begun_offset, offset)))
 
     def note_compaction(self, cleaned_offset: int, keep_last: int, due_ms: int) -> None:
         """Compaction got so far."""
-        begun_offset = max(self.last_checkpoint().compacted.begun_offset, cleaned_offset)
+        begun_offset = max(self.checkpoint().compacted.begun_offset, cleaned_offset)
         self.update_checkpoint(compacted=Compacted(cleaned_offset, keep_last, due_ms, begun_offset))
 
     # ------------------------------------------------------------ a page made anew, under both locks
