@@ -102,7 +102,6 @@ class Scrubber:
         self._current: _Pass | None = None
         self._findings: dict[tuple[str, int], ScrubFinding] = {}
         self._seen_paths: set[str] = set()
-        self._logged: set[tuple[str, int]] = set()
         self._counts = (0, 0, 0)
         forks.on_fork(self, "_forget_parent")
 
@@ -221,11 +220,10 @@ class Scrubber:
         found = {(current.path, finding.position): finding for finding in current.findings}
         for key in [key for key in self._findings if key[0] == current.path and key not in found]:
             del self._findings[key]
-        self._findings.update(found)
         for key, finding in found.items():
-            if key not in self._logged:
-                self._logged.add(key)
+            if key not in self._findings:
                 logger.warning("%s/%d: damage found: %s", finding.topic, finding.partition, finding)
+        self._findings.update(found)
 
 
 class _Pass:

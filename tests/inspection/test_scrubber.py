@@ -136,6 +136,10 @@ def test_a_wrong_byte_is_found_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     flip(hit.path, hit.position + 100)
     scrub_round(store)
     assert store.scrub_report().findings == (), "it was repaired"
+    flip(hit.path, hit.position + 100)
+    with caplog.at_level(logging.WARNING, "segmentlog"):
+        scrub_round(store)
+    assert len(caplog.messages) == 2, "it is told again when it comes back"
     store.close()
 
 
