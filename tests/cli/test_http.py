@@ -104,12 +104,16 @@ def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
     ):
         assert web.get("/healthz").text == "ok\n"
         read_fd, write_fd = os.pipe()
+        born_fd, told_fd = os.pipe()
         pid = os.fork()
         if not pid:
             os.close(write_fd)
+            os.write(told_fd, b"!")
             os.read(read_fd, 1)  # until the parent has looked
             os._exit(0)
-        os.close(read_fd)
+        os.read(born_fd, 1)  # until then it has not had the time to close what it inherited
+        for fd in (read_fd, born_fd, told_fd):
+            os.close(fd)
         try:
             assert web.get("/healthz").text == "ok\n"
             server.close()

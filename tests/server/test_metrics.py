@@ -482,17 +482,20 @@ def test_a_forked_child_holds_no_socket_of_it(store: LogStore) -> None:
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
         address = address_of(server)
         read, write = os.pipe()
+        born, told = os.pipe()
         pid = os.fork()
         if not pid:
             os.close(write)
+            os.write(told, b"!")
             os.read(read, 1)
             os._exit(0)
+        os.read(born, 1)  # until then it has not had the time to close what it inherited
     try:
         with pytest.raises(ConnectionRefusedError):
             get(address)
     finally:
-        os.close(read)
-        os.close(write)
+        for fd in (read, write, born, told):
+            os.close(fd)
         os.waitpid(pid, 0)
 
 
