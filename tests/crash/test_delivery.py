@@ -1,6 +1,6 @@
 """Producers, transactions, pipelines and readers are killed and stopped at any moment; what they saw is held together.
 
-SEGMENTLOG_DELIVERY_ROUNDS  how many kills and stops (CI: 150)
+SEGMENTLOG_DELIVERY_ROUNDS  how many kills and stops (CI: 200)
 SEGMENTLOG_SEED             a failure names the one that shows it again, as far as scheduling lets it
 """
 

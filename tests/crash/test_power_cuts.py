@@ -1,6 +1,6 @@
 """The power is cut at every call that the engine makes, recovery included, and every promise is held against it.
 
-SEGMENTLOG_CRASH_STATES  how many different crash states (CI: 20,000; `make test-crash`: 1,000,000)
+SEGMENTLOG_CRASH_STATES  how many different crash states (CI: 100,000; `make test-crash`: 1,000,000)
 SEGMENTLOG_SEED          that seed alone; a failure names the one that shows it again
 """
 

@@ -185,6 +185,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> There:
     return There(tmp_path_factory.mktemp("there"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["ndjson", "parquet", "ndjson.gz"])
 @given(records=_records(_blob))
 @example(records=[(2, None, None, 2**63 - 1, [("a", None), ("a", b""), ("a", b"\xff")]), (0, b"", b"", 0, [])])
@@ -195,6 +196,7 @@ def test_every_record_survives_the_trip(there: There, ending: str, records: list
     assert (status, after) == (0, before), err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
 @given(records=_records(_texts))
 @example(
@@ -207,6 +209,7 @@ def test_every_text_survives_csv(there: There, ending: str, records: list[Any]) 
     assert (status, after) == (0, before), err
 
 
+@pytest.mark.long
 @given(records=_records(_blob))
 @example(records=[(0, None, b"text", 1, []), (1, None, b"\xff", 1, [])])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

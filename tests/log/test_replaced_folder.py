@@ -302,6 +302,7 @@ def _at_every_call(
     raise AssertionError
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read", [_all_values, _committed_values, _value_by_time, _values_of_more])
 @pytest.mark.parametrize("change", [_rename_and_replace, _delete, _delete_and_replace])
 def test_a_reader_hears_of_a_change_at_any_call(
@@ -407,6 +408,7 @@ WORK: dict[str, Callable[[LogStore], Callable[[], object]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", WORK)
 @pytest.mark.parametrize("change", [_rename_and_replace, _delete, _delete_and_replace])
 def test_who_changes_the_log_hears_of_a_change_at_any_call(

@@ -325,6 +325,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
     assert len(log.retain().removed) == 2
 
 
+@pytest.mark.long
 def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
     """At each call: the log is whole, and starts where it was said to start, or where it had started."""
     config = TopicConfig.from_mapping(
@@ -360,6 +361,7 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
     assert states > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [6, 10, 11, 15])
 @pytest.mark.parametrize("synced", [0, 4, 9])
 def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:

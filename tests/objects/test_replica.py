@@ -423,6 +423,7 @@ def test_damage_in_one_partition_keeps_no_other_back(
         assert copy.group_offsets.all_groups() == ["g"]
 
 
+@pytest.mark.long
 def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
     """At any call: what was brought is used, and nothing stays that is no topic."""
     ship(store, bucket)

@@ -69,6 +69,7 @@ def killed(bucket: Memory, folder: Path, call: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
     """Then all is there, whatever was done before."""
     ship(store, bucket)

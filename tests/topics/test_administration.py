@@ -579,6 +579,7 @@ def _change(store: LogStore, what: str) -> None:
         store.create_topic("t")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["create", "alter", "rename", "delete", "recreate"])
 def test_killed_at_any_call_a_change_was_made_or_was_not(tmp_path: Path, what: str) -> None:
     """The next process finds one or the other, can do it (again), and nothing of the dead one is left."""

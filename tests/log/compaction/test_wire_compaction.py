@@ -65,6 +65,7 @@ def seen(log: Partition) -> list[tuple[int, Sent]]:
     return [(one.offset, Sent(one.key, one.value, one.timestamp, one.headers)) for one in contents(log)]
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     batches=st.lists(st.tuples(records, st.booleans(), st.integers(-1, 1)), min_size=1, max_size=8),

@@ -27,6 +27,7 @@ def test_what_is_encoded_comes_back(seed):
             assert codec.encode(decoded) == encoded
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "version"), EVERY)
 def test_a_message_that_is_cut_short_is_malformed(name, version):
     """Wherever it ends too early, that is said, and nothing else goes wrong."""

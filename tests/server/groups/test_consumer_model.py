@@ -424,6 +424,7 @@ class _World:
         assert len(self.machine.members) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("consumer groups"))
 def test_many_orders(seed: int) -> None:
     """No partition has two owners, epochs go on, and all is read in the end."""
@@ -435,6 +436,7 @@ def test_many_orders(seed: int) -> None:
         assert world.kinds == {Group, ConsumerGroup}
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_order(data: st.DataObject) -> None:

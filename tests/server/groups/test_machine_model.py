@@ -221,6 +221,7 @@ class _World:
         assert self.group.is_idle
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("group machine"))
 def test_many_orders(seed: int) -> None:
     """One leader, generations that go on, nobody answered twice or never, restarts included."""

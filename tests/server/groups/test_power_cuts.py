@@ -290,6 +290,7 @@ def _has_one_owner_each(members: dict[str, _Told]) -> None:
     assert len(owned) == len(set(owned)), "a partition has two owners"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("group power cuts"))
 @pytest.mark.parametrize("life", [_Classic, _Consumers])
 def test_what_clients_were_told_survives_power_cuts(life: type[_Life], seed: int) -> None:

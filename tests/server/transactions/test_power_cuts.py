@@ -145,6 +145,7 @@ def _note(moments: list[CrashPoint], disk: SimulatedDisk) -> None:
     moments.append(disk.point())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bumps", [False, True], ids=["old", "new"])
 @pytest.mark.parametrize("seed", seeds("remote power cuts"))
 def test_all_of_a_transaction_or_nothing(seed: int, bumps: bool) -> None:
