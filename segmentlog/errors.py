@@ -218,12 +218,13 @@ class LocalError(SegmentlogError, OSError):
     """A limit or a right of this process kept it from its files. The disk, the log and other processes are well.
 
     ``errno`` is the system's number, ``why`` its words and what became of the call. The same call works again,
-    on the same objects, once the cause is gone.
+    on the same objects, once the cause is gone. With ``appended`` the records of a durable append are in the log, and
+    not known to be on the disk: `Partition.flush` sees to that, appending again would append them twice.
     """
 
-    def __init__(self, number: int, why: str, path: str) -> None:
+    def __init__(self, number: int, why: str, path: str, *, appended: bool = False) -> None:
         super().__init__(number, why, path)  # as OSError has them: it is pickled by these
-        self.why, self.path = why, path
+        self.why, self.path, self.appended = why, path, appended
 
     def __str__(self) -> str:
         remedy = _REMEDIES.get(self.errno or 0, "do away with the cause")

@@ -255,6 +255,38 @@ def test_what_is_not_shipped_is_appended_once(
     assert "nobody ships this store" in error
 
 
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
+def test_what_cannot_be_synced_is_appended_once(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], error: int
+) -> None:
+    """This process is kept from a file, whichever of an append and of its fsync: nothing is there twice, and
+    flushed it is only when it is on the disk."""
+    unsynced = 0
+    for call in range(1, 100):
+        fs = FaultyFileSystem()
+        with LogStore(tmp_path / f"{call}", fs=fs, background=False) as store:
+            logger.addHandler(handler := LogHandler(store, ack="durable"))
+            logger.info("before")
+            assert handler.flushed(10)
+            log = store.topic("logs").partition(0)
+            log.handle.close_files()  # as those of a partition that was idle
+            before = len(fs.calls)
+            fs.fail("open", error, call=call, times=3)
+            logger.info("once")
+            assert handler.flushed(20)
+            tried = sum(name == "open" for name, _ in fs.calls[before:])
+            fs.heal()
+            assert log.durable_offset == log.log_end_offset
+            assert [row["message"] for row in _rows(store)] == ["before", "once"], f"call {call}"
+            logger.removeHandler(handler)
+            handler.close()
+        unsynced += "what was appended stays" in capsys.readouterr().err
+        if tried < call:
+            break
+    assert call > 3
+    assert unsynced
+
+
 def test_a_record_that_is_too_large_is_dropped_alone(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

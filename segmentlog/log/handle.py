@@ -169,8 +169,8 @@ class Handle:
         """Raise `UnknownTopic` unless the name is the topic's still, by its id."""
         self.config = self._load_config()
 
-    def ensure_open(self) -> None:
-        """Reopen files that were closed while idle or in another process (after a fork)."""
+    def ensure_open(self, outcome: str = "nothing was changed", *, appended: bool = False) -> None:
+        """Reopen files that were closed while idle or in another process (after a fork). Errors are `raise_local`'s."""
         if self.lock_fd < 0 or self.state_fd < 0:
             with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
                 if self.lock_fd < 0 or self.state_fd < 0:
@@ -179,7 +179,7 @@ class Handle:
                         with self.staying():  # opening makes files that are not there
                             self.open_files()
                     except OSError as error:
-                        self.raise_local(error, "nothing was changed")
+                        self.raise_local(error, outcome, appended=appended)
                         raise
         self.used = True
 
@@ -400,10 +400,11 @@ class Handle:
         if version != self.config_version:
             self._take_over(version)
 
-    def raise_local(self, error: OSError, outcome: str) -> None:
+    def raise_local(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
         """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
         if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
-            raise LocalError(error.errno, f"{error.strerror}; {outcome}", error.filename or self.folder) from error
+            why, path = f"{error.strerror}; {outcome}", error.filename or self.folder
+            raise LocalError(error.errno, why, path, appended=appended) from error
 
     def fail(self, why: str) -> None:
         """Refuse appends from now on, in every process. Raises `PartitionFailed`.

@@ -146,7 +146,7 @@ class Partition:
         `InvalidRecord`, `RecordTooLarge` and `DiskFull` (the log is as before, go on),
         `PartitionFailed` (an fsync failed: records of this call may or may not survive a
         power cut), `LocalError` (a limit or a right of this process, an `OSError` as well: the log is as
-        before, or with "durable" the records may be there and not yet on disk, as it says),
+        before, or with its ``appended`` the records are there, and not known to be on disk: see `flush`),
         `LogTruncated` (with "durable": another process's recovery or truncation has dropped records of
         this call before they were on disk), `UnknownTopic` (deleted meanwhile), `ReadOnlyStore`; with ``producer`` also
         `ProducerFenced` and `OutOfOrderSequence`: nothing was appended. In a store that is shipped also `StoreFenced`

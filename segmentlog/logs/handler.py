@@ -16,6 +16,7 @@ from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
+    LocalError,
     NotShipped,
     PartitionFailed,
     RecordTooLarge,
@@ -121,6 +122,8 @@ class LogHandler(logging.Handler):
         self._flush_s = as_int("flush_ms", flush_ms, 0) / 1000
         self._buffer = Buffer(as_int("buffer_bytes", buffer_bytes, 1))
         self._pending: list[Line] = []
+        self._unsynced: list[Line] = []
+        """Appended, and not known to be on the disk, as ``ack`` asks for."""
         self._producer: Producer | None = None
         self._told_dropped = 0
         self._is_failing = self._is_unshipped = self._is_called = self._closed_for_good = False
@@ -143,7 +146,7 @@ class LogHandler(logging.Handler):
 
     def _forget_parent(self) -> None:
         """In a forked child: what waits is the parent's to append."""
-        self._pending, self._producer = [], None
+        self._pending, self._unsynced, self._producer = [], [], None
         self._told_dropped = self._appending = 0
         self._is_failing = self._is_unshipped = self._is_called = False
 
@@ -251,13 +254,16 @@ class LogHandler(logging.Handler):
 
     def _append_all(self) -> float:
         while True:
-            lines = self._pending or list(self._buffer.take(_AT_ONCE_BYTES))
-            self._pending = lines
-            if not lines:
-                self._worker.has_work = False
-                break
-            appended_count = self._append(lines)
-            if self._pending:
+            appended_count = 0
+            if not self._unsynced:
+                lines = self._pending or list(self._buffer.take(_AT_ONCE_BYTES))
+                self._pending = lines
+                if not lines:
+                    self._worker.has_work = False
+                    break
+                appended_count = self._append(lines)
+            appended_count += self._sync()
+            if self._pending or self._unsynced:
                 self._retry_s = min(max(2 * self._retry_s, 0.05), _RETRY_MAX_S)
                 if self._closed_for_good:
                     break
@@ -271,7 +277,7 @@ class LogHandler(logging.Handler):
         return _IDLE_S
 
     def _append(self, lines: list[Line]) -> int:
-        """Append lines: how many were appended. Those that are to be tried again are pending."""
+        """Append lines: how many were, as ``ack`` asks for it. Those that are to be tried again are pending."""
         sent: list[tuple[Line, Any]] = []
         given_up: list[Line] = []
         first: Exception | None = None
@@ -289,6 +295,7 @@ class LogHandler(logging.Handler):
         except (SegmentlogError, OSError) as error:
             first = error
         failed: list[Line] = []
+        unsynced: list[Line] = []
         unshipped: NotShipped | None = None
         for line, delivery in sent:
             failure = delivery.exception()
@@ -296,7 +303,7 @@ class LogHandler(logging.Handler):
                 unshipped = failure
             elif failure is not None:
                 first = first or failure
-                failed.append(line)
+                (unsynced if isinstance(failure, LocalError) and failure.appended else failed).append(line)
         if isinstance(first, NotShipped):  # appended it is, and shipped as soon as that is possible
             first = None
         reached = len(sent) + len(given_up)
@@ -305,7 +312,8 @@ class LogHandler(logging.Handler):
             given_up += again
             again = []
         self._pending = again  # first of all: whatever happens from here on, nothing is appended twice
-        waiting = set(map(id, again))
+        self._unsynced = unsynced
+        waiting = {id(line) for lines_left in (again, unsynced) for line in lines_left}
         self._buffer.drop(len(given_up))
         if unshipped is not None and not self._is_unshipped:
             self._tell_error("the log is not shipped", unshipped)
@@ -313,7 +321,23 @@ class LogHandler(logging.Handler):
         if first is not None:
             self._note(first)  # who flushes finds it told
         self._buffer.done([line for line in lines if id(line) not in waiting])
-        return len(lines) - len(again) - len(given_up)
+        return len(lines) - len(waiting) - len(given_up)
+
+    def _sync(self) -> int:
+        """Bring to the disk what is appended, and could not be: how many lines were."""
+        if not self._unsynced:
+            return 0
+        try:
+            self._ready_producer()
+            for partition in self._store.topic(self.topic).partitions():
+                partition.flush()
+        except (SegmentlogError, OSError) as error:
+            self._note(error)
+            if self._path is not None or not isinstance(error, StoreClosed):
+                return 0
+        lines, self._unsynced = self._unsynced, []
+        self._buffer.done(lines)
+        return len(lines)
 
     def _ready_producer(self) -> Producer:
         if self._producer is None:

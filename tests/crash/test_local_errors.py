@@ -34,6 +34,8 @@ WRITE_ERRORS = (errno.EINTR, errno.EFBIG, errno.ENOMEM, errno.EPERM)
 EVERY = int(os.environ.get("SEGMENTLOG_LOCAL_ERRORS_EVERY", "101"))
 """Each so manieth (call, error) is tried; 1 tries them all."""
 
+_PADDING = b"." * 300
+
 
 class TwoProcesses:
     """Two processes on one log; ``first`` is the one with the errors."""
@@ -77,7 +79,7 @@ class TwoProcesses:
 
     def append(self, log: Partition, *, durable: bool = False, count: int = 1) -> None:
         self._number += 1
-        values = [b"%d:%d" % (self._number, index) for index in range(count)] + [b"." * 300]
+        values = [b"%d:%d" % (self._number, index) for index in range(count)] + [_PADDING]
         base_offset = log.append(values, ack="durable" if durable else None)
         self.history.acknowledged(base_offset, values, durable=durable or self.policy == "always")
 
@@ -85,6 +87,7 @@ class TwoProcesses:
         """Every kind of work in the one, and after each step appends and a read in the other."""
         for step in range(13):
             for attempt in range(2):  # the second one meets no error any more
+                number = self._number
                 try:
                     if first is None:
                         first = self.open(self.sick)
@@ -92,6 +95,8 @@ class TwoProcesses:
                     break
                 except (SegmentlogError, OSError) as error:
                     self._check_told(error, step, attempt)
+                    if self._number > number:
+                        self._check_appended(error, second)
                     self.refused.append(error)
                     self.check_well(second)
             self.check_well(second)
@@ -103,6 +108,12 @@ class TwoProcesses:
         # The lock itself, and a reader's files, are told in the system's own words.
         assert isinstance(error, LocalError) or self.failed == "flock" or step == 11, repr(error)
         assert attempt == 0, f"step {step} fails again: {error!r}"
+
+    def _check_appended(self, error: BaseException, second: Partition) -> None:
+        """Whether the records of an append are there is said by its error."""
+        if isinstance(error, LocalError):
+            *_, last = (value or b"" for value in values_by_offset(second).values() if value != _PADDING)
+            assert error.appended == last.startswith(b"%d:" % self._number), error
 
     def _step(self, log: Partition, step: int) -> None:
         if step == 5:

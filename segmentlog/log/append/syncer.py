@@ -21,6 +21,7 @@ logger = logging.getLogger("segmentlog")
 
 CHECKPOINT_BYTES = 32 << 20
 """The recovery point follows the durable offset once so much was synced: what a recovery reads at most, twice over."""
+_UNSYNCED = "what was appended stays, but is not known to be on the disk"
 
 
 class Syncer:
@@ -40,8 +41,8 @@ class Syncer:
 
         Whoever gets the sync lock syncs everything written so far, so that those who waited
         for it find their records durable. Raises `PartitionFailed` when an fsync fails (now or
-        before): it is never tried again. And `LocalError` when this process cannot open what is to be
-        synced: then nothing happened, and it can be asked again.
+        before): it is never tried again. And `LocalError`, with ``appended``, when this process cannot open what is
+        to be synced: then nothing happened, and it can be asked again.
         """
         handle = self._handle
         page = handle.page
@@ -53,7 +54,7 @@ class Syncer:
         handle.check_writable()
         with handle.sync_mutex:
             if handle.state_fd < 0:
-                handle.ensure_open()
+                handle.ensure_open(_UNSYNCED, appended=True)
             flock, fd = handle.fs.flock, handle.state_fd
             try:
                 flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
@@ -62,7 +63,7 @@ class Syncer:
                     return sync.durable_offset
                 return self._sync_locked(sync)
             except OSError as error:
-                handle.raise_local(error, "what was appended stays, but is not known to be on the disk")
+                handle.raise_local(error, _UNSYNCED, appended=True)
                 raise
             finally:
                 flock(fd, UNLOCK)
@@ -82,7 +83,8 @@ class Syncer:
         try:
             lost = self.lost_among(base_offset, end_offset)
         except OSError as error:
-            self._handle.raise_local(error, "what was appended was synced, and may have been dropped before")
+            why = "what was appended was synced, and may have been dropped before"
+            self._handle.raise_local(error, why, appended=True)
             raise
         if lost is not None:
             raise LogTruncated(self._handle.log_name, max(base_offset, lost.base_offset), lost)
