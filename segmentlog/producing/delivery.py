@@ -158,6 +158,13 @@ class Chunk:
         none: Headers = ()
         return [self.headers.get(row, none) for row in range(len(self.values))]
 
+    @property
+    def is_appended(self) -> bool:
+        """Whether every record has its offset."""
+        if not self.taken or self._partitions is None:
+            return self.taken and not self.values
+        return self.base_offsets.keys() >= set(self._partitions.tolist())
+
     def finish(self, error: Exception | None = None) -> None:
         self.error = error
         self.is_sent = True

@@ -231,6 +231,7 @@ class Pump:
                     chunk = waiting[0]  # it stays there until it is finished: an interrupt must not lose it
                 except IndexError:
                     return
+                was_sent = chunk.is_sent
                 try:
                     with self._mutex:
                         chunk.take()
@@ -239,6 +240,9 @@ class Pump:
                     chunk.finish(chunk.error)
                     waiting.popleft()
                 except Exception as error:
+                    if was_sent or chunk.is_appended:  # no failure of it: a signal's handler has raised behind it
+                        chunk.finish(chunk.error)
+                        raise
                     if not chunk.is_sent:
                         chunk.finish(error)
                     if waiting and waiting[0] is chunk:

@@ -175,9 +175,19 @@ class FileSystem:
         os.makedirs(path, exist_ok=True)
 
     def remove_tree(self, path: str) -> None:
-        import shutil  # slow to load, seldom needed
+        """Remove a folder and all that is in it; links are removed, not followed, and ``path`` is none.
 
-        shutil.rmtree(path)
+        By names: `shutil.rmtree` leaves descriptors of folders open when it is interrupted.
+        """
+        if os.path.islink(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        for name in os.listdir(path):
+            inner = f"{path}/{name}"
+            if stat.S_ISDIR(os.lstat(inner).st_mode):
+                self.remove_tree(inner)
+            else:
+                os.unlink(inner)
+        os.rmdir(path)
 
     def fallocate(self, fd: int, position: int, size_bytes: int) -> None:
         """Reserve and zero ``[position, position + size_bytes)``, growing the file. No room is an OSError."""

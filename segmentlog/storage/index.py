@@ -76,9 +76,9 @@ class SegmentIndex:
 
     def _keep(self, offsets: Entries, times: Entries) -> None:
         """Go on with these entries."""
-        self._offsets, self._times = offsets, times
-        words = offsets.view(np.uint32).data
-        self._relative, self._positions = words[::2], words[1::2]
+        relative, positions = _columns(offsets)
+        # Without a call in between: an interrupt leaves all of it as it was, or none.
+        self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
 
     # ------------------------------------------------------------ files
 
@@ -90,14 +90,17 @@ class SegmentIndex:
             np.searchsorted(offsets["position"], np.uint32(min(limit, MAX_RELATIVE)), "right" if sealed else "left")
         )
         offsets, times = offsets[:kept], times[:kept]
+        relative, positions = _columns(offsets)
+        max_timestamp = int(times["max_timestamp"][-1]) if kept else 0
         with self._lock:
-            self._keep(offsets, times)
-            self.count = self._flushed = len(offsets)
+            # Without a call in between, as in `_keep`.
+            self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
+            self.count = self._flushed = kept
             self._spoiled = not whole
-            if self.count:
-                self.scanned_position = self._last_indexed_position = int(offsets["position"][-1])
-                self.max_timestamp = int(times["max_timestamp"][-1])
-                self._next_offset = self.base_offset + int(offsets["relative_offset"][-1])
+            if kept:
+                self.scanned_position = self._last_indexed_position = positions[-1]
+                self.max_timestamp = max_timestamp
+                self._next_offset = self.base_offset + relative[-1]
 
     def _read(self, suffix: str, sealed: bool) -> memoryview:
         """The file's bytes: a sealed one mapped, so that ten thousand loaded indexes are page cache, not memory."""
@@ -238,6 +241,12 @@ class SegmentIndex:
                 self._times["max_timestamp"][: self.count],
             )
         return np.frombuffer(encoded[0], OFFSET_ENTRY), np.frombuffer(encoded[1], TIME_ENTRY)
+
+
+def _columns(offsets: Entries) -> tuple[memoryview, memoryview]:
+    """(relative offsets, positions) of entries, for `bisect`."""
+    words = offsets.view(np.uint32).data
+    return words[::2], words[1::2]
 
 
 def batches_known(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:

@@ -212,6 +212,14 @@ class World:
         if len(values) != len(set(values)):
             yield "records were appended twice"
 
+    def left_open(self) -> list[str]:
+        """Files of this case that are deleted, and whose descriptors nobody closed."""
+        links = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return [link for link in links if link.startswith(os.path.dirname(self.path)) and link.endswith(" (deleted)")]
+
     def descriptors(self) -> int:
         assert dropped_are_closed()
         return len(os.listdir("/proc/self/fd"))
@@ -648,6 +656,7 @@ def test_interrupted_anywhere(
     assert not list(world.problems())
     most = world.descriptors()
     tried: set[tuple[str, int]] = set()
+    known_left: set[str] = set()
     interrupted = 0
     for at in points:
         if world.is_large():
@@ -669,6 +678,9 @@ def test_interrupted_anywhere(
                 now = world.descriptors()
                 if now > most + 3:
                     problems.append(f"{now - most} more descriptors")
+                if left := set(world.left_open()) - known_left:
+                    known_left |= left
+                    problems.append(f"left open: {sorted(left)}")
         except BaseException as error:
             problems.append(f"again: {type(error).__name__}: {error}")
         if problems:

@@ -25,6 +25,7 @@ from segmentlog.errors import (
 )
 from segmentlog.policy.partitioner import RangePartitioner, partition_for_key
 from segmentlog.store import LogStore, Topic
+from segmentlog.testing.interrupts import interrupt_at, list_points
 
 
 @pytest.fixture
@@ -259,6 +260,34 @@ def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.M
         with pytest.raises(DiskFull):
             producer.flush()
     assert [delivery.exception() for delivery in deliveries] == [*errors, None]
+
+
+@pytest.mark.parametrize("name", [None, "named"])
+def test_a_handler_that_raises_is_heard_once(store: LogStore, name: str | None) -> None:
+    """Wherever a signal's handler raises an `Exception`: it is no failure of a record that is appended, and nobody is
+    told of it later on, by the next flush."""
+    log = store.topic("one").partition(0)
+    with store.producer(name=name, linger_ms=1000) as producer:
+
+        def send_many() -> None:
+            assert producer.send_many("one", [b"x"]).result()[0].offset == log.log_end_offset - 1
+
+        def send() -> None:
+            delivery = producer.send("one", b"x")
+            producer.flush()
+            assert delivery.result().offset == log.log_end_offset - 1
+
+        tried = 0
+        for operation in (send_many, send):
+            operation()
+            for at in range(1, len(list_points(operation)) + 1):
+                outcome = interrupt_at(at, operation, TimeoutError)
+                tried += outcome.place is not None
+                try:
+                    operation()
+                except TimeoutError as error:
+                    raise AssertionError(f"told again after point {at}, {outcome.place}") from error
+        assert tried > 200
 
 
 class _Partitioner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.interrupts import interrupt_at, list_points
 
 INTERVAL = 300
 SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
@@ -452,3 +454,43 @@ def test_readers_may_look_while_the_index_catches_up():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+@pytest.mark.parametrize("how", ["observe", "catch up", "load"])
+def test_an_interrupt_anywhere_leaves_it_whole(tmp_path, how):
+    """Who goes on with it gets what was never interrupted: its entries are counted and looked up alike."""
+    segment = make_segment([(1, 20, 0, 1000 + at) for at in range(70)], 5000)
+    clean = new_index(tmp_path, segment, 1)
+    observe(clean, segment.batches)
+    clean.flush()
+    assert len(clean.entries()[0]) > 64, "it has grown twice"
+
+    def go_on(index: SegmentIndex) -> None:
+        if how == "observe":
+            observe(index, [one for one in segment.batches if one.position >= index.scanned_position])
+        elif how == "catch up":
+            catch_up(index, segment)
+        else:
+            index.load()
+
+    def fresh() -> SegmentIndex:
+        if how != "load":
+            return new_index(None, segment, 1)
+        return SegmentIndex(FileSystem(), f"{tmp_path}/segment", segment.base_offset, 1, writable=False)
+
+    tried = 0
+    for at in range(1, len(list_points(functools.partial(go_on, fresh()))) + 1):
+        index = fresh()
+        outcome = interrupt_at(at, functools.partial(go_on, index))
+        tried += outcome.place is not None
+        for _ in range(2):
+            if how == "load":
+                catch_up(index, segment)
+            go_on(index)
+            for offset in range(5000, segment.end_offset, 7):
+                assert index.position_for_offset(offset) == clean.position_for_offset(offset), outcome.place
+            assert as_bytes(index) == as_bytes(clean), outcome.place
+    assert tried > (20 if how == "load" else 200)

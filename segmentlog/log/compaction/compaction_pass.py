@@ -286,18 +286,16 @@ class CompactionPass:
         base, end = group[0].base_offset, group[-1].end_offset
         index = handle.index_of(base, writable=False)
         path = None if self._dry_run else f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
-        with handle.staying():  # from then on it goes by its descriptor
-            copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
+        copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
         try:
-            written_ns, epoch = self._copy_batches(group, weighed, copy)
-            copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
+            with copy.opened(handle.staying):
+                written_ns, epoch = self._copy_batches(group, weighed, copy)
+                copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
         except BaseException:
-            copy.close()
             if path is not None:
                 with contextlib.suppress(OSError, UnknownTopic), handle.staying():
                     handle.fs.unlink(path)
             raise
-        copy.close()
         if path is None:
             return copy, True
         replaced = [one.base_offset for one in group]

@@ -10,6 +10,8 @@ whose end says something (that of a producer), does a batch without records fill
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import msgspec
 import numpy as np
@@ -39,6 +41,7 @@ from segmentlog.records import Headers
 from segmentlog.storage.files import write_all
 from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem
 from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage.locks import held, keep
 
 _TARGET_BYTES = 64 << 10
 _WHOLE_BYTES = 16 << 10
@@ -94,8 +97,20 @@ class SegmentCopy:
         self._buffers: list[Buffer] = []
         self._buffered_bytes = 0
         self._written_bytes = 0
-        if path is not None:
-            self._fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    @held
+    def opened(self, staying: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """The file is open for as long as the context lasts; it goes by its name, what ``staying`` is for, only now."""
+        try:
+            if self.path is not None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                with staying():
+                    keep(self, "_fd", self._fs.open, self.path, flags, 0o666)
+            yield
+        finally:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                self._fs.close(fd)
 
     # ------------------------------------------------------------ what comes in
 
@@ -322,12 +337,6 @@ class SegmentCopy:
                 if error.errno in NO_ROOM:
                     raise DiskFull(self.path or "", self.size_bytes) from error
                 raise
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
 
 
 def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> bytes:
