@@ -218,8 +218,8 @@ class LocalError(SegmentlogError, OSError):
     """A limit or a right of this process kept it from its files. The disk, the log and other processes are well.
 
     ``errno`` is the system's number, ``why`` its words and what became of the call. The same call works again,
-    on the same objects, once the cause is gone. With ``appended`` the records of a durable append are in the log, and
-    not known to be on the disk: `Partition.flush` sees to that, appending again would append them twice.
+    on the same objects, once the cause is gone. With ``appended`` the records of a durable append were appended, and
+    are not known to be on disk, as ``why`` says: `Partition.flush` sees to that; appended again they are twice there.
     """
 
     def __init__(self, number: int, why: str, path: str, *, appended: bool = False) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from segmentlog.storage.files import read_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.testing.interrupts import interrupt_at, list_points
 
 
 def test_the_boot_has_a_name():
@@ -62,3 +63,46 @@ def test_an_open_without_a_descriptor_is_tried_once_more_when_some_are_freed(tmp
     with pytest.raises(OSError, match="no descriptor"):
         read_file(FileSystem(), str(tmp_path / "file"))
     assert asked == [1, 1]
+
+
+def test_a_folder_is_removed_with_all_in_it_and_no_link_is_followed(tmp_path):
+    """What links lead to stays; a link in place of the folder, and one that is not there, are errors."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    folder = tmp_path / "folder"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "file").touch()
+    (folder / "a" / "to file").symlink_to(elsewhere / "kept")
+    (folder / "to folder").symlink_to(elsewhere)
+    (folder / "to nothing").symlink_to(tmp_path / "nothing")
+    FileSystem().remove_tree(str(folder))
+    assert not folder.exists()
+    folder.symlink_to(elsewhere)
+    with pytest.raises(NotADirectoryError):
+        FileSystem().remove_tree(str(folder))
+    with pytest.raises(FileNotFoundError):
+        FileSystem().remove_tree(str(tmp_path / "nothing"))
+    assert os.listdir(elsewhere) == ["kept"]
+
+
+def test_an_interrupt_of_a_removal_leaves_no_descriptor(tmp_path):
+    """Wherever it comes; and the rest is removed by who does it again."""
+    folder = tmp_path / "folder"
+
+    def make() -> None:
+        for number in range(2):
+            (folder / str(number)).mkdir(parents=True)
+            (folder / str(number) / "file").touch()
+
+    make()
+    before = len(os.listdir("/proc/self/fd"))
+    points = len(list_points(lambda: FileSystem().remove_tree(str(folder))))
+    assert points > 20
+    for at in range(1, points + 1):
+        make()
+        interrupt_at(at, lambda: FileSystem().remove_tree(str(folder)))
+        assert len(os.listdir("/proc/self/fd")) == before
+        if folder.exists():
+            FileSystem().remove_tree(str(folder))
+        assert not folder.exists()
