@@ -362,7 +362,10 @@ class LogHandler(logging.Handler):
     def _note(self, error: Exception) -> None:
         """Something failed: mend what can be, and say so once."""
         if isinstance(error, StoreClosed | PartitionFailed | UnknownTopic):
-            self._producer = None
+            producer, self._producer = self._producer, None
+            if producer is not None:
+                with contextlib.suppress(SegmentlogError, OSError):  # nothing waits in it: what failed is pending here
+                    producer.close()  # its thread would go on until somebody collects garbage
             if isinstance(error, PartitionFailed) and self._path is not None:
                 self._close_store()  # opened anew it recovers
             if isinstance(error, StoreClosed) and self._path is not None:
