@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,11 +82,15 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves descriptors, threads or child processes behind. It is the first fixture and the last.
 
     What there was when it began is not its own. Of a test with Spark, which has processes and
-    sockets for the session, only files below the temporary folder count.
+    sockets for the session, only files below the temporary folder count. Nor may it take away the function that
+    measures coverage: of all that comes after it in its process no line would count.
     """
-    before, failures = Snapshot.take(), request.session.testsfailed
+    before, failures, measuring = Snapshot.take(), request.session.testsfailed, sys.gettrace()
     yield
     close_opened()
+    if sys.gettrace() is not measuring:
+        sys.settrace(measuring)
+        pytest.fail("a trace function was left behind, or taken away", pytrace=False)
     if request.session.testsfailed == failures:  # else the traceback holds on to whatever it passed through
         left = left_since(before, tempfile.gettempdir() if request.node.get_closest_marker("spark") else None)
         if left:

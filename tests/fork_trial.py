@@ -51,12 +51,13 @@ class Stopper:
     def run(self, work: Callable[[], object]) -> None:
         """Do the work in this thread, counting."""
         self._thread = threading.get_ident()
+        measuring = sys.gettrace()
         if self.kind == "instructions":
             sys.settrace(self._trace)
         try:
             work()
         finally:
-            sys.settrace(None)
+            sys.settrace(measuring)
             self._thread = -1
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -110,6 +111,7 @@ def prepare_process() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
+    sys.unraisablehook = _hear_again
     # numpy's linear algebra, of which nothing is used, starts a thread a core: 0.1 s of a processor.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -121,6 +123,23 @@ _quiet = False
 def _leave(number: int, frame: object) -> None:
     """A signal while modules load: there is nothing to finish, and a traceback through them tells nobody anything."""
     os._exit(128 + number)
+
+
+def _hear_again(lost: sys.UnraisableHookArgs) -> None:
+    """Python drops an exception that ends a finalizer, or another callback of its own: whoever asked to stop would wait."""
+    raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    if not isinstance(lost.exc_value, KeyboardInterrupt) or not raising:
+        sys.__unraisablehook__(lost)
+        return
+    main = threading.main_thread().ident
+    assert main is not None
+    again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main, raising[0]))  # once the finalizer is done
+    again.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread can be started: this process is ending
+        again.start()
+
+
+_AGAIN_S: Final = 0.02
 
 
 def end_loading() -> None:

@@ -194,12 +194,16 @@ class Handle:
         if (found.st_dev, found.st_ino) != file_id:
             raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
 
-    def close_files(self) -> None:
-        """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
+    def close_segments(self) -> None:
+        """Close what is open of segments: while it is, one that was deleted takes room on the disk. As `close_files`."""
         for close in self.closers:
             close()
         while self.sealed:
             self.sealed.popitem()[1].close()
+
+    def close_files(self) -> None:
+        """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
+        self.close_segments()
         fds = self.lock_fd, self.state_fd
         self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
         for fd in fds:

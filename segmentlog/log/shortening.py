@@ -62,6 +62,7 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
                 lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, "truncated on request", now_ms)
                 handle.ledger.begin_truncation(log, lost, base)
                 recover(handle, handle.page)
+                handle.close_segments()
                 return lost
         # Recovery reads it, and appends may go into it: not while they wait at the locks, it may take long.
         insist(handle, base)

@@ -150,7 +150,13 @@ _held: dict[int, tuple[int, LockableFiles]] = {}
 _opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
 
 
-class Held(int):
+class Descriptor(int):
+    """One that was let go of: nothing runs when it is dropped, so that no interrupt can be lost there."""
+
+    __slots__ = ()
+
+
+class Held(Descriptor):
     """A descriptor that this process may hold a lock through. In a forked child its number is another file's.
 
     It is closed when nobody has it any more: who was to keep it, or to let go of it, was interrupted. The cyclic
@@ -254,7 +260,7 @@ def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key:
 
     In a forked child nothing: it is closed, and what has the number now is something else.
     """
-    if not isinstance(fd, Held):
+    if not isinstance(fd, Descriptor):
         raise TypeError(f"descriptor {fd} was not opened by hold_open")
     with _opening:
         if id(fd) in _held:
@@ -266,6 +272,7 @@ def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key:
             finally:
                 # With no call before the close: its number may be another file's right after.
                 del _held[id(fd)]
+                fd.__class__ = Descriptor
                 if owner is not None:
                     owner[key] = -1
                 try:

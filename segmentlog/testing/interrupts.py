@@ -142,13 +142,14 @@ class _Run:
 
     def run(self, operation: Callable[[], Any]) -> Outcome:
         before = signal.signal(_SIGNAL, self.handle)
+        measuring = sys.gettrace()  # coverage's, in a process whose lines are counted: they are again afterwards
         result, raised = None, None
         try:
             sys.settrace(self.enter)
             try:
                 result = operation()
             finally:
-                sys.settrace(None)
+                sys.settrace(measuring)
         except BaseException as error:
             raised = error
         signal.signal(_SIGNAL, before)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -156,6 +157,50 @@ def test_a_stopped_bench_deletes_its_store(tmp_path: Path, number: signal.Signal
         _, err = stop(process, number)
     assert (process.returncode, err.strip()) == (1, "stopped")
     assert list(tmp_path.iterdir()) == []
+
+
+_IN_A_FINALIZER = """
+import gc, os, signal, sys, time
+from segmentlog.cli import common
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        for _ in range(10):
+            time.sleep(0.001)
+
+class Collected:
+    def __init__(self):
+        self.me = self
+    __del__ = Dropped.__del__
+
+common.prepare_process()
+common.end_loading()
+try:
+    make = {"dropped": Dropped, "collected": Collected}[sys.argv[2]]
+    with common.stoppable() if sys.argv[3] == "twice" else common.contextlib.nullcontext():
+        if sys.argv[3] == "twice":
+            os.kill(os.getpid(), int(sys.argv[1]))  # the first one asks, the next one interrupts
+            time.sleep(0.01)
+        make()
+        gc.collect()
+        time.sleep(20)
+    print("not heard")
+except KeyboardInterrupt:
+    print("heard", flush=True)
+"""
+
+
+@pytest.mark.parametrize("times", ["once", "twice"])
+@pytest.mark.parametrize("how", ["dropped", "collected"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_comes_in_a_finalizer_is_heard(number: signal.Signals, how: str, times: str) -> None:
+    """Python drops an exception there: whoever asked a command to stop would wait for its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_FINALIZER, str(int(number)), how, times],
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_S, check=False, env=unmeasured(),
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == (b"heard\n", b"", 0)
 
 
 @pytest.mark.parametrize("command", ["consume", "bench"])

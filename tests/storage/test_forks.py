@@ -20,6 +20,7 @@ from fork_trial import locked_files
 import segmentlog
 from segmentlog.storage import forks
 from segmentlog.storage.fs import FileSystem
+from segmentlog.testing.interrupts import Interrupt, interrupt_at, list_points
 
 PACKAGE = Path(segmentlog.__file__).parent
 
@@ -562,6 +563,26 @@ def test_a_held_descriptor_is_closed_when_it_is_dropped_and_not_by_the_collector
 
 def _of_ours() -> list[object]:
     return [one for one in gc.callbacks if getattr(one, "__module__", "").startswith("segmentlog")]
+
+
+def test_nothing_runs_when_what_was_let_go_of_is_dropped(tmp_path: Path) -> None:
+    """An interrupt in a finalizer is lost, and there is one of these for each file that is locked for a while."""
+    fs = FileSystem()
+
+    def hold_and_drop() -> None:
+        fd = forks.hold_open(fs, str(tmp_path / "lock"), os.O_RDWR | os.O_CREAT)
+        forks.let_go(fs, fd)
+        forks.let_go(fs, fd)  # who was interrupted says it again
+        with forks.held_open(fs, str(tmp_path / "lock"), os.O_RDWR):
+            pass
+
+    passed = list_points(hold_and_drop)
+    assert len(passed) > 10
+    assert [str(place) for place in passed if "__del__" in place.function] == []
+    outcomes = [interrupt_at(at, hold_and_drop) for at in range(1, len(passed) + 1)]
+    heard = [isinstance(outcome.error, Interrupt) for outcome in outcomes if outcome.place is not None]
+    assert len(heard) > 10
+    assert all(heard)
 
 
 def test_collections_run_nothing_of_ours_while_there_is_nothing_to_do(tmp_path: Path) -> None:
