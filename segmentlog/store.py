@@ -27,6 +27,7 @@ from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.reaching import Reaching
 from segmentlog.topics.topics import Topic as Topic
@@ -465,6 +466,8 @@ class LogStore(Clients):
         try:
             self._topics.close()
         except (SegmentlogError, OSError) as error:
+            if is_interrupt(error):
+                raise
             first = first or error
         if self._attached is not None:
             self._attached.close()

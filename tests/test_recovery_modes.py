@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -220,7 +221,7 @@ def test_nobody_can_tell_the_kind_of_a_mount_without_proc(tmp_path: Path, monkey
     """Other systems than Linux have no such list: the kind is empty, and the store is taken for local."""
 
     def missing(path: str) -> bytes:
-        raise FileNotFoundError(path)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     monkeypatch.setattr("segmentlog.storage.fs._read_proc", missing)
     assert FileSystem().kind_of_mount(str(tmp_path)) == ""

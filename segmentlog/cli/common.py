@@ -126,7 +126,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 def _hear_again(lost: sys.UnraisableHookArgs) -> None:
-    """Python drops an exception that ends a finalizer, or another callback of its own: whoever asked to stop would wait."""
+    """Python drops an exception that ends a finalizer or another callback: who asked us to stop would wait in vain."""
     raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     if not isinstance(lost.exc_value, KeyboardInterrupt) or not raising:
         sys.__unraisablehook__(lost)

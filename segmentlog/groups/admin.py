@@ -18,6 +18,7 @@ from segmentlog.groups.member import Member
 from segmentlog.groups.positions import CommittedOffset, CommittedPositions, encode
 from segmentlog.groups.remote import RemoteGroup
 from segmentlog.records import TopicPartition
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.files import read_file
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
@@ -113,7 +114,7 @@ class Groups:
         """Names of the groups that have committed positions or members, sorted."""
         found = set(self.positions.groups())
         for path in self._folders():
-            with contextlib.suppress(OSError, UnicodeDecodeError):
+            with failures_ignored(UnicodeDecodeError):
                 group = read_file(self._fs, f"{path}/lock").decode()
                 if group and group not in found and self._has_members(self._folder(group)):
                     found.add(group)
@@ -290,6 +291,8 @@ class Groups:
                 if self._expire_one(group, now_ms - retention_ms):
                     gone.append(group)
             except (SegmentlogError, OSError) as error:
+                if is_interrupt(error):
+                    raise
                 first = first or error
         if first is not None:
             raise first

@@ -30,6 +30,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.forks import hold_open, let_go
@@ -126,7 +127,7 @@ class RemoteGroups:
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in self._fs.listdir(self._path):
-                with contextlib.suppress(OSError, UnicodeDecodeError, DamagedRemote):
+                with failures_ignored(UnicodeDecodeError, DamagedRemote):
                     remote = read_remote(self._fs, f"{self._path}/{name}")
                     if remote is not None and remote.held:
                         found.append(read_file(self._fs, f"{self._path}/{name}/lock").decode())

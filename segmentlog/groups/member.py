@@ -24,7 +24,6 @@ taken from it would let it commit later what it must not.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import uuid
@@ -44,6 +43,7 @@ from segmentlog.groups.folder import (
 )
 from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, UNLOCK, held, keep
@@ -310,7 +310,7 @@ class Member:
         for tp in partitions:
             fd = self.owned.get(tp, -1)
             if fd >= 0:
-                with contextlib.suppress(OSError):
+                with failures_ignored():
                     self._fs.ftruncate(fd, 0)
                 let_go(self._fs, fd, self.owned, tp)
             self.owned.pop(tp, None)  # only now: an interrupt must not leave a lock that nobody knows of

@@ -26,6 +26,7 @@ from segmentlog.format.names import (
 )
 from segmentlog.inspection.findings import Finding, Severity
 from segmentlog.storage.belief import why_doubted
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.files import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, LogState, StatePage, SyncState
@@ -245,7 +246,9 @@ def read_topic_id(fs: FileSystem, folder: str) -> str | None:
     """The id that a topic's file says; None when it says none."""
     try:
         topic_id = json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["id"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if is_interrupt(error):
+            raise
         return None
     return topic_id if is_topic_id(topic_id) else None
 

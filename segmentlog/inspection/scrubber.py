@@ -29,6 +29,7 @@ from segmentlog.format.names import LOG_SUFFIX, SWAP_SUFFIX, parse_copy_name
 from segmentlog.format.scan import Around, step_over
 from segmentlog.inspection.segment import around
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.remote import read_stub
 from segmentlog.storage.segment import list_segments, segment_stem
@@ -182,7 +183,7 @@ class Scrubber:
     def _end_round(self) -> None:
         self._is_in_round = False
         for key in [key for key in self._findings if key[0] not in self._seen_paths]:
-            with contextlib.suppress(OSError):  # nobody can tell: then it is still known
+            with failures_ignored():  # nobody can tell: then it is still known
                 if not self._fs.exists(key[0]):
                     del self._findings[key]
         self._seen_paths.clear()

@@ -22,6 +22,7 @@ from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX,
 from segmentlog.format.scan import Around
 from segmentlog.format.stub import PROBE_BYTES
 from segmentlog.inspection.findings import Tally
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.files import read_file
 from segmentlog.storage.fs import FileSystem, Ranges, opened
 from segmentlog.storage.index import batches_known
@@ -165,7 +166,7 @@ def around(fs: FileSystem, path: str, base: int) -> Around:
     """What the files beside a segment file, and that of its topic, say of its batches; missing ones say nothing."""
     batch_limit = MAX_RAW_SIZE
     folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with failures_ignored(ValueError, KeyError, TypeError):
         batch_limit = min(int(json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["largest_batch_bytes"]), batch_limit)
     if not path.endswith(LOG_SUFFIX):
         return Around(batch_limit=batch_limit)
@@ -263,7 +264,9 @@ def _read_around(fs: FileSystem, fd: int, position: int, size: int, unreadable: 
         wanted = min(_SECTOR, position + size - start)
         try:
             part = fs.pread(fd, wanted, start)
-        except OSError:
+        except OSError as error:
+            if is_interrupt(error):
+                raise
             part = b""
             unreadable.append((start, wanted))
         parts.append(part.ljust(wanted, b"\0"))

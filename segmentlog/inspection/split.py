@@ -25,6 +25,7 @@ from segmentlog.inspection.files import StateReader
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.segment import SegmentFound, Tracked, inspect_segment
 from segmentlog.inspection.store import list_partitions
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem, Stamp
 from segmentlog.storage.segment import list_segments, segment_stem
 
@@ -99,7 +100,9 @@ def look(fs: FileSystem, job: SegmentJob) -> SegmentLooked | None:
         # Before the first byte is read: a write that comes between makes the stamp one of the past.
         stamp = fs.stamp(job.path)
         found = inspect_segment(fs, job.path, job.base_offset, end_position=job.end_position, epoch=0, tally=tally)
-    except (OSError, SegmentlogError):
+    except (OSError, SegmentlogError) as error:
+        if is_interrupt(error):
+            raise
         return None
     return SegmentLooked(job.path, job.end_position, stamp, tally.records, pack(found))
 

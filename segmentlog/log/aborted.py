@@ -23,6 +23,7 @@ from segmentlog.format.producers import AbortedTransaction, Malformed, decode_ab
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.log.handle import Handle
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import ABORTS_WORD, LogState
@@ -118,7 +119,7 @@ class AbortedTransactions:
             return
         found = self._segments[base] = find_sealed(handle, base, around, known)
         if not found.is_kept and not handle.read_only:
-            with contextlib.suppress(OSError):  # a cache: the next one reads the segment again
+            with failures_ignored():  # a cache: the next one reads the segment again
                 keep(handle, base, found)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, STATE_FILE
 from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.segment import list_segments, segment_stem
 from segmentlog.storage.state import PAGE_SIZE, SHIPPED_WORD, LogState, StateDamaged, StatePage, SyncState
@@ -58,8 +59,9 @@ def glance(fs: FileSystem, folder: str, boot_id: str) -> Glance | None:
                     return Glance.of(page) if page.is_about(boot_id, found) else None
                 except StateDamaged:  # or somebody wrote to it in that moment
                     continue
-    except OSError:
-        pass
+    except OSError as error:
+        if is_interrupt(error):
+            raise
     return None
 
 

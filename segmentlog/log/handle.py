@@ -17,6 +17,7 @@ from segmentlog.format.scan import Around, KnownBatches
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.file_locks import kept_in_place
 from segmentlog.storage.forks import Held, LockableFiles, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
@@ -111,8 +112,9 @@ class Handle:
         try:
             if not sys.is_finalizing():
                 self.close_if_idle()
-        except BaseException:  # half made, or a file system that cannot: nobody is there to be told
-            pass
+        except Exception as error:  # half made, or a file system that cannot: nobody is there to be told
+            if is_interrupt(error):
+                raise  # Python tells it
 
     def found_again(self) -> None:
         """Kept by the finalizer of its store, when the collector had cleared the weak references to it already.
@@ -195,7 +197,7 @@ class Handle:
             raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
 
     def close_segments(self) -> None:
-        """Close what is open of segments: while it is, one that was deleted takes room on the disk. As `close_files`."""
+        """Close what is open of segments, as `close_files`: one that was deleted takes room on the disk until then."""
         for close in self.closers:
             close()
         while self.sealed:
@@ -290,7 +292,7 @@ class Handle:
         Its batches end at ``end_offset`` at the latest; without ``known`` its index files are asked where they are.
         """
         batch_limit = MAX_RAW_SIZE
-        with contextlib.suppress(OSError, SegmentlogError):
+        with failures_ignored(SegmentlogError):
             self.exceeds_batch_limit(MAX_RAW_SIZE)  # learns of a limit that was raised since
             batch_limit = self.batch_limit
         return Around(end_offset, batch_limit, known or batches_known(self.fs, segment_stem(self.folder, base), base))
@@ -328,7 +330,9 @@ class Handle:
             found = self.fs.stat(f"{self.folder}/{STATE_FILE}")
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a disk that fails has its own ways to say so
+        except OSError as error:  # a disk that fails has its own ways to say so
+            if is_interrupt(error):
+                raise
             return True
         return (found.st_dev, found.st_ino) == self.page.file_id
 
@@ -468,5 +472,5 @@ class Handle:
         """Rewrite a byte that followers watch, if any said that they wait."""
         waiting_until_ms = self.page.waiting_until_ms
         if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 self.fs.pwritev(self.lock_fd, [b"\0"], 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ import msgspec
 
 from segmentlog.format.names import CLEANER_FILE
 from segmentlog.log.handle import Handle
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
@@ -66,7 +66,7 @@ class Lease:
 
     def write_note(self, note: CleanerNote) -> None:
         """Leave a note for people. A note only: no room for it is no failure. The caller holds the lease."""
-        with contextlib.suppress(OSError):
+        with failures_ignored():
             self._handle.fs.ftruncate(self._fd, 0)
             write_all(self._handle.fs, self._fd, [msgspec.json.encode(note)], 0)
 
@@ -74,7 +74,9 @@ class Lease:
         """The last note; an empty one without any, or when it is being written."""
         try:
             return _decoder.decode(read_file(self._handle.fs, self._path))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if is_interrupt(error):
+                raise
             return CleanerNote()
 
 

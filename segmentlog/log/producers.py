@@ -35,6 +35,7 @@ from segmentlog.format.producers import (
 )
 from segmentlog.format.scan import walk_over_damage
 from segmentlog.log.handle import Handle
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import read_file, replace_file, write_all
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state import PRODUCERS_WORD, LogState
@@ -157,7 +158,7 @@ class ProducerStates:
             return
         handle = self._handle
         path = f"{handle.folder}/{PRODUCERS_FILE}"
-        with contextlib.suppress(OSError, CorruptBatch):
+        with failures_ignored(CorruptBatch):
             self.catch_up(log)
             inode = handle.fs.stat(segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX).st_ino
             left = EndSnapshot(log.epoch, log.active_base_offset, inode, log.end_position, self.all(now_ms))
@@ -338,7 +339,7 @@ class ProducerStates:
 
     def write_snapshot(self, base: int, now_ms: int) -> None:
         """Leave on disk what is known where the segment ``base`` begins. A cache: no room for it is no failure."""
-        with contextlib.suppress(OSError):
+        with failures_ignored():
             replace_file(self._handle.fs, self._snapshot_path(base), encode_snapshot(self.all(now_ms)))
 
     def _snapshot_path(self, base: int) -> str:

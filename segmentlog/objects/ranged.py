@@ -9,6 +9,7 @@ time is put aside for an empty one. Who has the old one mapped reads on in it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ class Cache:
             fd = hold_open(FileSystem(), file.path, os.O_RDWR)
             if FileSystem().fstat(fd).st_ino != file.inode:
                 let_go(FileSystem(), fd)
-                raise FileNotFoundError(file.path)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
         found = OpenedRanges(file, fd)
         self._opened.add(found)
         return found
@@ -328,7 +329,7 @@ class RangedFile:
                 newest = newest.renewed_by
             if newest.spans == spans:
                 if newest.is_retired:
-                    raise FileNotFoundError(self.path) from None
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path) from None
                 why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
                 raise ShippingRefused(self._cache.bucket.url, why) from missing
             self._get(held, newest.spans, start, end)

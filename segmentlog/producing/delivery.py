@@ -14,6 +14,7 @@ import numpy.typing as npt
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.records import Appended, Headers
 from segmentlog.storage import forks
+from segmentlog.storage.failures import is_interrupt
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -216,10 +217,12 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self._chunk.result(self._number)
 
     def exception(self, timeout_s: float | None = None) -> Exception | None:
-        """What kept it from being appended, or None."""
+        """What kept it from being appended, or None; raises TimeoutError when neither is known by then."""
         try:
             self.result(timeout_s)
         except (SegmentlogError, OSError) as error:
+            if is_interrupt(error):
+                raise
             return error
         return None
 

@@ -33,6 +33,7 @@ from segmentlog.producing.pump import Pump
 from segmentlog.producing.spreading import no_partition
 from segmentlog.records import K, V
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.identity import Identity
 from segmentlog.transactions.transactions import Transactions
@@ -274,7 +275,7 @@ class Producer(Generic[K, V]):
 
     def _abort_quietly(self) -> None:
         """Abort, if there is anything to abort still; the first reason is the one to tell."""
-        with contextlib.suppress(SegmentlogError, OSError):
+        with failures_ignored(SegmentlogError):
             self.abort_transaction()
 
     def begin_transaction(self) -> None:
@@ -298,11 +299,13 @@ class Producer(Generic[K, V]):
             self.flush()
             identity.sync_data()
         except (SegmentlogError, OSError) as error:
+            if is_interrupt(error):
+                raise
             if isinstance(error, ProducerFenced):
                 identity.drop()
                 raise
             # A full disk, say: what is not decided is not committed.
-            with contextlib.suppress(SegmentlogError, OSError):
+            with failures_ignored(SegmentlogError):
                 self.abort_transaction()
             raise TransactionAborted(identity.label, str(error)) from error
         identity.commit(note)
@@ -313,7 +316,7 @@ class Producer(Generic[K, V]):
         """Take back everything that was sent in the transaction."""
         identity = self._idempotent("a transaction")
         identity.check_open()
-        with contextlib.suppress(Exception):
+        with failures_ignored(Exception):
             self.flush()  # so that nothing of it comes later
         identity.abort()
 

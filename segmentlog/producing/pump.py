@@ -15,6 +15,7 @@ from segmentlog.producing.delivery import Chunk
 from segmentlog.producing.options import ProducerOptions
 from segmentlog.producing.spreading import Spreader
 from segmentlog.storage import forks
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.locks import News
 from segmentlog.topics.topics import Topics
 from segmentlog.topics.workers import Worker
@@ -239,9 +240,15 @@ class Pump:
                         self._spreader.append(chunk)
                     chunk.finish(chunk.error)
                     waiting.popleft()
-                except Exception as error:
+                except BaseException as error:
                     if was_sent or chunk.is_appended:  # no failure of it: a signal's handler has raised behind it
                         chunk.finish(chunk.error)
+                        raise
+                    if not isinstance(error, Exception) or is_interrupt(error):
+                        # Under the same numbers it is appended once, whatever came; without numbers, who knows?
+                        if self._identity is None and not chunk.is_sent:
+                            why = "what was sending it was interrupted: it may or may not be appended; look in the log"
+                            chunk.finish(SegmentlogError(why))
                         raise
                     if not chunk.is_sent:
                         chunk.finish(error)
@@ -251,12 +258,6 @@ class Pump:
                         self.failure = error
                     if self._identity is not None:
                         self._identity.note_failure(error)
-                except BaseException:
-                    # Under the same numbers it is appended once, whatever was interrupted; without numbers, who knows?
-                    if self._identity is None and not chunk.is_sent:
-                        why = "what was sending it was interrupted: it may or may not be appended; look in the log"
-                        chunk.finish(SegmentlogError(why))
-                    raise
 
     # ------------------------------------------------------------ who waits for a chunk
 

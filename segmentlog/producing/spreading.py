@@ -12,6 +12,7 @@ from segmentlog.errors import RecordTooLarge, SegmentlogError, UnknownTopic
 from segmentlog.log.append.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, ranks_of, rows_by_partition
 from segmentlog.producing.delivery import Chunk
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.identity import Identity
 
@@ -101,6 +102,8 @@ class Spreader:
                 index = error.index if rows is None else int(rows[error.index])
                 chunk.errors[number] = RecordTooLarge(error.size_bytes, error.limit_bytes, index)
             except (SegmentlogError, OSError) as error:
+                if is_interrupt(error):
+                    raise
                 chunk.errors[number] = error
             first = first or chunk.errors.get(number)
         if first is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from segmentlog.format.batch import decode_header
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.encoded import read_encoded
 from segmentlog.records import TopicPartition
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import write_all
 from segmentlog.storage.fs import NO_ROOM, FileSystem
 
@@ -82,7 +82,7 @@ class StagedFile:
     def discard(self) -> None:
         """The task failed: nothing of it is left."""
         self.close()
-        with contextlib.suppress(OSError):
+        with failures_ignored():
             self._fs.unlink(self._path)
 
 

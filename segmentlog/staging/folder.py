@@ -20,6 +20,7 @@ from typing import Final
 from segmentlog.errors import ProducerFenced
 from segmentlog.format.names import STAGING_FOLDER, folder_name_of
 from segmentlog.staging.files import Staged
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import EXCLUSIVE, held
@@ -132,7 +133,7 @@ def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None)
     oldest = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     with contextlib.suppress(FileNotFoundError):
         for job in fs.listdir(folder):
-            with contextlib.suppress(OSError):  # somebody else is at it
+            with failures_ignored():  # somebody else is at it
                 names = fs.listdir(f"{folder}/{job}")
                 if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
                     continue

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from segmentlog.errors import DiskFull
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, decode_checkpoint, encode_slot
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import read_file, replace_file, write_all
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, DiskFailed, FileSystem, opened
 
@@ -75,7 +75,7 @@ class CheckpointFile:
             if found != before:
                 write_all(self._fs, fd, [before], position)
         except OSError:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 if decode_checkpoint(self._fs.pread(fd, 2 * len(before), 0))[0] != sequence:
                     return
             raise DiskFailed.of(error, self.path) from error

@@ -15,6 +15,7 @@ from typing import Final
 
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.names import TEMPORARY_SUFFIX
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, opened
 from segmentlog.storage.locks import held
@@ -50,7 +51,9 @@ def _path_of(fd: int) -> str:
     """For people: where a descriptor's file lies, as far as that can be told."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
+    except OSError as error:
+        if is_interrupt(error):
+            raise
         return f"descriptor {fd}"
 
 
@@ -124,7 +127,7 @@ def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[Buffer], *,
                 _fsync(fs, fd, path)
                 fs.replace(temporary, path)
             except (OSError, SegmentlogError):
-                with contextlib.suppress(OSError):
+                with failures_ignored():
                     fs.unlink(temporary)
                 raise
     except OSError as error:

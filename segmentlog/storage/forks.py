@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from itertools import starmap
 from typing import Any, Protocol
 
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.locks import held
 
 
@@ -197,11 +198,19 @@ _count_references()
 def _close_dropped(fd: Held) -> None:
     # Without the lock, for it comes at any point of any thread. A child forked before the last line closes it as well.
     number, fs = _held[id(fd)]
-    with contextlib.suppress(BaseException):
+    try:
         fs.flock(number, fcntl.LOCK_UN)
-    with contextlib.suppress(BaseException):
-        fs.close(number)
-    _held.pop(id(fd), None)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+    finally:
+        try:
+            fs.close(number)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+        finally:
+            _held.pop(id(fd), None)
 
 
 def _after_collection(phase: str, info: object) -> None:
@@ -267,8 +276,9 @@ def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key:
             try:
                 # Unlocked first: a process that is being started may still have a copy of the descriptor.
                 fs.flock(fd, fcntl.LOCK_UN)
-            except OSError:
-                pass
+            except OSError as error:
+                if is_interrupt(error):
+                    raise
             finally:
                 # With no call before the close: its number may be another file's right after.
                 del _held[id(fd)]
@@ -277,8 +287,9 @@ def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key:
                     owner[key] = -1
                 try:
                     fs.close(fd)
-                except OSError:
-                    pass
+                except OSError as error:
+                    if is_interrupt(error):
+                        raise
 
 
 @held
@@ -295,8 +306,9 @@ def held_open(
             try:
                 if id(fd) in _held:
                     fs.flock(fd, fcntl.LOCK_UN)  # here, before a function that an interrupt may keep from beginning
-            except OSError:
-                pass
+            except OSError as error:
+                if is_interrupt(error):
+                    raise
             finally:
                 let_go(fs, fd)
 

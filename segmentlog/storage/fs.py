@@ -7,7 +7,6 @@ the seam costs an attribute look-up.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -17,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
 from typing import Final, Protocol
 
-from segmentlog.errors import DiskFull, SegmentlogError
+from segmentlog.errors import DiskFull
 from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.storage import witness
+from segmentlog.storage.failures import failures_ignored, is_from_a_call, is_interrupt
 from segmentlog.storage.locks import held
 from segmentlog.storage.map import map_shared
 
@@ -243,7 +243,7 @@ class FileSystem:
 
         There a store to a mapped page takes room on the disk, and kills the process when there is none.
         """
-        with contextlib.suppress(OSError):  # other file systems write in place anyway
+        with failures_ignored():  # other file systems write in place anyway
             flags = _FLAGS.unpack(fcntl.ioctl(fd, _GET_FLAGS, _FLAGS.pack(0)))[0]
             fcntl.ioctl(fd, _SET_FLAGS, _FLAGS.pack(flags | _NO_COPY_ON_WRITE))
 
@@ -255,7 +255,9 @@ class FileSystem:
         """The type of the file system that holds ``path`` (ext4, nfs4, ...); empty when nobody can tell."""
         try:
             mounts = _read_proc("/proc/self/mountinfo")
-        except OSError:  # not Linux
+        except OSError as error:  # not Linux
+            if is_interrupt(error):
+                raise
             return ""
         device = self.stat(path).st_dev
         at = mounts.find(f" {os.major(device)}:{os.minor(device)} ".encode())
@@ -295,16 +297,6 @@ def _open(path: str, flags: int, mode: int) -> int:
 def _relieved(error: OSError) -> bool:
     """Whether the error was a want of descriptors, and some are free now."""
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
-
-
-def is_from_a_call(error: OSError) -> bool:
-    """Whether a system call failed with it. Without a number it is an interrupt's: a time-out made of SIGALRM, say."""
-    return error.errno is not None
-
-
-def is_failure(error: BaseException) -> bool:
-    """Whether an operation failed with it, as opposed to being interrupted by it."""
-    return isinstance(error, SegmentlogError) or (isinstance(error, OSError) and is_from_a_call(error))
 
 
 @held

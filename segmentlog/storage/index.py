@@ -28,6 +28,7 @@ from segmentlog.format.index import (
 from segmentlog.format.names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import write_all
 from segmentlog.storage.fs import FileSystem, opened
 
@@ -124,7 +125,7 @@ class SegmentIndex:
         count = self.count
         if count == self._flushed or not self.writable:
             return
-        with contextlib.suppress(OSError, UnknownTopic), self._staying():
+        with failures_ignored(UnknownTopic), self._staying():
             found = self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
             if self.log_inode not in (None, found.st_ino):
                 return  # compacted meanwhile: these are not the entries of what is there now
@@ -257,7 +258,7 @@ def batches_known(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:
         nonlocal index
         if index is None:
             index = SegmentIndex(fs, stem, base_offset, 1, writable=False)
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 index.load()
         return index.batches_behind(position)
 

@@ -8,7 +8,6 @@ another machine's there is warned. Nothing can be promised on top of that.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import time
 from typing import Final
 
 from segmentlog.format.names import HIDDEN
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.files import read_file, write_all
 from segmentlog.storage.fs import FileSystem
 
@@ -69,12 +69,14 @@ class NetworkMark:
         try:
             document = json.loads(read_file(self._fs, self._path))
             return str(document["host"]), int(document["at_ms"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if is_interrupt(error):
+                raise
             return "", 0
 
     def _write(self, now_ms: int) -> None:
         data = json.dumps({"host": self._host, "at_ms": now_ms}).encode()
-        with contextlib.suppress(OSError):  # a warning is all that it serves
+        with failures_ignored():  # a warning is all that it serves
             fd = self._fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
                 write_all(self._fs, fd, [data], 0)
@@ -84,5 +86,5 @@ class NetworkMark:
     def remove(self) -> None:
         """At a clean close, if it is still ours."""
         if self.read()[0] == self._host:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 self._fs.unlink(self._path)

@@ -20,6 +20,7 @@ import xxhash
 from segmentlog.errors import CorruptBatch, DiskFull, ObjectStoreError, SegmentGone
 from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.format.stub import PROBE_BYTES, MalformedStub, Stub, decode_stub, encode_stub
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import read_file, replace_file, temporary_beside, write_all
 from segmentlog.storage.fs import NO_ROOM, FileSystem, Ranges, opened
 
@@ -131,6 +132,6 @@ def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified
 
 def _drop(fs: FileSystem, name: str, fd: int) -> None:
     """Remove a prepared file unless it was put in place: somebody else's may have the name by then."""
-    with contextlib.suppress(OSError):
+    with failures_ignored():
         if os.path.samestat(fs.stat(name), fs.fstat(fd)):
             fs.unlink(name)

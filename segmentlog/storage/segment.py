@@ -10,6 +10,7 @@ from typing import Final
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
 from segmentlog.format.stub import PROBE_BYTES
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.files import sync_data, try_fallocate, write_all
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, Ranges, opened
@@ -92,7 +93,7 @@ class SealedSegment:
         """Idempotent. Nobody is told of an error: whoever wants to know it syncs before."""
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 let_go(self._fs, fd)
 
 
@@ -181,6 +182,8 @@ class ActiveSegment:
         try:
             _drop(self._fs, self.fd, position, self.path)
         except OSError as error:
+            if is_interrupt(error):
+                raise
             failure = error
         else:
             self._allocated = self._prepared = position
@@ -197,7 +200,7 @@ class ActiveSegment:
         if self._count_syncs is not None:
             before, self._syncs = self._syncs, self._count_syncs()
             if 0 <= before <= self._syncs - _WINDOW_SYNCS and size_bytes < ahead:
-                with contextlib.suppress(OSError):  # what is written for the caller will tell
+                with failures_ignored():  # what is written for the caller will tell
                     self._fs.pwritev(self.fd, [_ZEROS[:ahead]], position)
         self._prepared = position + max(ahead, size_bytes)
 

@@ -7,7 +7,6 @@ How far it came stands in the state pages; the threads of its own process are wo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Final
 
 from segmentlog.format.names import FILE_LOCK_SUFFIX, SHIP_FILE
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.forks import Held, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
@@ -94,7 +94,7 @@ class ShipSignals:
         if self._is_here and (wake := self._wake()) is not None:
             wake()
             return
-        with contextlib.suppress(OSError), opened(self._fs, self.path, os.O_WRONLY | os.O_CLOEXEC) as fd:
+        with failures_ignored(), opened(self._fs, self.path, os.O_WRONLY | os.O_CLOEXEC) as fd:
             self._fs.pwritev(fd, [b"\0"], 0)
 
     def wait(self, at_most_s: float) -> None:

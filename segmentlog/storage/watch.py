@@ -18,6 +18,7 @@ from itertools import starmap
 from typing import Final, NamedTuple
 
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.locks import keep
 
 _IN_MODIFY: Final = 0x2
@@ -184,11 +185,11 @@ class Watch:
     def interrupt(self) -> None:
         """Make a `wait` in another thread (or the next one) return."""
         self._ensure_own()
-        with contextlib.suppress(OSError):  # full of reasons to wake up already, or closed
+        with failures_ignored():  # full of reasons to wake up already, or closed
             os.write(self._wake_write, b"\0")
 
     def __del__(self) -> None:  # dropped, or whoever was to keep it was interrupted
-        with contextlib.suppress(BaseException):
+        with failures_ignored(Exception):
             self.close()
 
     def close(self) -> None:
@@ -232,5 +233,7 @@ def _inotify_init() -> int:
     """An inotify descriptor; -1 where there is none (another system, or the user's limit is reached)."""
     try:
         return int(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-    except (AttributeError, OSError):
+    except (AttributeError, OSError) as error:
+        if is_interrupt(error):
+            raise
         return -1

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Final
 
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.files import temporary_beside
 from segmentlog.storage.fs import FileSystem
 
@@ -57,7 +58,7 @@ def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
             fs.fsync(fd)
             fs.replace(temporary, real)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 fs.unlink(temporary)
             raise
     fs.sync_folder(folder)

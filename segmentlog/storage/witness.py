@@ -19,6 +19,8 @@ import fcntl
 import struct
 from typing import Final
 
+from segmentlog.storage.failures import is_interrupt
+
 _AT_EMPTY_PATH: Final = 0x1000
 _STATX_MNT_ID_UNIQUE: Final = 0x4000
 _STATX_SIZE: Final = 256
@@ -52,7 +54,9 @@ def mark(fd: int) -> None:
     """Leave a mark in the kernel's memory of the file. Where that cannot be done, `is_marked` says no."""
     try:
         fcntl.fcntl(fd, _F_SET_RW_HINT, _WRITE_LIFE_NONE)
-    except OSError:  # another user's file, or a kernel without hints
+    except OSError as error:  # another user's file, or a kernel without hints
+        if is_interrupt(error):
+            raise
         return
 
 
@@ -60,5 +64,7 @@ def is_marked(fd: int) -> bool:
     """Whether the mark is there: the kernel had the file in memory ever since."""
     try:
         return fcntl.fcntl(fd, _F_GET_RW_HINT, bytes(_HINT.size)) == _WRITE_LIFE_NONE
-    except OSError:
+    except OSError as error:
+        if is_interrupt(error):
+            raise
         return False

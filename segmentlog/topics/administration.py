@@ -43,6 +43,7 @@ from segmentlog.format.names import (
     STORE_FILE,
     new_topic_id,
 )
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.file_locks import ProcessLock, free_to_move
 from segmentlog.storage.files import read_file, replace_file
 from segmentlog.storage.fs import NO_ROOM, FileSystem
@@ -81,7 +82,7 @@ class Administration:
         with self._lock.held() as fd:
             if self._fs.fstat(fd).st_size:
                 self.sweep()
-            with contextlib.suppress(OSError):  # no room: whoever opens the store looks anyway
+            with failures_ignored():  # no room: whoever opens the store looks anyway
                 self._fs.pwritev(fd, [b"1"], 0)
             try:
                 yield
@@ -92,7 +93,7 @@ class Administration:
                 self._note_end(fd)
 
     def _note_end(self, fd: int) -> None:
-        with contextlib.suppress(OSError):  # what was done is done; the next one looks in vain
+        with failures_ignored():  # what was done is done; the next one looks in vain
             self._fs.ftruncate(fd, 0)
 
     # ------------------------------------------------------------ changes
@@ -114,7 +115,7 @@ class Administration:
                 self._topics.write(making, file, is_new=True)
                 self._fs.rename(making, folder)
             except OSError as error:
-                with contextlib.suppress(OSError):
+                with failures_ignored():
                     self._fs.remove_tree(making)
                 if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                     raise TopicExists(name) from None
@@ -153,10 +154,10 @@ class Administration:
     def _noted(self, topic_id: str) -> Iterator[None]:
         """Should this process die in the middle of it, the next one to change anything tells those who have it open."""
         note = f"{self._path}/{ALTERING_PREFIX}{topic_id}"
-        with contextlib.suppress(OSError):
+        with failures_ignored():
             self._fs.close(self._fs.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
         yield
-        with contextlib.suppress(OSError):
+        with failures_ignored():
             self._fs.unlink(note)
 
     def rename(self, name: str, new_name: str) -> str:
@@ -229,7 +230,7 @@ class Administration:
         with self.locked():  # nobody who is alive is at it now, but for removing what is deleted
             for name in sorted(filter(_is_left_behind, self._fs.listdir(self._path))):
                 # No reason to fail for whoever has something else to do.
-                with contextlib.suppress(OSError, StoreVersionError):
+                with failures_ignored(StoreVersionError):
                     self._sweep_one(name)
 
     def _sweep_one(self, name: str) -> None:

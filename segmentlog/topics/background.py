@@ -23,6 +23,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.policy.retention import is_bounded
 from segmentlog.quantities import UNLIMITED
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.topics.compacting import Compactor, PartitionName, Partitions
 from segmentlog.topics.workers import Worker, Workers
 
@@ -201,6 +202,8 @@ class Background:
             try:
                 name, config = next(self._round, (None, None))
             except OSError as error:  # of a topic whose file cannot be read; the others have had their turn
+                if is_interrupt(error):
+                    raise
                 listing = error
             if name is None or config is None:
                 self._round, self._round_due_ms = None, now_ms + int(self._round_pause_s * 1000)
@@ -252,7 +255,7 @@ class Background:
         problems = self._workers.errors()
         there: set[PartitionName] | None = None
         if self._troubles:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 there = {name for name, _ in self._partitions.all_partitions()}
         for (what, (topic, number)), why in list(self._troubles.items()):
             if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:

@@ -14,6 +14,7 @@ from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, StoreClosed, UnknownTopic
 from segmentlog.log.partition import Partition
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.topics.workers import Worker
 
 logger = logging.getLogger("segmentlog")
@@ -114,6 +115,8 @@ class Compactor:
                         if ratio is not None:
                             due.append((ratio, name))
         except OSError as error:  # of a topic whose file cannot be read
+            if is_interrupt(error):
+                raise
             listing = error
         else:
             for name in gone:  # with its topic
@@ -132,7 +135,7 @@ class Compactor:
             return False
         if known.retry_ms is not None:
             return self._clock.monotonic_ms() < known.retry_ms
-        with contextlib.suppress(SegmentlogError, OSError):
+        with failures_ignored(SegmentlogError):
             partition = self._partitions.open_partition(*name)  # of a topic that was made anew, perhaps
             return (partition.topic_id, partition.generation) == (known.topic_id, known.generation)
         return True
@@ -173,7 +176,7 @@ class Compactor:
         pause_s = min(2 * known.pause_s, _RETRY_MAX_S) if known is not None else _RETRY_MIN_S
         retry_ms = None if isinstance(error, CorruptBatch) else self._clock.monotonic_ms() + int(pause_s * 1000)
         topic_id, generation = "", -1
-        with contextlib.suppress(SegmentlogError, OSError):
+        with failures_ignored(SegmentlogError):
             partition = self._partitions.open_partition(*name)
             topic_id, generation = partition.topic_id, partition.generation
             partition.note_uncleanable(str(error))

@@ -18,6 +18,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.glance import Glance, glance, lost_count, sealed_size
 from segmentlog.log.partition import Partition
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import StateDamaged
 from segmentlog.topics.topics import Topic
@@ -94,7 +95,9 @@ class Partitions:
             try:
                 topic = self._store.topic(name)
                 found = TopicStates(topic, topic.config, [None] * topic.partition_count)
-            except (SegmentlogError, OSError):  # deleted meanwhile
+            except (SegmentlogError, OSError) as error:  # deleted meanwhile
+                if is_interrupt(error):
+                    raise
                 continue
             self.topic_count += 1
             for number in range(len(found.partitions)):
@@ -120,8 +123,9 @@ class Partitions:
                 known.sealed, known.files = sealed_size(self._fs, folder, log), files
             if log.epoch != known.epoch:
                 known.lost, known.epoch = lost_count(self._fs, folder, log), log.epoch
-        except OSError:  # what was known before, and the next time once more
-            pass
+        except OSError as error:  # what was known before, and the next time once more
+            if is_interrupt(error):
+                raise
         return PartitionState(
             name, number, seen, known.sealed[0] + 1, known.sealed[1] + log.end_position, known.lost,
             self._unsynced_s(seen, known),

@@ -7,11 +7,11 @@ for a tenth of a second has none.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
+from segmentlog.storage.failures import failures_ignored
 
 _BATCHES: Final = 500
 """So many take 20 ms to read; compacting them takes about as long."""
@@ -31,6 +31,6 @@ class Tidy:
         """Compact the log if it is worth it. What keeps it from that is no reason to fail."""
         if self._batches >= _BATCHES:
             self._batches = 0
-            with contextlib.suppress(SegmentlogError, OSError):
+            with failures_ignored(SegmentlogError):
                 log.roll()
                 log.compact()

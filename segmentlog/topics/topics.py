@@ -25,6 +25,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.records import PartitionId, RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.ship_signals import ShipSignals
@@ -140,7 +141,9 @@ class Topics:
     def _is_on_read_only_disk(self) -> bool:
         try:
             read_only = self.fs.is_read_only(self.path)
-        except OSError:  # not there yet
+        except OSError as error:  # not there yet
+            if is_interrupt(error):
+                raise
             return False
         if read_only:
             logger.warning("%s is on a read-only file system: opened read_only", self.path)
@@ -385,6 +388,8 @@ class Topics:
                 except (UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
                     continue
                 except OSError as error:  # topics behind it are not to wait for that
+                    if is_interrupt(error):
+                        raise
                     first = first or error
                     continue
                 for number in range(found.partitions):
@@ -416,6 +421,8 @@ class Topics:
                 try:
                     partition.close()
                 except (SegmentlogError, OSError) as error:
+                    if is_interrupt(error):
+                        raise
                     first = first or error
             self._partitions.clear()
             if self._neighbour is not None and first is None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from segmentlog.errors import SegmentlogError, StoreClosed, StoreVersionError, UnknownTopic
 from segmentlog.records import PartitionId
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.journal import Status, TransactionLog, TransactionState, Unsettled
 from segmentlog.transactions.registration import write_fence
@@ -58,6 +59,8 @@ class Decisions:
             except StoreClosed:
                 return state  # the next one finishes it
             except (SegmentlogError, OSError) as error:
+                if is_interrupt(error):
+                    raise
                 failure = error
         if failure is not None:
             logger.warning("producer %s: its transaction is decided, but not told everywhere: %s", name, failure)
@@ -80,6 +83,8 @@ class Decisions:
         try:
             return self.complete(name, state)
         except (SegmentlogError, OSError) as error:
+            if is_interrupt(error):
+                raise
             logger.warning("producer %s: its transaction is decided, but that is not noted: %s", name, error)
             return state
 

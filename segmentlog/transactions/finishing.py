@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.errors import ProducerBusy, SegmentlogError, StoreClosed
 from segmentlog.format.producers import ProducerEntry
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.journal import TransactionLog, TransactionState
@@ -85,6 +86,8 @@ class Finisher:
         except StoreClosed:
             raise
         except (SegmentlogError, OSError) as error:
+            if is_interrupt(error):
+                raise
             troubles[name] = str(error)
             if self.troubles.get(name) != str(error):
                 logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
@@ -93,7 +96,7 @@ class Finisher:
         """Open transactions in the partitions that this process has open."""
         found = []
         for log in self._topics.opened_partitions():
-            with contextlib.suppress(SegmentlogError, OSError):
+            with failures_ignored(SegmentlogError):
                 found += [(log, entry) for entry in log.open_transactions()]
         return found
 

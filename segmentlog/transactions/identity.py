@@ -21,6 +21,7 @@ from segmentlog.log.append.encoding import Columns
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.transactions import Transactions
@@ -157,12 +158,12 @@ class Identity:
                 where = PartitionId(log.topic_id, log.number)
                 transaction.bases.setdefault(where, offset)
                 transaction.ends[where] = offset + count
-        except Exception:
-            # Told as failed it is not sent again, though it may be there: not on disk, or not shipped. Ask the log.
-            self._sequences.pop(log, None)
-            raise
-        except BaseException:
-            self._sequences[log] = sequence  # interrupted, perhaps just after it was appended: it is known under this
+        except BaseException as error:
+            if isinstance(error, Exception) and not is_interrupt(error):
+                # Told as failed it is not sent again, though it may be there: not on disk, or not shipped. Ask the log.
+                self._sequences.pop(log, None)
+            else:
+                self._sequences[log] = sequence  # perhaps just after it was appended: it is known under this
             raise
         # Last, and with no call before the caller has stored the offset: what is sent again keeps its number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END
@@ -250,7 +251,9 @@ class Identity:
             try:
                 self.sync_data()  # again: another thread may have sent since, and what it sent belongs to it
             except (SegmentlogError, OSError) as error:
-                with contextlib.suppress(SegmentlogError, OSError):
+                if is_interrupt(error):
+                    raise
+                with failures_ignored(SegmentlogError):
                     self.abort()
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import starmap
 
 from segmentlog.format.names import PRODUCERS_FOLDER, folder_name_of
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open, let_go
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED, held
@@ -84,11 +85,11 @@ class Names:
         except (PermissionError, BlockingIOError):
             return True  # locked; or nobody can tell, and what lives is not to be aborted
         if not self._read_only:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 self._fs.unlink(path)
         return False
 
     def remove(self, name: str) -> None:
         """Remove the folder of a name that nobody has; under its lock."""
-        with contextlib.suppress(OSError):
+        with failures_ignored():
             self._fs.remove_tree(self._folder_of(name))

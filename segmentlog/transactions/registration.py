@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage import forks
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import let_go
@@ -65,7 +65,7 @@ class Registration:
     def close(self) -> None:
         """Remove the lease, and unlock it. Idempotent."""
         if self._lease_fd >= 0:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 self._fs.unlink(self._lease_path)
         self._close_files()
 
@@ -73,8 +73,9 @@ class Registration:
         # Nobody closed its producer: the name is free, as after the death of a process.
         try:
             self._close_files()
-        except BaseException:  # nobody is there to be told
-            pass
+        except Exception as error:  # nobody is there to be told
+            if is_interrupt(error):
+                raise  # Python tells it
 
     def _close_files(self) -> None:
         fds = self._fence_fd, self._lease_fd

@@ -35,6 +35,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.records import PartitionId
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.journal import EPOCH_MAX, TransactionLog, TransactionState
@@ -252,6 +253,8 @@ class RemoteTransactions:
             try:
                 ends = self._sync(name, state)
             except (SegmentlogError, OSError) as error:
+                if is_interrupt(error):
+                    raise
                 failure = error
         state = replace(
             state, status="PrepareCommit" if committed and failure is None else "PrepareAbort", ends=ends,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from leftovers import files_open_below
 from logs import NOW_MS, FakeClock, Kept, contents, log_files, open_log, values
 from seeds import seeds
 
@@ -451,6 +452,26 @@ def test_records_say_where_they_come_from(tmp_path: Path) -> None:
     assert [(record.topic, record.partition, record.offset, record.epoch) for record in found] == [
         ("t", 0, 0, 0), ("t", 0, 3, 1),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["trim", "truncate", "compact"])
+def test_what_was_deleted_is_not_held_open(tmp_path: Path, how: str) -> None:
+    """Else it takes room on the disk until the next append. Synced or not."""
+    for number in range(2):
+        options = {"cleanup_policy": "compact"} if how == "compact" else {}
+        partition = open_log(tmp_path / f"{number}", segment_records=3, file_delete_delay_ms=0, **options)
+        for _ in range(4):
+            partition.append([b"v"] * 8, [b"k"] * 8, ack="durable" if number else "written")
+        before = len(log_files(tmp_path / f"{number}"))
+        if how == "trim":
+            partition.trim(partition.log_end_offset)
+        elif how == "truncate":
+            partition.truncate(5)
+        else:
+            partition.roll()
+            partition.compact()
+        assert len(log_files(tmp_path / f"{number}")) < before
+        assert [path for path in files_open_below(tmp_path) if path.endswith("(deleted)")] == []
 
 
 def test_batches_outlive_their_segment(tmp_path: Path) -> None:

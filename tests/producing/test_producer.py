@@ -364,6 +364,8 @@ def test_a_slow_batch_times_out(tmp_path: Path) -> None:
         with store.producer(linger_ms=3_600_000) as producer:
             delivery = producer.send("t", b"a")
             with pytest.raises(TimeoutError):
+                delivery.exception(0.01)
+            with pytest.raises(TimeoutError):
                 delivery.result(timeout_s=0.05)
             producer.flush()
             assert delivery.result(timeout_s=0).offset == 0

@@ -20,6 +20,7 @@ from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.names import LOG_SUFFIX, SEGMENT_SUFFIXES
 from segmentlog.log.handle import Handle
 from segmentlog.policy.roll import should_roll
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.fs import NO_ROOM, Buffer, DiskFailed
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import (
@@ -253,8 +254,9 @@ class ActiveEnd:
         except DiskFailed:
             if not isinstance(error, DiskFailed):
                 raise
-        except OSError:
-            pass
+        except OSError as error:
+            if is_interrupt(error):
+                raise
 
     def _take_back(self, before: LogState, made: Sequence[int]) -> None:
         handle = self._handle
@@ -276,7 +278,7 @@ class ActiveEnd:
         segment, self._segment = self._segment, None  # first: a child forked in between must not close it again
         self.seen = self._mapped = None
         if segment is not None:
-            with contextlib.suppress(OSError):
+            with failures_ignored():
                 segment.close()
 
     def close_cleanly(self, log: LogState) -> None:

@@ -21,6 +21,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp, ProducerStates
 from segmentlog.log.recovery.opening import settle
 from segmentlog.policy.roll import should_roll
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import DiskFailed
 from segmentlog.storage.grant import read_grant
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held
@@ -269,6 +270,8 @@ class Appender:
         except SegmentlogError as error:
             item.error = error
         except OSError as error:  # of its fence: no affair of the others
+            if is_interrupt(error):
+                raise
             try:
                 self._handle.raise_local(error, "nothing was appended")
             except SegmentlogError as local:

@@ -40,7 +40,7 @@ from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage import forks
-from segmentlog.storage.fs import is_failure
+from segmentlog.storage.failures import is_failure
 from segmentlog.storage.locks import LOOK_EVERY_S, is_main_thread, rouse
 
 _MERGE_RECORDS = 16

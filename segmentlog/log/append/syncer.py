@@ -11,8 +11,9 @@ from segmentlog.format.names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.opening import settle
 from segmentlog.records import LostRange
+from segmentlog.storage.failures import is_from_a_call, is_interrupt
 from segmentlog.storage.files import sync_data
-from segmentlog.storage.fs import DiskFailed, is_from_a_call, opened
+from segmentlog.storage.fs import DiskFailed, opened
 from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import REWRITING, WAITING_WORD, LogState, SyncState
@@ -196,6 +197,8 @@ class Syncer:
         except DiskFull:
             pass  # the old recovery point is as true as ever, and only costs a longer scan
         except (CorruptBatch, OSError) as error:
+            if is_interrupt(error):
+                raise
             if str(error) != self._told:  # once, and not with each fsync
                 self._told = str(error)
                 logger.warning("%s: the recovery point stays where it is: %s", self._handle.log_name, error)
@@ -262,5 +265,6 @@ class Syncer:
         if fd >= 0:
             try:
                 close_file(fd)
-            except OSError:
-                pass
+            except OSError as error:
+                if is_interrupt(error):
+                    raise

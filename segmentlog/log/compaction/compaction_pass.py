@@ -35,6 +35,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import REWRITING
 
@@ -293,7 +294,7 @@ class CompactionPass:
                 copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
         except BaseException:
             if path is not None:
-                with contextlib.suppress(OSError, UnknownTopic), handle.staying():
+                with failures_ignored(UnknownTopic), handle.staying():
                     handle.fs.unlink(path)
             raise
         if path is None:

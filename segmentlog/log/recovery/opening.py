@@ -16,6 +16,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.recovery import recover
 from segmentlog.records import RecoveryReport
 from segmentlog.storage.belief import why_doubted
+from segmentlog.storage.failures import failures_ignored
 from segmentlog.storage.forks import held_open
 from segmentlog.storage.fs import NO_ROOM, DiskFailed, opened
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, UNLOCK
@@ -148,7 +149,7 @@ def _cut_torn_tail(handle: Handle) -> RecoveryReport:
         if base < log.active_base_offset:
             continue
         start = log.end_position if base == log.active_base_offset else 0
-        with contextlib.suppress(OSError):  # no room to keep them, and never acknowledged: the log goes on
+        with failures_ignored():  # no room to keep them, and never acknowledged: the log goes on
             size, path = quarantine_tail(handle, base, start, "torn")
             truncated += size
             kept = path or kept
