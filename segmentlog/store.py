@@ -458,6 +458,8 @@ class LogStore(Clients):
             try:
                 consumer.close()
             except Exception as error:  # its locks are free all the same
+                if is_interrupt(error):
+                    raise
                 logger.warning("%s: a consumer could not be closed cleanly: %s", self.path, error)
                 if not isinstance(error, SegmentlogError | OSError):  # a callback's
                     first = first or error

@@ -442,6 +442,9 @@ def close_again(world: World) -> Operation:
 
     def close() -> None:
         world.append()
+        member = world.store.consumer("t", group="closing", auto_commit=True)
+        member.poll_group()
+        next(iter(member), None)
         world.is_closing = True
         world.store.close()
         world.open_again()
