@@ -106,10 +106,13 @@ class Cursors:
                 for partition in range(self._topics.topic(wanted).partition_count):
                     yield TopicPartition(wanted, partition), True
 
-    def _take(self, tp: TopicPartition, log: Partition, position: int) -> Cursor:
-        cursor = self.by_partition[tp] = Cursor(tp, log, position, self.end_of(log))
+    def _take(self, tp: TopicPartition, log: Partition, position: int, epoch: int | None = None) -> None:
+        cursor = Cursor(tp, log, position, self.end_of(log))
+        if epoch is not None:
+            cursor.epoch = epoch
+        # No interrupt comes between these two.
+        self.by_partition[tp] = cursor
         self._turn.append(tp)
-        return cursor
 
     # ------------------------------------------------------------ in a group: what it gives and takes
 
@@ -138,9 +141,11 @@ class Cursors:
             raise InvalidConfig("auto_offset_reset", "error", wanted)
         else:
             position = self.resolve(log, "earliest" if is_new else reset or self._options.start)
-        cursor = self._take(tp, log, position)
-        if committed is not None:
-            cursor.epoch = committed.epoch
+        self._take(tp, log, position, None if committed is None else committed.epoch)
+
+    def reads(self, tp: TopicPartition) -> bool:
+        """Whether a cursor is there for it."""
+        return tp in self.by_partition
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no more of these."""

@@ -219,7 +219,7 @@ class Member:
     @property
     def is_settled(self) -> bool:
         """Whether it holds everything that it is to read."""
-        return len(self.owned) == len(self.assigned)
+        return self.owned.keys() == self.assigned and min(self.owned.values(), default=0) >= 0
 
     @property
     def wait_s(self) -> float:
@@ -268,9 +268,9 @@ class Member:
                     self.folder.rebalance(self._monotonic_ms())
         if assignment is None or self.id not in assignment.members:
             return True, []
-        self._seen = version
-        self.generation = assignment.generation
-        self.assigned = assignment.of(self.id)
+        assigned = assignment.of(self.id)
+        # With no call in between: interrupted, it would never look at this one again.
+        self._seen, self.generation, self.assigned = version, assignment.generation, assigned
         return False, sorted(set(self.owned) - self.assigned)
 
     def acquire(self) -> list[TopicPartition]:

@@ -35,6 +35,9 @@ class PartitionReader(Protocol):
         Raises `UnknownTopic` also when another topic has the name by now.
         """
 
+    def reads(self, tp: TopicPartition) -> bool:
+        """Whether it was begun, and not forgotten since."""
+
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no more of these."""
 
@@ -89,6 +92,8 @@ class GroupSession:
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._held: set[TopicPartition] = set()
         """Locked, but not read yet: a transaction that commits their position is not decided."""
+        self._is_taking = False
+        """Partitions are being locked, and may not be among ``_held`` yet: whoever does that may be interrupted."""
         self._known_positions: dict[TopicPartition, int] = {}
         self._look_at_pending_s = 0.0
         self._soon: dict[TopicPartition, tuple[int, int]] = {}
@@ -117,6 +122,8 @@ class GroupSession:
         self.member.check_process()
         with self._mutex:
             self._flush_quietly()
+            if self._is_taking:
+                self._note_taken()
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
                 self._commit_quietly(self._processed(settled=settled))
@@ -147,10 +154,16 @@ class GroupSession:
                 return  # evicted again at once: the next poll sees to it
         if revoked:
             self._revoke(revoked, settled=settled)
+        self._is_taking = True
         taken = member.acquire()
+        self._reader.drop(taken)  # there when letting go of one was interrupted
+        self._note_taken()
         if taken:
-            self._held.update(taken)
             self._begin_held()
+
+    def _note_taken(self) -> None:
+        self._held.update([tp for tp, fd in self.member.owned.items() if fd >= 0 and not self._reader.reads(tp)])
+        self._is_taking = False
 
     def _lose(self) -> None:
         """Others have taken this member for dead: it holds nothing any more, and joins anew."""
@@ -203,10 +216,11 @@ class GroupSession:
             self._finish_transactions()
             pending = self._offsets.undecided(self.group)
         positions = self._offsets.positions(self.group)
-        begun = []
+        begun = [tp for tp in held if self._reader.reads(tp)]  # by a call that was interrupted
+        self._held.difference_update(begun)
         try:
             for tp, where in sorted(held.items()):
-                if where in pending:
+                if where in pending or tp in begun:
                     continue
                 known = positions.get(where)
                 try:
@@ -358,6 +372,8 @@ class GroupSession:
         if self.member.is_foreign:
             return
         with self._mutex:
+            if self._is_taking:
+                self._note_taken()
             owned = list(self.member.owned)
             told = sorted(set(owned) - self._held)
             try:

@@ -585,6 +585,34 @@ def group_member(world: World) -> Operation:
     return take_part
 
 
+def group_join(world: World) -> Operation:
+    """A member goes on with the partitions that it was about to take, or to hand over, when it was interrupted."""
+    kept: list[Any] = []
+    leaving = [False]
+
+    def take_part() -> None:
+        end = world.append(3) + 3
+        if leaving[0]:
+            kept[0].close()
+            kept.clear()
+            leaving[0] = False
+        if not kept:
+            kept.append(world.store.consumer("t", group="j"))
+            world.closers[:] = [kept[0].close]
+        for _ in kept[0]:
+            pass
+        kept[0].commit()
+        committed = kept[0].committed("t")
+        assert committed is not None
+        assert committed.offset >= end
+        leaving[0] = True
+        kept[0].close()
+        kept.clear()
+        leaving[0] = False
+
+    return take_part
+
+
 CASES: list[tuple[Callable[[World], Operation], dict[str, Any]]] = [
     (append_plain, {}),
     (append_many, {}),
@@ -614,6 +642,7 @@ CASES: list[tuple[Callable[[World], Operation], dict[str, Any]]] = [
     (follow, {}),
     (group_life, {}),
     (group_member, {}),
+    (group_join, {}),
     (drop, {}),
 ]
 
