@@ -210,6 +210,8 @@ class GroupSession:
     def _begin_held(self) -> None:
         """Begin to read what is locked, unless a transaction has yet to say from where."""
         self._look_at_pending_s = time.monotonic() + _PENDING_S
+        # But for those whose handing over was interrupted.
+        self._held.intersection_update([tp for tp, fd in self.member.owned.items() if fd >= 0])
         held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._held}
         pending = self._offsets.undecided(self.group)
         if not pending.isdisjoint(held.values()):
