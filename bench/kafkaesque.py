@@ -16,7 +16,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from segmentlog.testing.ports import free_ports
 from segmentlog.testing.scenario import Entry, Outcome, play
 
 Fsync = Literal["always", "everysec", "no"]
@@ -188,7 +188,7 @@ class RedisServer:
         """Start the server on what is in its folder; on a free port, which may be another one than before."""
         self.kill()
         for _ in range(5):  # between choosing a port and taking it, somebody else may
-            self.port = 0 if self._socket_path is not None else _free_port()
+            self.port = 0 if self._socket_path is not None else free_ports()
             if self._started():
                 return
         log = (self.folder / "redis.log").read_text(errors="replace")
@@ -282,12 +282,6 @@ def _wait_loaded(client: Any) -> None:
     """A server that starts on a long file answers INFO long before it answers anything else."""
     while client.info("persistence")["loading"]:
         time.sleep(0.01)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class KafkaesqueTopic:

@@ -26,10 +26,14 @@ import pytest
 FOUND: Final[dict[str, tuple[int, ...]]] = {
     "power cuts": (
         12,  # a trimmed segment came back, and the empty one behind it went: verify missed the offsets in between
+        991836100,  # of a partition that was being made the segment was on disk, and the checkpoint's name was not
     ),
     "compaction cuts": (
         325485466,  # a truncation removed the copy of a pass, which then noted its range as clean
         1003913150,  # segments were written anew in the middle of a pass, which told of damage
+    ),
+    "delivery power cuts": (
+        500007,  # a commit's marker was written by one who died, noted by another as told, and lost
     ),
     "shipping": (
         59338546,  # a file of ranges made room, and who had it open did not hear where its bytes lay by then

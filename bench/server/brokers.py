@@ -10,7 +10,6 @@ import abc
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,8 @@ from bench.machine import own_bytes
 from bench.server.wire import Client
 from bench.systems import kafka_jars
 from bench.systems.base import Unavailable
-from bench.systems.servers import Server, ServerFailed, free_ports
+from bench.systems.servers import Server, ServerFailed
+from segmentlog.testing.ports import free_ports
 
 OURS = "segmentlog"
 KAFKA = "Kafka"
@@ -69,7 +69,7 @@ class Broker(abc.ABC):
         self.folder = folder
         self._start = start
         self._server: Server | None = None
-        self.port = _free_run(4)
+        self.port = free_ports(4)
 
     @classmethod
     @abc.abstractmethod
@@ -220,19 +220,6 @@ def check_pinning() -> None:
         raise Unavailable("taskset is not installed: apt-get install util-linux")
     if len(os.sched_getaffinity(0)) < 2:
         raise Unavailable("a server pinned to a core needs another core for its clients")
-
-
-def _free_run(count: int) -> int:
-    """The first of so many free ports that follow each other: workers have the ports behind the first."""
-    for _ in range(200):
-        (first,) = free_ports(1)
-        if first + count > 65535:
-            continue
-        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise RuntimeError(f"no {count} free ports in a row")
 
 
 def _with_children(pid: int) -> Iterator[int]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.systems import kafka_jars
 from bench.systems.base import Sync, System, Unavailable, count_all
-from bench.systems.servers import Server, ServerFailed, free_ports
+from bench.systems.servers import Server, ServerFailed
+from segmentlog.testing.ports import free_ports
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer
@@ -207,7 +208,8 @@ class Kafka(System):
     def _start(self) -> None:
         from confluent_kafka.admin import AdminClient
 
-        port, controller_port = free_ports(2)
+        port = free_ports(2)
+        controller_port = port + 1
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",

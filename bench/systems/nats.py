@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.systems.base import Sync, System, Unavailable
-from bench.systems.servers import Server, ServerFailed, cache_folder, free_ports, is_listening
+from bench.systems.servers import Server, ServerFailed, cache_folder, is_listening
+from segmentlog.testing.ports import free_ports
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -150,7 +151,7 @@ class NatsJetStream(System):
     def _start(self) -> None:
         program = _program()
         assert program is not None, "version() says whether it is there"
-        [port] = free_ports(1)
+        port = free_ports()
         self._url = f"nats://127.0.0.1:{port}"
         config = self.folder / "nats-server.conf"
         config.write_text(

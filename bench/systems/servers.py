@@ -65,17 +65,6 @@ class Server:
         self._process.wait()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on. Another process may take one before it is used: try again."""
-    with contextlib.ExitStack() as probes:
-        ports = []
-        for _ in range(count):  # all are held until the last is found, or one would be found twice
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports
-
-
 def is_listening(port: int) -> bool:
     """Whether a server accepts connections on that port of 127.0.0.1."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -286,16 +286,13 @@ class Ledger:
         """Replace fields of it, durably. Raises `CorruptBatch` as `checkpoint` does, `DiskFull`, `DiskFailed`."""
         self._write(replace(self.checkpoint(), boot_id=self._owner.fs.boot_id(), **changes))
 
-    def replace_checkpoint(self, checkpoint: Checkpoint, *, sync_folder: bool = True) -> None:
-        """Write it as a whole, whatever is there: of a log that is recovered or repaired.
+    def replace_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write it as a whole, whatever is there: of a log that is recovered or repaired."""
+        self._write(checkpoint)
 
-        With ``sync_folder=False`` the name of a new file is not durable yet.
-        """
-        self._write(checkpoint, sync_folder=sync_folder)
-
-    def _write(self, checkpoint: Checkpoint, *, sync_folder: bool = True) -> None:
+    def _write(self, checkpoint: Checkpoint) -> None:
         try:
-            self._file.write(checkpoint, sync_folder=sync_folder)
+            self._file.write(checkpoint)
         except DiskFailed:  # nobody knows what the slot holds now, and another fsync would not say
             self.mark_failed()
             raise

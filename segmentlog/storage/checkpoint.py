@@ -27,15 +27,15 @@ class CheckpointFile:
             self.known = checkpoint
         return checkpoint, damaged
 
-    def write(self, checkpoint: Checkpoint, *, sync_folder: bool = True) -> None:
-        """Returns once the checkpoint is durable; with ``sync_folder=False`` and a new file, but for its name.
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Returns once the checkpoint is durable.
 
         Raises OSError (DiskFull without room); then the old one counts. `DiskFailed`: nobody knows which one does.
         """
-        self._write(checkpoint, sync_folder)
+        self._write(checkpoint)
         self.known = checkpoint
 
-    def _write(self, checkpoint: Checkpoint, sync_folder: bool) -> None:
+    def _write(self, checkpoint: Checkpoint) -> None:
         current, damaged, sequence, slot_size = self._read()
         data = encode_slot(checkpoint, sequence + 1)
         if current is None or damaged or len(data) > slot_size:
@@ -43,7 +43,7 @@ class CheckpointFile:
             while len(data) > slot_size:
                 slot_size *= 2
             slot = data.ljust(slot_size, b"\0")
-            replace_file(self._fs, self.path, slot + slot, sync_folder=sync_folder)
+            replace_file(self._fs, self.path, slot + slot)
             return
         with opened(self._fs, self.path, os.O_RDWR | os.O_CLOEXEC) as fd:
             self._write_slot(fd, data.ljust(slot_size, b"\0"), sequence + 1)

@@ -10,7 +10,8 @@ disks, from the fastest to the most real:
                     maps included; a crash takes a seeded choice of what was not synced
 `FaultyFileSystem`  real files, and calls that fail on demand
 
-and, for code that talks to Kafka: `pytest_plugin`, a server for each test.
+and, for code that talks to Kafka: `pytest_plugin`, a server for each test; for servers that have to be told a port,
+`ports.free_ports`.
 """
 
 from __future__ import annotations

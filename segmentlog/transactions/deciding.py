@@ -90,9 +90,12 @@ class Decisions:
 
     def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
         """Write the marker of what was decided, if there is anything to decide; that of a commit may yet be lost."""
-        said = self._said(log, state)
+        said, epoch = self._said(log, state), log.epoch  # the epoch first: a marker is in this one, or lost with it
         offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
-        return Unsettled(log.topic_id, log.number, offset, log.epoch) if said and offset is not None else None
+        if offset is None and state.wrote(PartitionId(log.topic_id, log.number)):
+            # Written by who died before it noted that this is done, or failed elsewhere: at what offset, nobody says.
+            said, offset = True, log.log_end_offset - 1
+        return Unsettled(log.topic_id, log.number, offset, epoch) if said and offset is not None else None
 
     @staticmethod
     def _said(log: Partition, state: TransactionState) -> bool | None:

@@ -45,6 +45,7 @@ class Unsettled(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str
     partition: int
     offset: int
+    """Where it is, or one behind that: of who did not live to tell, the last one that there was."""
     epoch: int
     """Of the partition when it was written: as long as that is so nothing was lost."""
 
@@ -94,6 +95,10 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     def is_writable(self) -> bool:
         """Whether a transaction is open, and nobody has begun to decide about it."""
         return self.status == "Ongoing" and self.last_epoch < 0
+
+    def wrote(self, where: PartitionId) -> bool:
+        """Whether it was decided to commit what was written there. All before that is on disk then, too."""
+        return self.status == "PrepareCommit" and dict(zip(self.partitions, self.ends, strict=True)).get(where, 0) > 0
 
     def said(self, where: PartitionId, entry: ProducerEntry) -> bool | None:
         """What was decided about the transaction that the producer has open there: committed or not.

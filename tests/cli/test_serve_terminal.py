@@ -10,7 +10,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import struct
 import subprocess
 import termios
@@ -22,6 +21,8 @@ from typing import Any
 import pytest
 from cli.processes import WAIT_S, arguments_of, finish, started
 from server.scraping import get, scrape, value
+
+from segmentlog.testing.ports import free_ports
 
 pytest.importorskip("prometheus_client")
 
@@ -156,7 +157,7 @@ def test_each_worker_tells_of_itself_and_the_first_of_the_store(tmp_path: Path) 
     """On the ports from the one that is given."""
     store = tmp_path / "store"
     finish(store, "create", "t", "--partitions", "3")
-    port = _free_ports(2)
+    port = free_ports(2)
     arguments = ("serve", "--listen", "127.0.0.1:0", "--workers", "2", "--metrics", f"127.0.0.1:{port}")
     with started(store, *arguments) as process:
         assert process.stderr is not None
@@ -176,13 +177,3 @@ def test_metrics_that_others_could_read_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1
     assert "--metrics 0.0.0.0: others can reach that address" in done.stderr.decode()
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many that are free now, one behind the other."""
-    for port in range(20_000 + os.getpid() % 10_000, 60_000, count):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for number in range(count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port + number)))
-            return port
-    raise AssertionError("none is free")

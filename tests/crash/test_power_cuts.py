@@ -51,6 +51,32 @@ def test_no_promise_is_broken_at_any_crash_state() -> None:
     print(f"{states:,} crash states")
 
 
+def test_a_power_cut_while_a_partition_is_made_leaves_a_new_one() -> None:
+    """At each of its calls, whatever names the folder has kept: no damage, nor to the strict, and offsets from 0 on."""
+    config = TopicConfig.from_mapping({"fsync": "never"})
+
+    def opened(disk: SimulatedDisk, **options: Any) -> Partition:
+        return Partition(FOLDER, "t", 0, lambda: config, fs=disk.process(), clock=FakeClock(), **options)
+
+    disk = SimulatedDisk()
+    disk.make_folders(FOLDER)
+    disk.find(FOLDER).sync()
+    points = []
+    disk.on_effect = lambda: points.append(disk.point())
+    opened(disk)
+    disk.on_effect = None
+    tried = 0
+    for point in points:
+        for survivor in point.crashes(random.Random(1), 50):
+            found = inspect_partition(survivor.process(), FOLDER, "t", 0, config, Tally())
+            assert not [str(one) for one in found.findings if one.severity == "damage"]
+            log = opened(survivor, recovery="strict")
+            assert (log.log_start_offset, log.log_end_offset, log.lost_ranges()) == (0, 0, [])
+            assert log.append([b"first"], ack="durable") == 0
+            tried += 1
+    assert tried > 50
+
+
 def test_a_clean_close_syncs_what_a_roll_sealed() -> None:
     """Every record was durable before the roll, and there is nothing else to sync: the file's end is, all the same."""
     config = TopicConfig.from_mapping({"fsync": "never"})

@@ -26,6 +26,7 @@ import segmentlog
 from segmentlog.cli import cli as command_line
 from segmentlog.cli.common import run
 from segmentlog.exchange.transfer import Fields, TransferError, records_of
+from segmentlog.testing.ports import free_ports
 
 
 def cli(store: Path, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -542,9 +543,7 @@ def redis_port(tmp_path: Path) -> Iterator[int]:
         if os.environ.get("CI") == "true":
             pytest.fail("redis-server is not installed, and in CI it must be")
         pytest.skip("redis-server is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     process = subprocess.Popen(
         [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)],
         stdout=subprocess.DEVNULL,

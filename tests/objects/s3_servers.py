@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from server.clients.fetching import Missing, fetched
-from server.clients.mortal import free_port
+
+from segmentlog.testing.ports import free_ports
 
 BUCKET = "bucket"
 REGION = "eu-central-1"
@@ -67,7 +68,7 @@ def moto(folder: Path) -> Iterator[S3Server]:
         import moto.server  # noqa: F401
     except ImportError as error:
         raise Missing(f"moto's server is not installed: {error}") from None
-    port = free_port()
+    port = free_ports()
     with _running([sys.executable, "-c", _MOTO, str(port)], folder, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
         body = (
@@ -85,7 +86,7 @@ def moto(folder: Path) -> Iterator[S3Server]:
 def versitygw(folder: Path) -> Iterator[S3Server]:
     """The gateway, with an empty bucket in ``folder``. Raises `Missing` where it cannot be built."""
     program = versitygw_program()
-    port = free_port()
+    port = free_ports()
     (folder / "buckets" / BUCKET).mkdir(parents=True)
     command = [program, "--port", f"127.0.0.1:{port}", "--access", KEY_ID, "--secret", SECRET, "--region", REGION]
     with _running([*map(str, command), "--quiet", "posix", str(folder / "buckets")], folder, port):

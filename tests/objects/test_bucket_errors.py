@@ -28,7 +28,6 @@ from objects.failing_s3 import (
     silent,
 )
 from objects.s3_servers import BUCKET, KEY_ID, OTHER_KEY_ID, REGION, SECRET, S3Server
-from server.clients.mortal import free_port
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, ObjectStoreError
@@ -40,6 +39,7 @@ from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.words import without_secrets
 from segmentlog.store import LogStore
+from segmentlog.testing.ports import free_ports
 
 TOKEN = "planted//session+token=="
 PLANTED = (
@@ -145,7 +145,7 @@ def test_who_may_not_is_told(tmp_path_factory: pytest.TempPathFactory, call: Cal
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_server_that_is_gone_is_told(call: Call) -> None:
     """Where it should be, and that it may be back."""
-    port = free_port()
+    port = free_ports()
     error = failure(call, cloud(S3Server(f"http://127.0.0.1:{port}"), retry_config=QUICK))
     assert f"127.0.0.1:{port}" in error.why
     assert "nobody listens there" in error.why

@@ -5,11 +5,9 @@ SEGMENTLOG_SERVER_KILL_ROUNDS  kills, over all seeds
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +24,7 @@ from server.clients.java_driver import java_command
 
 import segmentlog
 from segmentlog.server import supervisor
+from segmentlog.testing.ports import free_ports
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -35,18 +34,6 @@ ROUNDS = int(os.environ.get("SEGMENTLOG_SERVER_KILL_ROUNDS", "50"))
 PARTITIONS = 4
 WAIT_S = 60.0
 _SERVER = Path(__file__).with_name("killed_server.py")
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row that nobody has, nor is given for a connection while a server is not there."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(100):
-        base = random.SystemRandom().randrange(10_000, max(first, 11_000) - count)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(base, base + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return base
-    raise AssertionError("no port is free")
 
 
 class Killable:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyspark
-from server.clients.mortal import free_port
 
 from segmentlog.spark.java import find_java, launch_home
+from segmentlog.testing.ports import free_ports
 
 _PATIENCE_S = 90.0
 _MEMORY = "768m"
@@ -60,14 +60,14 @@ def cluster(folder: Path, workers: int, environment: Mapping[str, str]) -> Itera
         return own
 
     try:
-        port = free_port()
+        port = free_ports()
         url = f"spark://127.0.0.1:{port}"
-        here = ("--host", "127.0.0.1", "--webui-port", str(free_port()))
+        here = ("--host", "127.0.0.1", "--webui-port", str(free_ports()))
         master = start("master", "master.Master", *here, "--port", str(port))
         _wait_for(lambda: _listens(port), master, started)
         folders = [
             start(
-                f"worker{number}", "worker.Worker", url, "--host", "127.0.0.1", "--webui-port", str(free_port()),
+                f"worker{number}", "worker.Worker", url, "--host", "127.0.0.1", "--webui-port", str(free_ports()),
                 "--cores", "1", "--memory", _MEMORY, "--work-dir", str(folder / f"worker{number}" / "work"),
             )
             for number in range(workers)

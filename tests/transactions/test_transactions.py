@@ -660,11 +660,8 @@ def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> 
     assert values_of(store, "b") == [b"in time"]
 
 
-@pytest.mark.parametrize("step", ["after the decision", "after one marker", "after the markers"])
-def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
-    store: segmentlog.LogStore, tmp_path: Path, step: str
-) -> None:
-    """Killed at any step behind the decision."""
+def _commit_and_die(store: segmentlog.LogStore, step: str) -> None:
+    """A process of its own commits one record in partition 0 of a, and one in b, and is killed behind the decision."""
 
     def die() -> None:
         producer = store.producer(name="dies")
@@ -693,6 +690,14 @@ def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
         producer.commit_transaction()
 
     in_child(die)
+
+
+@pytest.mark.parametrize("step", ["after the decision", "after one marker", "after the markers"])
+def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
+    store: segmentlog.LogStore, tmp_path: Path, step: str
+) -> None:
+    """Killed at any step behind the decision."""
+    _commit_and_die(store, step)
     store.close()
     with segmentlog.open(tmp_path / "store", background=False) as again:
         assert values_of(again, "a") == [b"1"]
@@ -701,38 +706,122 @@ def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
         assert again.transactions.states()["dies"].status == "CompleteCommit"
 
 
-def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path) -> None:
+def _lose_markers(store: segmentlog.LogStore, *names: str) -> None:
+    """The machine dies; of these topics' partition 0 all is on disk but the marker in the end, of the states all is."""
+    store.topic("__transaction_state").partition(0).flush()
+    cuts = []
+    for name in names:
+        log = store.topic(name).partition(0)
+        *_, last = log.read(0, control=True)
+        assert last.header.is_control
+        cuts.append((log.segments()[-1].path, log.handle.page.log.read().end_position - last.size_bytes))
+    for partition in store.opened_partitions():
+        partition.abandon()
+        os.unlink(f"{partition.folder}/state")
+    for path, size in cuts:
+        os.truncate(path, size)
+
+
+@pytest.mark.parametrize("then", ["kept open", "opened again", "another transaction"])
+def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path, then: str) -> None:
     """The record that says it is done survived, the marker did not: what it said is known all the same."""
     path = tmp_path / "store"
-    for status in ("kept open", "opened again", "another transaction"):
-        with segmentlog.open(path, background=False) as store:
-            store.create_topic(status.replace(" ", "-"))
-    for topic in ("kept-open", "opened-again", "another-transaction"):
-        store = opened(segmentlog.open(path, background=False))
-        store.create_topic("elsewhere-" + topic)
-        producer = store.producer(name=topic)
+    store = opened(segmentlog.open(path, background=False))
+    store.create_topic("t")
+    store.create_topic("elsewhere")
+    producer = store.producer(name="n")
+    with producer.transaction():
+        producer.send_many("t", [b"1"])
+    if then == "another transaction":
         with producer.transaction():
-            producer.send_many(topic, [b"1"])
-        log = store.topic(topic).partition(0)
-        (marker,) = [batch for batch in log.read(0, control=True) if batch.header.is_control]
-        if topic == "another-transaction":
-            with producer.transaction():
-                producer.send_many("elsewhere-" + topic, [b"2"])
-        store.topic("__transaction_state").partition(0).flush()
-        segment = Path(log.segments()[-1].path)
-        size = log.handle.page.log.read().end_position - marker.size_bytes
-        for partition in store.opened_partitions():
-            partition.abandon()  # as a machine's death leaves them
-            os.unlink(f"{partition.folder}/state")
-        with open(segment, "r+b") as file:
-            file.truncate(size)
-        del producer, store
-        if topic == "opened again":
-            with segmentlog.open(path, background=False) as again, again.producer(name=topic):
+            producer.send_many("elsewhere", [b"2"])
+    _lose_markers(store, "t")
+    del producer, store
+    if then == "opened again":
+        with segmentlog.open(path, background=False) as again, again.producer(name="n"):
+            pass
+    for _ in range(2):
+        with segmentlog.open(path, background=False) as again:
+            assert values_of(again, "t") == [b"1"]
+
+
+@pytest.mark.parametrize("step", ["after one marker", "after the markers"])
+@pytest.mark.parametrize("then", ["looks", "opens the name"])
+def test_a_marker_of_one_that_died_before_noting_it_may_be_lost_as_well(tmp_path: Path, step: str, then: str) -> None:
+    """Who notes that it is done finds the markers written, and knows no more of their being on disk than that."""
+    path = tmp_path / "store"
+    store = opened(segmentlog.open(path, background=False))
+    store.create_topic("a")
+    store.create_topic("b")
+    _commit_and_die(store, step)
+    store.finish_transactions()
+    assert store.transactions.states()["dies"].status == "CompleteCommit"
+    assert values_of(store, "a") + values_of(store, "b") == [b"1", b"2"]
+    _lose_markers(store, "a", "b")
+    del store
+    if then == "opens the name":
+        with segmentlog.open(path, background=False) as again, again.producer(name="dies"):
+            pass
+    for _ in range(2):
+        with segmentlog.open(path, background=False) as again:
+            assert values_of(again, "a") + values_of(again, "b") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_a_marker_of_a_commit_that_was_noted_later_may_be_lost_as_well(tmp_path: Path, error: BaseException) -> None:
+    """The producer itself was kept from noting that it is done, and does so when it begins the next transaction."""
+    path = tmp_path / "store"
+    store = opened(segmentlog.open(path, background=False))
+    store.create_topic("a")
+    store.create_topic("b")
+    log: Any = store.transactions._log
+    real_write, failed = log.write, []
+
+    def write(name: str, state: Any, ack: Any = "written") -> None:
+        if state.status == "CompleteCommit" and not failed:
+            failed.append(state)
+            raise error
+        real_write(name, state, ack)
+
+    log.write = write
+    producer = store.producer(name="n")
+    with contextlib.suppress(KeyboardInterrupt), producer.transaction():
+        producer.send_many("b", [b"1"])
+    assert failed
+    with producer.transaction():
+        producer.send_many("a", [b"2"])
+    _lose_markers(store, "b")
+    del producer, store
+    for _ in range(2):
+        with segmentlog.open(path, background=False) as again:
+            assert values_of(again, "b") == [b"1"]
+
+
+def test_what_was_aborted_stays_so_though_a_commit_names_its_partition(tmp_path: Path) -> None:
+    """The next transaction of the name names the partition, writes nothing to it, and a power cut takes the abort."""
+    path = tmp_path / "store"
+    store = opened(segmentlog.open(path, background=False))
+    store.create_topic("a")
+    store.create_topic("b")
+    producer = store.producer(name="n")
+    producer.begin_transaction()
+    producer.send_many("b", [b"aborted"])
+    store.topic("b").partition(0).flush()
+    producer.abort_transaction()
+    with producer.transaction():
+        producer.send_many("a", [b"1"])
+        log = store.topic("b").partition(0)
+        identity: Any = producer._identity
+        identity._take_part([log])
+    assert store.transactions.states()["n"].status == "CompleteCommit"
+    assert len(store.transactions.states()["n"].partitions) == 2
+    _lose_markers(store, "b")
+    del producer, store
+    for _ in range(2):
+        with segmentlog.open(path, background=False) as again:
+            assert values_of(again, "b") == []
+            with again.producer(name="n"):
                 pass
-        for _ in range(2):
-            with segmentlog.open(path, background=False) as again:
-                assert values_of(again, topic) == [b"1"], topic
 
 
 def test_an_open_transaction_that_no_state_knows_is_aborted(store: segmentlog.LogStore) -> None:

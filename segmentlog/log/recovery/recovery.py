@@ -217,8 +217,9 @@ def _resume_there(handle: Handle, found: _Found, report: RecoveryReport) -> Chec
         lost_ranges=(*found.known.lost_ranges, *found.tail.gaps),
     )
     found.tail.gaps = ()
-    # Of a new log this is the last one as well: `begin_active` syncs its name with that of the segment.
-    handle.ledger.replace_checkpoint(known, sync_folder=not found.is_new)
+    # Of a new log this is the last one as well. Its name is on disk before there is a segment: that without
+    # a checkpoint is a log that has lost it, which jumps ahead, and is damaged to `verify` and a strict recovery.
+    handle.ledger.replace_checkpoint(known)
     return known
 
 

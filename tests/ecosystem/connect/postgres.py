@@ -16,7 +16,8 @@ from pathlib import Path
 from server.clients.driver import WAIT_S
 from server.clients.fetching import Missing
 from server.clients.java_driver import class_path, java_command
-from server.clients.mortal import free_port
+
+from segmentlog.testing.ports import free_ports
 
 DEBEZIUM = Path(__file__).with_name("debezium")
 _NOBODY = 65534
@@ -73,7 +74,7 @@ def running() -> Iterator[Postgres]:
             as_whom = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
-        data, port = folder / "data", free_port()
+        data, port = folder / "data", free_ports()
         subprocess.run(
             [*as_whom, folder / "bin" / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N"],
             check=True, capture_output=True, timeout=4 * WAIT_S, cwd="/",

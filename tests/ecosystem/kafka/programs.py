@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from server.clients.driver import bytes_of, text_of
 from server.clients.java_driver import java_command
-from server.clients.mortal import free_port
 from server.clients.program import Program
 from server.wire_client import WireClient, request_class
+
+from segmentlog.testing.ports import free_ports
 
 HERE = Path(__file__).parent
 METADATA = 3
@@ -26,7 +27,8 @@ class Broker:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         folder.mkdir()
-        port, controller = free_port(), free_port()
+        port = free_ports(2)
+        controller = port + 1
         self.address = f"127.0.0.1:{port}"
         told = {
             "process.roles": "broker,controller",

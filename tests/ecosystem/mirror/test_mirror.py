@@ -13,9 +13,10 @@ from ecosystem.kafka.programs import SCRIPTS, Broker, Tools, in_time
 from ecosystem.mirror.mirroring import AGES_MS, PARTITIONS, by_partition, mirror, once, records
 from ecosystem.mirror.recipe import Recipe
 from server.clients.driver import WAIT_S, Got
-from server.clients.mortal import free_port
 from server.clients.served import Served
 from server.clients.teller import Start
+
+from segmentlog.testing.ports import free_ports
 
 pytestmark = pytest.mark.ecosystem
 ROUNDS = 3
@@ -98,7 +99,7 @@ def test_each_record_once(way: str, kafka: Broker, served: Served, start: Start,
     """Copied in transactions, at Kafka or here: each record once, in order, whatever is killed."""
     kafka.wait()
     addresses = {
-        "localhost:9092": served.address, "localhost:9192": kafka.address, "localhost:8083": f"localhost:{free_port()}"
+        "localhost:9092": served.address, "localhost:9192": kafka.address, "localhost:8083": f"localhost:{free_ports()}"
     }  # fmt: skip
     (settings,) = Recipe("mirror.md", "Each record once", addresses).files()
     source, target = PatientDriver(served.address), PatientDriver(kafka.address)

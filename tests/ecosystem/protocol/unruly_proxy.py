@@ -11,24 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from segmentlog.testing.ports import free_ports
+
 _HEAD: Final = struct.Struct(">ihhi")
 """Size, API, version and correlation id of a request."""
 _ANSWER_HEAD: Final = struct.Struct(">ii")
 _CHUNK: Final = 1 << 16
-
-
-def free_ports(count: int) -> list[socket.socket]:
-    """Sockets that listen on ports of which each follows the one before."""
-    while True:
-        first = socket.create_server(("127.0.0.1", 0))
-        found = [first]
-        base = first.getsockname()[1]
-        try:
-            found += [socket.create_server(("127.0.0.1", base + at)) for at in range(1, count)]
-            return found
-        except (OSError, OverflowError):
-            for sock in found:
-                sock.close()
 
 
 class _Frames:
@@ -78,9 +66,9 @@ class UnrulyProxy:
     """Runs in a thread of its own until it is closed; every method is for other threads."""
 
     def __init__(self, ports: int) -> None:
-        self._sockets = free_ports(ports)
-        self.port: int = self._sockets[0].getsockname()[1]
+        self.port = free_ports(ports)
         """The first; the others follow."""
+        self._sockets = [socket.create_server(("127.0.0.1", self.port + number)) for number in range(ports)]
         self.targets: list[int] = []
         """Where they lead."""
         self.delay_s = 0.0

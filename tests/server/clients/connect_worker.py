@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from server.clients.java_driver import java_command
-from server.clients.mortal import free_port
 from server.clients.teller import Start, Teller
+
+from segmentlog.testing.ports import free_ports
 
 _INTERNAL = ("config", "offset", "status")
 
@@ -23,7 +24,7 @@ class ConnectWorker:
         self, address: str, start: Start, properties: Path, settings: Mapping[str, object], memory: str = "256m"
     ) -> None:
         self._start, self._properties, self._memory = start, properties, memory
-        self.name = f"127.0.0.1:{free_port()}"
+        self.name = f"127.0.0.1:{free_ports()}"
         """As others call it: where it listens."""
         all_settings = {
             "bootstrap.servers": address, "group.id": "workers", "listeners": f"http://{self.name}",

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from segmentlog.testing.crashfs import CrashFS
+from segmentlog.testing.ports import free_ports
 
 _SERVER = Path(__file__).with_name("mortal_server.py")
-
-
-def free_port() -> int:
-    """One that nobody listens at."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class MortalServer:
@@ -26,7 +19,7 @@ class MortalServer:
 
     def __init__(self, disk: CrashFS) -> None:
         self._disk = disk
-        self._port = free_port()
+        self._port = free_ports()
         self._boots = 0
         self._process: Any = None
         self.address = f"127.0.0.1:{self._port}"

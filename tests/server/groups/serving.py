@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -14,17 +13,11 @@ import pytest
 
 import segmentlog
 from segmentlog.store import LogStore
+from segmentlog.testing.ports import free_ports
 
 _SERVER = Path(__file__).with_name("server_process.py")
 WAIT_S = 30.0
 PARTITIONS = 3
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Served:
@@ -32,7 +25,7 @@ class Served:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.port = free_port()
+        self.port = free_ports()
         self._process: Any = None
         self.start()
 
