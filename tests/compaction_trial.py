@@ -19,6 +19,7 @@ from trial import FOLDER, Broken, Moment
 from wire import append_either
 
 from segmentlog.config import TopicConfig
+from segmentlog.format.names import SWAP_SUFFIX, parse_copy_name
 from segmentlog.inspection.partition import inspect_partition
 from segmentlog.inspection.store import Tally
 from segmentlog.log.partition import Partition
@@ -204,7 +205,9 @@ class CompactionTrial:
     def _truncate(self, at: int) -> None:
         log = self._writers[at]
         offset = self.rng.randint(log.log_start_offset, log.log_end_offset)
-        self._note_shown(log, lambda history, shown: history.withdrawn(offset, shown))
+        names = [parse_copy_name(name) for name in self.disk.find(FOLDER).names if name.endswith(SWAP_SUFFIX)]
+        replaced = [range(*offsets) for offsets in names if offsets is not None]
+        self._note_shown(log, lambda history, shown: history.withdrawn(offset, shown, replaced))
         log.truncate(offset)
 
     def _compact(self, at: int) -> None:

@@ -83,11 +83,17 @@ class KeyedHistory:
         """Whether a record at that offset was ever told of."""
         return offset in self._first
 
-    def withdrawn(self, offset: int, shown: Mapping[int, Said]) -> None:
-        """Somebody is about to cut off the end, with what had made others go: only what is shown below is promised."""
+    def withdrawn(self, offset: int, shown: Mapping[int, Said], replaced: Iterable[range] = ()) -> None:
+        """Somebody is about to cut off the end, with what had made others go: only what is shown below is promised.
+
+        Of the offsets in ``replaced`` a copy is about to be put in place, which nobody can take back: what has a newer
+        record behind the cut is shown, and not in it.
+        """
         for named, record in shown.items():
             self.named(named, record)
-        self._standing &= {named for named in shown if named < offset}
+        cut = {record.key for named, record in shown.items() if named >= offset}
+        going = {named for offsets in replaced for named in offsets if named in shown and shown[named].key in cut}
+        self._standing &= {named for named in shown if named < offset} - going
         self._durable &= self._standing
 
     def settled(self, shown: Mapping[int, Said], end_offset: int | None = None) -> None:

@@ -31,6 +31,7 @@ FOUND: Final[dict[str, tuple[int, ...]]] = {
     "compaction cuts": (
         325485466,  # a truncation removed the copy of a pass, which then noted its range as clean
         1003913150,  # segments were written anew in the middle of a pass, which told of damage
+        1065547676,  # of the trial: a truncation met a copy that was about to be put in place, and what was shown went
     ),
     "delivery power cuts": (
         500007,  # a commit's marker was written by one who died, noted by another as told, and lost

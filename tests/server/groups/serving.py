@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from segmentlog.testing.ports import free_ports
 
 _SERVER = Path(__file__).with_name("server_process.py")
 WAIT_S = 30.0
+_LEAVING_S = 10.0
 PARTITIONS = 3
 
 
@@ -81,6 +83,21 @@ def poll_until(consumers: list[Any], what: Callable[[], Any]) -> list[Any]:
             if message is not None and not message.error():
                 records.append(message)
     return records
+
+
+def close_all(consumers: list[Any]) -> None:
+    """Close librdkafka's consumers once none has partitions: one that gets some while it closes may hang."""
+    left = []
+    for one in consumers:
+        with contextlib.suppress(RuntimeError):  # it was closed by the test
+            one.unsubscribe()
+            left.append(one)
+    ends_s = time.monotonic() + _LEAVING_S
+    while time.monotonic() < ends_s and any(one.assignment() for one in left):
+        for one in left:
+            one.poll(0.02)
+    for one in left:
+        one.close()
 
 
 def shares(consumers: list[Any]) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from server.clients.driver import until
 from server.clients.fetching import Missing
 from server.clients.java_driver import java_command
-from server.groups.serving import PARTITIONS, Served, poll_until, shares
+from server.groups.serving import PARTITIONS, Served, close_all, poll_until, shares
 from server.groups.serving import served as served
 from server.groups.serving import store as store
 
@@ -43,8 +43,7 @@ def consumer(served: Served) -> Iterator[Callable[..., Any]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    close_all(made)
 
 
 def _generation(store: LogStore) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from server.groups.serving import PARTITIONS, WAIT_S, Served, poll_until, shares
+from server.groups.serving import PARTITIONS, WAIT_S, Served, close_all, poll_until, shares
 from server.groups.serving import served as served
 from server.groups.serving import store as store
 
@@ -37,8 +37,7 @@ def consumer(served: Served) -> Iterator[Callable[..., Any]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    close_all(made)
 
 
 def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
