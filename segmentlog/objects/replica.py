@@ -32,7 +32,7 @@ from segmentlog.objects.mirror import Mirror, MirrorStatus
 from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.uploads import PARALLEL
 from segmentlog.storage import forks
-from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.files import make_folders_durably, read_file, replace_file
 from segmentlog.storage.forks import Held, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
@@ -133,7 +133,7 @@ class Replica:
         fs, mark = self._fs, f"{self.path}/{REPLICA_FILE}"
         manifest, _ = require_manifest(self._bucket)
         wanted = {"url": self._bucket.url, "store_id": manifest.store_id, "topics": list(topics)}
-        fs.make_folders(self.path)
+        make_folders_durably(fs, self.path)
         if not fs.exists(mark):
             if fs.exists(f"{self.path}/{STORE_FILE}"):
                 raise ShippingRefused(self._bucket.url, f"{self.path} is a store; a replica wants a folder of its own")

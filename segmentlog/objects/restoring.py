@@ -55,7 +55,7 @@ from segmentlog.objects.spans import chunk_data
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.file_locks import free_to_move
-from segmentlog.storage.files import read_file, replace_file, replace_file_by_parts
+from segmentlog.storage.files import make_folders_durably, read_file, replace_file, replace_file_by_parts
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.folders import TopicFile, TopicFolders
 
@@ -168,7 +168,7 @@ class Restoring:
         mark, wanted = f"{path}/{RESTORING_FILE}", self._mark
         if self._rewinding is not None:
             self._rewinding.check()  # nothing is left of what cannot be
-        fs.make_folders(path)
+        make_folders_durably(fs, path)
         is_store, is_begun = fs.exists(f"{path}/{STORE_FILE}"), fs.exists(mark)
         if is_store and not is_begun:
             raise ShippingRefused(

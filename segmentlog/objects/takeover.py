@@ -25,6 +25,7 @@ from segmentlog.objects.ownership import new_owner, require_manifest
 from segmentlog.objects.replica import end_replica
 from segmentlog.objects.restoring import PARALLEL, Progress, Restored, Restoring, restore
 from segmentlog.objects.uploads import nonce
+from segmentlog.storage.files import make_folders_durably
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.grant import write_grant
 
@@ -50,7 +51,7 @@ def take_over(
     """
     fs, clock = fs or FileSystem(), clock or Clock()
     manifest, tag = require_manifest(bucket)
-    fs.make_folders(path)
+    make_folders_durably(fs, path)
     binding = read_binding(fs, path)
     if binding is None:
         _check_goes_on(bucket, manifest, force)

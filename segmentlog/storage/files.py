@@ -138,6 +138,20 @@ def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[Buffer], *,
         fs.sync_folder(os.path.dirname(path))
 
 
+def make_folders_durably(fs: FileSystem, path: str) -> None:
+    """Make a folder and those that it lies in, and put their names on disk; also those that were there already.
+
+    For whoever made one of those may have died, or never have thought of it: all up to where the file system
+    begins. Raises OSError.
+    """
+    fs.make_folders(path)
+    folder, device = os.path.abspath(path), fs.stat(path).st_dev
+    while (parent := os.path.dirname(folder)) != folder and fs.stat(parent).st_dev == device:
+        with contextlib.suppress(PermissionError):  # somebody else's, who lets others in, and not look around
+            fs.sync_folder(parent)
+        folder = parent
+
+
 def link_over(fs: FileSystem, source: str, path: str) -> None:
     """Put the file ``source`` under the name ``path`` as well, in place of what is there. Not durable yet.
 

@@ -7,6 +7,7 @@ the seam costs an attribute look-up.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -171,8 +172,16 @@ class FileSystem:
             return False
 
     def make_folders(self, path: str) -> None:
-        """Make a folder and those that it lies in, as far as they are not there."""
-        os.makedirs(path, exist_ok=True)
+        """Make a folder and those that it lies in, as far as they are not there. FileExistsError: it is no folder."""
+        missing, folder = [], os.path.abspath(path)
+        while not self.exists(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                self.mkdir(folder)
+        if not self.is_folder(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder and all that is in it; links are removed, not followed, and ``path`` is none.

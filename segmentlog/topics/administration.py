@@ -14,6 +14,9 @@ counts, and what comes before or after it can be done again by whoever finds it 
 Words come after what they speak of: who opens a partition reads them first, and then asks what the topic is. So an
 open handle either was there before the word changed, and sees that, or has read the topic as it is now.
 
+Others see a step before it is on disk, and where its process died nobody is about to put it there: who opens a
+partition while the lock's file says that somebody is at it syncs the names that led there itself (`sync_names`).
+
 The upgrade from format 1: processes of the release that wrote it keep the settings that they have read until a
 word changes. Then they read topic.json again, find a format that they do not know, and stop. So nothing
 that only this release understands is written before every word has changed.
@@ -82,6 +85,7 @@ class Administration:
         with self._lock.held() as fd:
             if self._fs.fstat(fd).st_size:
                 self.sweep()
+                self._fs.sync_folder(self._path)  # what that process did others have seen, on disk or not
             with failures_ignored():  # no room: whoever opens the store looks anyway
                 self._fs.pwritev(fd, [b"1"], 0)
             try:
@@ -91,6 +95,19 @@ class Administration:
                 raise
             if not leaves:
                 self._note_end(fd)
+
+    def sync_names(self, name: str) -> None:
+        """Put the name of a topic that was just read on disk, and those in its folder, unless they are there anyway.
+
+        Else what is appended durably could go with the folder that it is in.
+        """
+        try:
+            if not self._fs.stat(f"{self._path}/{ADMINISTRATION_FILE}").st_size:
+                return
+        except FileNotFoundError:  # of a store that nobody has changed since it was copied
+            return
+        self._fs.sync_folder(f"{self._path}/{name}")
+        self._fs.sync_folder(self._path)
 
     def _note_end(self, fd: int) -> None:
         with failures_ignored():  # what was done is done; the next one looks in vain
@@ -251,6 +268,7 @@ class Administration:
         else:
             self._tell(f"{self._path}/{name}", StatePage.count_config_change)
             self._tell(f"{self._path}/{name}", StatePage.count_move)
+            self._fs.sync_folder(f"{self._path}/{name}")
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(note)
 

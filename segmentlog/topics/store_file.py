@@ -7,9 +7,10 @@ import os
 from typing import Any
 
 from segmentlog.errors import StoreVersionError
-from segmentlog.format.names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE
+from segmentlog.format.names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE, TEMPORARY_SUFFIX
 from segmentlog.storage import forks
-from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.failures import is_interrupt
+from segmentlog.storage.files import make_folders_durably, read_file, replace_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import EXCLUSIVE
 
@@ -33,20 +34,27 @@ def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dic
 
 
 def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
-    if fs.is_folder(path) and any(name != "lost+found" for name in fs.listdir(path)):
+    if fs.is_folder(path) and not all(map(_may_be_there, fs.listdir(path))):
         why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
         raise StoreVersionError(path, why)
     try:
-        fs.make_folders(path)
+        # Before there is a store in it: whoever finds that goes by it, though this process may have died since.
+        make_folders_durably(fs, path)
     except OSError as error:
+        if is_interrupt(error):
+            raise
         raise StoreVersionError(path, f"the folder cannot be made: {error.strerror}") from error
     with forks.held_open(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
         fs.flock(folder_fd, EXCLUSIVE)  # of two processes that make it, one does
         if not fs.exists(store_file):
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}
             replace_file(fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
-            fs.sync_folder(os.path.dirname(os.path.abspath(path)))
     return read_file(fs, store_file)
+
+
+def _may_be_there(name: str) -> bool:
+    """In a folder that becomes a store: what mkfs makes, and what is left of who died while it made this one."""
+    return name == "lost+found" or (name.startswith(STORE_FILE) and name.endswith(TEMPORARY_SUFFIX))
 
 
 def _parse(path: str, text: bytes) -> dict[str, Any]:

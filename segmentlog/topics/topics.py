@@ -278,6 +278,8 @@ class Topics:
             if not isinstance(number, int) or not 0 <= number < file.partitions:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
             try:
+                if not self.read_only:
+                    self.administration.sync_names(name)
                 partition = Partition(
                     f"{self.path}/{name}/{number}",
                     name,

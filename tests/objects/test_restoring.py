@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def killed(bucket: Memory, folder: Path, call: int) -> bool:
     return False
 
 
+def killed_once(bucket: Memory, path: Path, is_so: Callable[[Path], bool]) -> Path:
+    """The folder of a restore that died at the first call by which something was so in it."""
+    for call in count(1):
+        assert killed(bucket, path / str(call), call), "it never was so"
+        if is_so(path / str(call)):
+            return path / str(call)
+    raise AssertionError
+
+
 @pytest.mark.long
 def test_killed_at_any_call_it_can_be_run_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
     """Then all is there, whatever was done before."""
@@ -111,12 +121,11 @@ def test_what_has_come_and_gone_between_two_runs(tmp_path: Path, store: LogStore
 def test_what_was_begun_of_another_restore_is_left_alone(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
     """Of other topics, say: it is told what it is."""
     ship(store, bucket)
-    assert killed(bucket, tmp_path / "there", 40)
+    there = killed_once(bucket, tmp_path, lambda folder: (folder / "@restoring").exists())
     with pytest.raises(ShippingRefused, match=r"holds what was begun of another restore: .*'topics': \[\]"):
-        restore(bucket, str(tmp_path / "there"), ["a"], parallel=0)
-    mark = tmp_path / "there" / "@restoring"
-    assert json.loads(mark.read_text())["topics"] == []
-    assert restored(bucket, tmp_path / "there") == contents(store)
+        restore(bucket, str(there), ["a"], parallel=0)
+    assert json.loads((there / "@restoring").read_text())["topics"] == []
+    assert restored(bucket, there) == contents(store)
 
 
 class Slow(Memory):
@@ -152,15 +161,13 @@ def test_two_are_not_at_one_folder(tmp_path: Path, store: LogStore) -> None:
 def test_what_is_whole_is_not_brought_again(tmp_path: Path, store: LogStore, bucket: Memory) -> None:
     """And told as kept; what is not is brought anew."""
     ship(store, bucket)
-    calls = 100
-    assert killed(bucket, tmp_path / "there", calls)
-    segments = sorted((tmp_path / "there").rglob("*.log"))
-    assert len(segments) > 2
+    there = killed_once(bucket, tmp_path, lambda folder: len(list(folder.rglob("*.log"))) > 2)
+    segments = sorted(there.rglob("*.log"))
     damaged = next(one for one in segments if one.stat().st_size)
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    done = restore(bucket, str(tmp_path / "there"), parallel=0)
+    done = restore(bucket, str(there), parallel=0)
     assert 0 < done.kept_bytes <= sum(one.stat().st_size for one in segments) - damaged.stat().st_size
-    with LogStore(tmp_path / "there", background=False) as other:
+    with LogStore(there, background=False) as other:
         assert contents(other) == contents(store)
 
 
