@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import statistics
 import sys
@@ -85,6 +86,9 @@ class Row(msgspec.Struct, frozen=True):
         try:
             ours, limit = self.prepare(folder, scale)
             for number in range(rounds + 1):
+                # Else what of the program's own objects is collected falls into one round or another, which of them the
+                # number of lines imported decides: a collection takes longer than opening a store.
+                gc.collect()
                 pair = (ours(), limit() if limit is not None else None)
                 if number:
                     pairs.append(pair)
