@@ -21,7 +21,7 @@ from segmentlog.format.names import FILE_LOCK_SUFFIX, STORE_FILE, TEMPORARY_SUFF
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
 from segmentlog.objects.pace import Pace
 from segmentlog.storage.file_locks import ProcessLock
-from segmentlog.storage.files import read_file, replace_file
+from segmentlog.storage.files import make_folders_durably, read_file, replace_file
 from segmentlog.storage.fs import FileSystem, opened
 
 _OURS: Final = (TEMPORARY_SUFFIX, FILE_LOCK_SUFFIX)
@@ -127,18 +127,17 @@ class Folder:
     def _make_folder(self, folder: str) -> None:
         """Make it and those above, durably: somebody may have made them, and died before that."""
         self._check_place()
+        if self._path not in self._synced:
+            make_folders_durably(self._fs, self._path)
+            self._synced.add(self._path)
         above: list[str] = []
-        while folder not in self._synced and (len(folder) >= len(self._path) or not self._fs.is_folder(folder)):
+        while folder not in self._synced:
             above.append(folder)
             folder = os.path.dirname(folder)
         for made in reversed(above):
             with contextlib.suppress(FileExistsError):
                 self._fs.mkdir(made)
-            try:
-                self._fs.sync_folder(os.path.dirname(made))
-            except PermissionError:  # who may not read what the place lies in cannot do more
-                if len(made) > len(self._path):
-                    raise
+            self._fs.sync_folder(os.path.dirname(made))
             self._synced.add(made)
 
     def _check_place(self) -> None:

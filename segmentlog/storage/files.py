@@ -146,10 +146,11 @@ def make_folders_durably(fs: FileSystem, path: str) -> None:
     """
     fs.make_folders(path)
     folder, device = os.path.abspath(path), fs.stat(path).st_dev
-    while (parent := os.path.dirname(folder)) != folder and fs.stat(parent).st_dev == device:
-        with contextlib.suppress(PermissionError):  # somebody else's, who lets others in, and not look around
-            fs.sync_folder(parent)
-        folder = parent
+    with contextlib.suppress(PermissionError):  # a relative path, of which nobody may know where it is
+        while (parent := os.path.dirname(folder)) != folder and fs.stat(parent).st_dev == device:
+            with contextlib.suppress(PermissionError):  # somebody else's, who lets others in, and not look around
+                fs.sync_folder(parent)
+            folder = parent
 
 
 def link_over(fs: FileSystem, source: str, path: str) -> None:

@@ -173,8 +173,8 @@ class FileSystem:
 
     def make_folders(self, path: str) -> None:
         """Make a folder and those that it lies in, as far as they are not there. FileExistsError: it is no folder."""
-        missing, folder = [], os.path.abspath(path)
-        while not self.exists(folder):
+        missing, folder = [], path
+        while folder and not self.exists(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)
         for folder in reversed(missing):

@@ -65,13 +65,16 @@ class WorstCaseDisk(FileSystem):
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         fd = os.open(path, flags, mode)
-        self._hold(path, _inode(os.fstat(fd)))
+        if f"{os.path.abspath(path)}/".startswith(f"{self._folder}/"):  # folders that it lies in are not on this disk
+            self._hold(path, _inode(os.fstat(fd)))
         return fd
 
     def _sync(self, fd: int) -> None:
         # No sync of the real disk: it is not the real power that is cut.
         found = os.fstat(fd)
         inode = _inode(found)
+        if inode not in self._held:
+            return
         if stat.S_ISDIR(found.st_mode):
             self._names[inode] = self._names_in(self._held[inode])
         else:

@@ -42,6 +42,8 @@ class Decisions:
                 write_fence(self._topics.fs, fence_fd, state.producer_id, epoch)
             state = replace(state, epoch=epoch, status="PrepareAbort", updated_ms=self._topics.clock.now_ms())
             self._log.write(name, state)
+        elif state.status == "PrepareCommit":
+            self._log.sync()  # who wrote it may have died before that was on disk, and nobody is told before it is
         return self.complete(name, state)
 
     def complete(self, name: str, state: TransactionState) -> TransactionState:

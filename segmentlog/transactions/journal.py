@@ -235,6 +235,12 @@ class TransactionLog:
         assert log is not None
         log.wait_shipped(log.durable_offset)
 
+    def sync(self) -> None:
+        """Put what was read so far on disk, whoever wrote it."""
+        with self._mutex:
+            if self._log is not None:
+                self._log.sync_upto(self._position)
+
     def tidy(self) -> None:
         """Keep the topic short."""
         with self._mutex:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.errors import DiskFull
-from segmentlog.storage.files import read_file, replace_file, try_fallocate, write_all
+from segmentlog.storage.files import make_folders_durably, read_file, replace_file, try_fallocate, write_all
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.faults import Died, FaultyFileSystem
 
@@ -234,3 +234,28 @@ def test_a_disk_that_fails_is_no_missing_wish(fd):
     fs.fail("fallocate", errno.EIO)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         try_fallocate(fs, fd, 0, 4096)
+
+
+def test_folders_are_made_below_what_nobody_may_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names are put on disk as far as that goes; what is no folder is told, and a name without one is at home."""
+    synced: list[str] = []
+
+    class Strict(FileSystem):
+        def sync_folder(self, path: str) -> None:
+            synced.append(path)
+            if path == str(tmp_path / "a"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            super().sync_folder(path)
+
+    make_folders_durably(Strict(), str(tmp_path / "a/b/c"))
+    assert (tmp_path / "a/b/c").is_dir()
+    assert synced[:3] == [str(tmp_path / "a/b"), str(tmp_path / "a"), str(tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    make_folders_durably(Strict(), "d/e")
+    assert (tmp_path / "d/e").is_dir()
+    (tmp_path / "file").touch()
+    for path in ("file", str(tmp_path / "file")):
+        with pytest.raises(FileExistsError):
+            make_folders_durably(FileSystem(), path)
+    with pytest.raises(NotADirectoryError):
+        make_folders_durably(FileSystem(), "file/below")
