@@ -105,6 +105,8 @@ class FileSystem:
     rmdir: Callable[[str], None] = staticmethod(os.rmdir)
     flock: Callable[[int, int], None] = staticmethod(fcntl.flock)
 
+    takes_descriptors = True
+    """Whether what is open here counts towards this process's limit: not what is open in a simulated one."""
     reach_by: Reach | None = None
     """How segments are reached that lie in an object store alone; None where nobody has said so."""
 

@@ -24,6 +24,8 @@ class SimulatedProcess(FileSystem):
     or by the process's death before it (``"die"``).
     """
 
+    takes_descriptors = False
+
     def __init__(self, disk: Disk, number: int) -> None:
         self.disk = disk
         self.number = number

@@ -334,7 +334,8 @@ class Topics:
                     raise
 
     def _opened(self, handle: Handle) -> None:
-        budget.opened(handle)
+        if self.fs.takes_descriptors:
+            budget.opened(handle)
         self.background.ensure_running()
 
     def recovery_reports(self) -> dict[tuple[str, int], RecoveryReport]:

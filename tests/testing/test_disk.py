@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from typing import Any
 
+import pytest
+from logs import FakeClock
 from trial import Trial
 
+from segmentlog.store import LogStore
 from segmentlog.testing import History, SimulatedDisk
 from segmentlog.testing.disk import PAGE
+from segmentlog.topics.descriptors import DescriptorBudget
 
 
 def _survivors(disk: SimulatedDisk, path: str, states: int = 200) -> Counter[bytes | None]:
@@ -115,3 +120,23 @@ def test_the_history_finds_what_it_is_there_for() -> None:
 def test_a_short_life_with_all_its_crashes() -> None:
     """A trial of one round: some hundred states, none of which breaks a promise."""
     assert Trial(seed=7, policy="6records", writers=2).run(rounds=1, operations=15, variants=6) > 100
+
+
+def test_a_simulated_process_closes_nothing_for_the_descriptors_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would die of what another process opens, and a seed would show what it showed in some test runs only."""
+    monkeypatch.setattr(DescriptorBudget, "limit", staticmethod(lambda: 2))
+    disk = SimulatedDisk()
+    disk.make_folders("/store")
+    processes: list[Any] = [disk.process(), disk.process()]
+    stores = [LogStore("/store", fs=process, clock=FakeClock(), background=False) for process in processes]
+    stores[0].create_topic("t", 4)
+    for partition in stores[0].topic("t").partitions():
+        partition.append([b"x"])
+    calls = processes[0].calls
+    processes[0].fail_at = (calls + 1, "die")
+    for partition in stores[1].topic("t").partitions():
+        partition.append([b"y"])
+    assert processes[0].calls == calls
+    processes[0].fail_at = None
+    for store in stores:
+        store.close()
