@@ -58,6 +58,10 @@ logger = logging.getLogger("segmentlog")
 
 
 _PATIENCE_S = 30.0
+_AT_WORK = 1
+"""How long the lock's file is while somebody changes something, or after he died in it."""
+_LEFT_BEHIND = 2
+"""And when all names are on disk, and there may be something to be removed."""
 
 
 class Administration:
@@ -80,21 +84,21 @@ class Administration:
         """Under the lock, once what others died in is brought to its end.
 
         The lock's file is empty unless there may be such a thing, so that nobody has to look through a folder of
-        thousands of topics for it. ``leaves``: there is something to be removed afterwards.
+        thousands of topics for it; how long it is says what (a length takes no room on a full disk). ``leaves``: there
+        is something to be removed afterwards.
         """
         with self._lock.held() as fd:
-            if self._fs.fstat(fd).st_size:
+            if size := self._fs.fstat(fd).st_size:
                 self.sweep()
-                self._fs.sync_folder(self._path)  # what that process did others have seen, on disk or not
-            with failures_ignored():  # no room: whoever opens the store looks anyway
-                self._fs.pwritev(fd, [b"1"], 0)
+                if size != _LEFT_BEHIND:
+                    self._fs.sync_folder(self._path)  # what that process did others have seen, on disk or not
+            self._note(fd, _AT_WORK)
             try:
                 yield
             except (InvalidConfig, PartitionBusy, TopicExists, UnknownTopic):  # refused: nothing was begun
-                self._note_end(fd)
+                self._note(fd, 0)
                 raise
-            if not leaves:
-                self._note_end(fd)
+            self._note(fd, _LEFT_BEHIND if leaves else 0)
 
     def sync_names(self, name: str) -> None:
         """Put the name of a topic that was just read on disk, and those in its folder, unless they are there anyway.
@@ -102,16 +106,16 @@ class Administration:
         Else what is appended durably could go with the folder that it is in.
         """
         try:
-            if not self._fs.stat(f"{self._path}/{ADMINISTRATION_FILE}").st_size:
+            if self._fs.stat(f"{self._path}/{ADMINISTRATION_FILE}").st_size in (0, _LEFT_BEHIND):
                 return
         except FileNotFoundError:  # of a store that nobody has changed since it was copied
             return
         self._fs.sync_folder(f"{self._path}/{name}")
         self._fs.sync_folder(self._path)
 
-    def _note_end(self, fd: int) -> None:
-        with failures_ignored():  # what was done is done; the next one looks in vain
-            self._fs.ftruncate(fd, 0)
+    def _note(self, fd: int, size: int) -> None:
+        with failures_ignored():  # whoever opens the store looks anyway, and what was done is done
+            self._fs.ftruncate(fd, size)
 
     # ------------------------------------------------------------ changes
 

@@ -681,7 +681,7 @@ def test_what_cannot_be_swept_keeps_nobody_out(store: LogStore) -> None:
 def test_a_change_is_done_though_its_end_cannot_be_noted(store: LogStore, fs: FaultyFileSystem) -> None:
     """Who comes next looks for what is left, and finds nothing."""
     with LogStore(store.path, background=False, fs=fs) as faulty:
-        fs.fail("ftruncate", errno.EIO)
+        fs.fail("ftruncate", errno.EIO, call=2)
         faulty.create_topic("made")
         assert os.path.getsize(f"{store.path}/@administration")
         store.create_topic("next")
@@ -771,3 +771,28 @@ def test_the_lock_is_free_after_a_death(store: LogStore) -> None:
     process.join()
     thread.join(10)
     assert outcome == [2]
+
+
+def test_who_opens_a_partition_syncs_names_only_while_somebody_changes_some(store: LogStore) -> None:
+    """What a deletion leaves to be removed is not that; what one has died in is."""
+    synced: list[str] = []
+
+    class Noting(FileSystem):
+        def sync_folder(self, path: str) -> None:
+            synced.append(path)
+            super().sync_folder(path)
+
+    store.topic("t").partition(0).append([b"1"])
+    note = Path(store.path) / "@administration"
+    for before, size, wanted in [
+        (lambda: store.create_topic("v"), 0, []),
+        (lambda: store.delete_topic("v"), 2, []),
+        (lambda: os.truncate(note, 1), 1, [f"{store.path}/t", store.path]),
+        (lambda: store.alter_topic("u", segment_records=7), 0, []),
+    ]:
+        before()
+        assert note.stat().st_size == size
+        with LogStore(store.path, background=False, fs=Noting()) as other:
+            synced.clear()
+            other.topic("t").partition(0)
+            assert synced == wanted
