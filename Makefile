@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 COVERAGE_MIN ?= 90
 WORKERS ?= auto
 
-.PHONY: help run test test-crash test-ecosystem lint types codec docs bench bench-full bench-compare clean
+.PHONY: help run test test-all test-crash test-ecosystem lint types codec docs bench bench-full bench-compare .bench .bench-full .bench-compare clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,22 +23,24 @@ help:  ## this list
 run: $(VENV)/.installed-demo  ## a demonstration
 	@$(PY) -m segmentlog demo
 
-# In two runs: measuring coverage makes tests take twice as long, and those that crash, are killed or need Spark are there
-# for other reasons. Many tests wait for something: one process more than there are cores.
+# Many tests wait for something: one process more than there are cores.
 MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORKERS))
 
-# The folder in which the quick ones work: of a file system in memory, say, where fsyncs take no time.
-TEST_FOLDER ?=
-IN_FOLDER = $(if $(TEST_FOLDER),PYTEST_DEBUG_TEMPROOT=$(TEST_FOLDER))
+# The quick tests work in memory where there is room for them: half of their time would be fsyncs. The others use the disk.
+TEST_FOLDER ?= $(shell [ -w /dev/shm ] && [ "$$(($$(stat -f -c '%a * %S' /dev/shm)))" -gt $$((2 << 30)) ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
-test: $(VENV)/.installed-test  ## all tests; the quick ones alone must run COVERAGE_MIN=90 % of the lines
+test: $(VENV)/.installed-test  ## the quick tests: six minutes at most on two cores
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(IN_FOLDER) $(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
-	    -m "not long and not spark and not ecosystem"
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "(long or spark) and not ecosystem"
+	@folder=$$(mktemp -d "$(TEST_FOLDER)/segmentlog-tests-XXXXXX"); trap 'rm -rf "$$folder"' EXIT; \
+	PYTEST_DEBUG_TEMPROOT=$$folder $(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --durations=12 -m "not long and not spark and not ecosystem"
 else
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 endif
+
+# The longest tests start first, the quick ones fill up what they leave idle. Coverage is of the quick tests alone:
+# measuring it takes half as long again, and the long ones are there for other reasons.
+test-all: $(VENV)/.installed-test  ## all tests; the quick ones must run COVERAGE_MIN=90 % of the lines: 25 minutes
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=25 -m "not ecosystem"
 
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
 	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_REMOUNT_STATES=200000 SEGMENTLOG_COMPACTION_STATES=100000 \
@@ -73,19 +75,34 @@ codec: $(VENV)/.installed-test  ## generate the codec of Kafka's protocol from i
 docs: $(VENV)/.installed-docs  ## README, docs/ and the API as a site: build/docs/index.html
 	$(PY) -m sphinx --quiet --fresh-env --fail-on-warning --doctree-dir build/doctrees --conf-dir docs . build/docs
 
-bench: $(VENV)/.installed-bench  ## fsync trade-offs, limits, scaling: some ten minutes, and a report below bench/results
+# Users run the distribution's Python, which is optimised: benches run on it, in an environment of its own where .venv has
+# another Python. BENCH_PYTHON names a different one; where neither can be used, benches run in .venv and warn.
+BENCH_PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo /usr/bin/python3)
+BENCH_VENV = $(if $(BENCH_PYTHON),$(if $(filter $(realpath $(BENCH_PYTHON)),$(realpath $(PY))),$(VENV),.venv-bench),$(VENV))
+IN_BENCH_VENV = $(MAKE) --no-print-directory VENV=$(BENCH_VENV) $(if $(BENCH_PYTHON),PYTHON=$(BENCH_PYTHON))
+BASE ?= HEAD
+
+bench:  ## fsync trade-offs, limits, scaling: some ten minutes, and a report below bench/results
+	@$(IN_BENCH_VENV) .bench
+
+bench-full:  ## the same for an hour, with peers: SQLite, LMDB, Redis, NATS, Kafka...
+	@$(IN_BENCH_VENV) .bench-full
+
+bench-compare:  ## the limits bench on BASE=<revision> and on this tree, in turn
+	@$(IN_BENCH_VENV) .bench-compare BASE=$(BASE)
+
+.bench: $(VENV)/.installed-bench
 	$(PY) -m bench
 
-bench-full: $(VENV)/.installed-bench  ## the same for an hour, with peers: SQLite, LMDB, Redis, NATS, Kafka...
+.bench-full: $(VENV)/.installed-bench
 	$(PY) -m bench --full
 
-BASE ?= HEAD
-bench-compare: $(VENV)/.installed-bench  ## the limits bench on BASE=<revision> and on this tree, in turn
+.bench-compare: $(VENV)/.installed-bench
 	$(PY) -m bench.compare $(BASE)
 
-clean:  ## remove what was built and cached (not .venv)
+clean:  ## remove what was built and cached (not .venv and .venv-bench)
 	rm -rf build dist *.egg-info segmentlog-demo-delays.png spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # A stamp is older than setup.cfg when the dependencies may have changed.
 # It says nothing about an environment whose Python is gone.

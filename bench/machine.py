@@ -16,6 +16,7 @@ from pathlib import Path
 import cramjam
 import msgspec
 
+from bench import interpreter
 from segmentlog.cli.bench import IMPLAUSIBLE_FSYNC_US, time_fdatasync
 
 _NOISE_SAMPLES = 40
@@ -55,6 +56,13 @@ class Machine(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     fdatasync_us: Latency
     noise: Noise
+    python_build: str = ""
+    """How the interpreter was built (`interpreter.describe_build`); empty in results that are older than this field."""
+
+    @property
+    def python_text(self) -> str:
+        """The interpreter and how it was built."""
+        return f"{self.python} ({self.python_build})" if self.python_build else self.python
 
     @property
     def is_fsync_plausible(self) -> bool:
@@ -84,6 +92,7 @@ def describe(folder: str | os.PathLike[str], packages: Iterable[str] = ()) -> Ma
         system=f"{platform.system()} {platform.release()}",
         file_system=_file_system(Path(folder)),
         python=f"{platform.python_implementation()} {platform.python_version()}",
+        python_build=interpreter.describe_build(),
         revision=_revision(),
         versions=_versions(("segmentlog", "numpy", "msgspec", "lz4", "xxhash", *packages)),
         fdatasync_us=raw_fdatasync(Path(folder)),

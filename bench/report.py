@@ -72,7 +72,7 @@ def _machine(measured: Iterable[Measured], machine: Machine) -> list[str]:
     syncs = machine.fdatasync_us
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB; {machine.system}; {machine.file_system};"
-        f" {machine.python}; {versions}.",
+        f" {machine.python_text}; {versions}.",
         "",
         f"One write and `fdatasync` of this disk: median {syncs.p50:.0f} us, 99 % within {syncs.p99:.0f} us, at most"
         f" {syncs.max:.0f} us.",

@@ -64,17 +64,43 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-_LONG = {"crash", "damage", "ecosystem", "fuzz"}
-# Folders whose tests are all there to crash, damage and try a lot.
+_LONG_FOLDERS = {"crash", "damage", "ecosystem", "fuzz"}
+# Every test in these folders crashes, damages or tries a lot.
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marked `long`, so that no coverage of them is measured; Spark's, one after the other, begin first."""
+    """Mark whole folders `long`, measure no coverage of long tests, and let the longest tests start first."""
     for item in items:
         of_bench = item.path.name.startswith("test_bench")
-        if of_bench or _LONG & set(item.path.relative_to(item.config.rootpath).parts):
+        in_long_folder = _LONG_FOLDERS & set(item.path.relative_to(item.config.rootpath).parts)
+        if of_bench or in_long_folder or _DOWNLOADED & _kinds(item):
             item.add_marker(pytest.mark.long)
-    items.sort(key=lambda item: "spark" not in item.path.parts)
+        if not _is_quick(item):
+            item.add_marker(pytest.mark.no_cover)
+    items.sort(key=_minutes, reverse=True)  # stable: tests of one file stay in their order
+
+
+_DOWNLOADED = {"java", "kafkajs", "versitygw"}
+# Clients and servers that the test set-up fetches and builds first, which a quick test cannot wait for.
+
+
+def _kinds(item: pytest.Item) -> set[str]:
+    """Return the parameters and the fixtures of a test, by name: what it needs."""
+    callspec = getattr(item, "callspec", None)
+    parameters = callspec.params.values() if callspec else ()
+    return {one for one in parameters if isinstance(one, str)} | set(getattr(item, "fixturenames", ()))
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    return not any(item.get_closest_marker(mark) for mark in ("long", "spark", "ecosystem"))
+
+
+def _minutes(item: pytest.Item) -> float:
+    """Return about how long a test takes: as its `long` marker says, much for Spark's, nothing for a quick one."""
+    if item.get_closest_marker("spark"):
+        return 60.0
+    mark = item.get_closest_marker("long")
+    return 0.0 if mark is None else max(mark.kwargs.get("minutes", 0.0), 0.01)
 
 
 @pytest.fixture(autouse=True)

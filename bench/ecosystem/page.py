@@ -66,7 +66,7 @@ def _where(measured: Measured, settings: Settings) -> list[str]:
     versions = {**settings.versions, **{name: machine.versions[name] for name in machine.versions if "kafka" in name}}
     lines = [
         f"{measured.date[:10]}, {machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB; {machine.system};"
-        f" {machine.file_system}; {machine.python};"
+        f" {machine.file_system}; {machine.python_text};"
         f" {', '.join(f'{name} {version}' for name, version in versions.items())};"
         f" revision `{machine.revision or 'unknown'}`.",
         "",

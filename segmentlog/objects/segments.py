@@ -60,16 +60,16 @@ class SegmentUploads:
     # ------------------------------------------------------------ beginning
 
     def begin(self, rounds: Mapping[Where, Round]) -> int:
-        """Begin what the plans want; how many segments are being uploaded, or have to wait for their turn."""
-        pending = len(self._uploads)
+        """Start the uploads that the plans want; return how many segments are being uploaded or wait for a thread."""
+        waiting = 0
         self._orphans.add(self._puts.of_no_use(lambda one: self._is_wanted(one, rounds)))
         for where, round_ in rounds.items():
             for segment in round_.to_do.upload:
                 key = (where, segment.base_offset)
                 if key not in self._uploads and not self._uploads.begin(key, self._uploading(where, round_, segment)):
-                    pending += 1
+                    waiting += 1
         self.left_bytes = self._puts.missing_bytes(_to_upload(rounds))
-        return pending
+        return len(self._uploads) + waiting
 
     def _is_wanted(self, begun: Begun, rounds: Mapping[Where, Round]) -> bool:
         """Whether the file may still be there of which parts were put."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logs import FakeClock, values, values_by_offset
@@ -29,6 +30,7 @@ from segmentlog.objects.shipper import Shipper
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.tidying import sweep, verify
 from segmentlog.objects.tiered import reaching
+from segmentlog.objects.uploads import Uploads
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 from segmentlog.topics.topics import Topics
@@ -522,6 +524,24 @@ def test_many_segments_leave_in_one_call(tmp_path: Path) -> None:
         store.ship(url_of(tmp_path))
         assert len(remote(log)) == 20
         assert log.local_log_start_offset == 40
+
+
+def test_ship_waits_for_the_uploads_it_started_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`LogStore.ship` returns after the manifest refers to every sealed segment, however the uploads finish."""
+    ended = Uploads.ended
+
+    def all_at_once(self: Uploads[Any, Any], wait_s: float | None = 0.0) -> Any:
+        """Uploads finish together, and only while the shipper waits for them."""
+        for future in self._under_way.values():
+            future.exception()
+        return ended(self, wait_s) if wait_s else []
+
+    monkeypatch.setattr(Uploads, "ended", all_at_once)
+    with LogStore(tmp_path / "store", background=False) as store:
+        log = store.create_topic("a", **(TIERED | {"segment_records": 2})).partition(0)
+        fill(log, 41)
+        store.ship(url_of(tmp_path))
+        assert len(remote(log)) == 20
 
 
 # ---------------------------------------------------------------- what is shipped no more
