@@ -323,9 +323,7 @@ def test_patience_ends_once_for_all() -> None:
     del waits[:]
     assert patience.with_(busy).busy
     assert waits == [0.0]
-    before = time.monotonic()
-    assert Patience([signal.SIGINT], 60).with_(busy).busy
-    assert time.monotonic() - before < 5
+    assert Patience([signal.SIGINT], 3_600).with_(busy).busy
 
 
 def test_a_read_only_disk(call: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,7 @@ def test_a_signal_ends_following(store: Path, command: str, number: signal.Signa
         opened.topic("t").partition(0).append([b"one", b"two"])
     with started(store, command, "-f", "t") as process:
         read_until(process, b"two\n")
-        before = time.monotonic()
         _, err = stop(process, number)
-        assert time.monotonic() - before < 5
     assert process.returncode == 0
     assert f"stopped by {number.name}" in err
     assert records_said(err) == 2
@@ -245,16 +243,13 @@ def test_a_process_told_to_ignore_a_signal_ignores_it(store: Path, command: str)
 )
 def test_a_reader_that_has_seen_enough_is_no_failure(full: Path, command: str) -> None:
     """`| head -1` ends a command at once and quietly, with status 0."""
-    before = time.monotonic()
     done = shell(f'segmentlog {command} | head -1; exit "${{PIPESTATUS[0]}}"', SEGMENTLOG_DIR=full)
-    took = time.monotonic() - before
     err = done.stderr.decode()
     assert done.returncode == 0, err
     assert done.stdout.count(b"\n") == (0 if command == "verify" else 1)
     assert "Traceback" not in err
     assert "Broken" not in err
     assert "error" not in err.lower()
-    assert took < 10
 
 
 def test_following_ends_when_the_reader_does(store: Path) -> None:

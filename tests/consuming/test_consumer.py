@@ -16,6 +16,7 @@ from leftovers import opened
 from logs import log_files
 
 import segmentlog
+from segmentlog.consuming import following
 from segmentlog.consuming.consumer import Consumer, Start
 from segmentlog.errors import (
     CorruptBatch,
@@ -242,37 +243,41 @@ class _Follower:
         except BaseException as error:
             self.error = error
 
-    def wait_for(self, count: int, timeout_s: float = 10) -> list[bytes | None]:
+    def wait_for(self, count: int, timeout_s: float = 60) -> list[bytes | None]:
         deadline = time.monotonic() + timeout_s
         while len(self.seen) < count and time.monotonic() < deadline and self.thread.is_alive():
             time.sleep(0.002)
         assert self.error is None, self.error
         return self.seen
 
-    def join(self, timeout_s: float = 5) -> None:
+    def join(self, timeout_s: float = 60) -> None:
         self.thread.join(timeout_s)
         assert not self.thread.is_alive(), "it does not end"
 
 
+@pytest.fixture
+def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower looks again once an hour: what it finds before, it was woken for."""
+    monkeypatch.setattr(following, "WAIT_S", 3_600.0)
+
+
+@pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("background", [True, False])
 def test_a_follower_is_woken_by_a_thread(tmp_path: Path, background: bool) -> None:
     """Appends of another thread arrive at once, one after another."""
     with segmentlog.open(tmp_path / "store", background=background) as store:
         partition = store.create_topic("t").partition(0)
         follower = _Follower(store.consumer("t", follow=True))
-        delays = []
         for number in range(10):
             time.sleep(0.02)
-            begun = time.monotonic()
             partition.append([b"%d" % number])
             assert follower.wait_for(number + 1)[-1] == b"%d" % number
-            delays.append(time.monotonic() - begun)
-        assert sorted(delays)[5] < 0.4, "it polls"
         follower.consumer.close()
         follower.join()
         assert follower.error is None
 
 
+@pytest.mark.usefixtures("only_woken")
 def test_a_follower_is_woken_by_a_process(tmp_path: Path) -> None:
     """So do those of another process."""
     with segmentlog.open(tmp_path / "store") as store:
@@ -291,6 +296,7 @@ def test_a_follower_is_woken_by_a_process(tmp_path: Path) -> None:
         follower.join()
 
 
+@pytest.mark.usefixtures("only_woken")
 def test_a_durable_follower_is_woken_by_the_fsync(store: LogStore) -> None:
     """With ``durable_only`` it is the flush that wakes."""
     partition = store.topic("other").partition(0)
@@ -299,7 +305,7 @@ def test_a_durable_follower_is_woken_by_the_fsync(store: LogStore) -> None:
     time.sleep(0.05)
     assert follower.seen == []
     partition.flush()
-    assert follower.wait_for(1, timeout_s=0.8) == [b"a"]
+    assert follower.wait_for(1) == [b"a"]
     follower.consumer.close()
     follower.join()
 
@@ -318,16 +324,15 @@ def test_topics_and_partitions_that_appear_are_followed(store: LogStore) -> None
     follower.join()
 
 
+@pytest.mark.usefixtures("only_woken")
 def test_wakeup_ends_an_iteration_that_waits(store: LogStore) -> None:
     """From another thread; iterating again goes on where it was."""
     consumer = store.consumer("b", follow=True)
     follower = _Follower(consumer)
     follower.wait_for(5)
     time.sleep(0.05)
-    begun = time.monotonic()
     consumer.wakeup()
     follower.join()
-    assert time.monotonic() - begun < 0.5
     store.topic("b").partition(0).append([b"next"])
     again = _Follower(consumer)
     assert again.wait_for(1) == [b"next"]

@@ -1,6 +1,7 @@
 """A server of one worker in processes of its own, to be stopped in the middle of something: stopped_server.py JSON.
 
-path, fsync_s, users, cert, key. It prints its address once it serves, and ``left`` when its worker has ended by itself.
+Options: path, finish_s, fsync_s, users, cert, key. It prints its address once it serves, and ``left`` when its worker
+has ended by itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def main() -> None:
 
     if fsync_s:
         FileSystem.fdatasync = staticmethod(fdatasync)
+    for module in (supervisor, worker_process):
+        module.FINISH_S = told["finish_s"]  # type: ignore[misc]
+    supervisor._PATIENCE_S = told["finish_s"] + 5.0  # type: ignore[misc]
     is_told: list[bool] = []
     security = Security(users=told.get("users"), tls_cert=told.get("cert"), tls_key=told.get("key"))
     settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=300_000))

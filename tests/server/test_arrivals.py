@@ -26,15 +26,15 @@ from segmentlog.server.serving import Server
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
-SOON_S = 8.0
-"""Less than `seldom`, after which everybody looks for himself, and than polls last."""
+NEVER_S = 3_600.0
+"""Longer than a test may take: what returns sooner was woken."""
 
 
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody finds soon what he was not woken for."""
-    monkeypatch.setattr(arrivals, "LOOK_S", 60.0)
-    monkeypatch.setattr(following, "WAIT_S", 60.0)
+    """No follower and no long poll finds anything by looking again: it has to be woken."""
+    monkeypatch.setattr(arrivals, "LOOK_S", NEVER_S)
+    monkeypatch.setattr(following, "WAIT_S", NEVER_S)
 
 
 @pytest.fixture
@@ -49,15 +49,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
-def polled(client: WireClient, offset: int, meanwhile: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds after ``meanwhile`` until a long poll was answered, its answer)."""
+def polled(client: WireClient, offset: int, meanwhile: Callable[[], Any]) -> Any:
+    """Return the answer to a long poll of an hour that is under way when ``meanwhile`` is called."""
     topic = FetchTopic("t", partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
-    client.send(1, 11, FetchRequest(max_wait_ms=30_000, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
+    client.send(1, 11, FetchRequest(max_wait_ms=int(NEVER_S * 1000), min_bytes=1, max_bytes=1 << 20, topics=[topic]))
     time.sleep(0.1)
     meanwhile()
-    began = time.monotonic()
-    answer = client.answer()
-    return time.monotonic() - began, answer.responses[0].partitions[0]
+    return client.answer().responses[0].partitions[0]
 
 
 @pytest.mark.usefixtures("seldom")
@@ -68,12 +66,9 @@ def test_an_append_here_or_elsewhere_wakes(server: Server) -> None:
     )
     with WireClient(server.bootstrap_servers) as client:
         for number in range(20):
-            took_s, data = polled(client, number, lambda: server.store.open_partition("t", 0).append([b"x"]))
-            assert took_s < SOON_S
+            data = polled(client, number, lambda: server.store.open_partition("t", 0).append([b"x"]))
             assert data.records
-        took_s, data = polled(client, 20, lambda: subprocess.run([sys.executable, "-c", code], check=True))
-        assert took_s < SOON_S
-        assert data.records
+        assert polled(client, 20, lambda: subprocess.run([sys.executable, "-c", code], check=True)).records
 
 
 @pytest.mark.usefixtures("seldom")
@@ -82,9 +77,7 @@ def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server, tmp_pa
     store = server.store
     with WireClient(server.bootstrap_servers) as client:
         for number in range(3):
-            took_s, data = polled(client, 0, lambda: store.open_partition("t", 0).append([b"x"]))
-            assert took_s < SOON_S
-            assert data.records
+            assert polled(client, 0, lambda: store.open_partition("t", 0).append([b"x"])).records
             # Somebody has it still: nobody hears that it is gone.
             os.link(store.open_partition("t", 0).handle.lock_path, tmp_path / f"lock-{number}")
             store.delete_topic("t")
@@ -92,11 +85,9 @@ def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server, tmp_pa
 
 
 def test_a_topic_that_goes_while_it_is_polled_is_told(server: Server) -> None:
-    """Within a second or so, not when the time is up."""
+    """The poll is answered with an error, long before its time is up."""
     with WireClient(server.bootstrap_servers) as client:
-        took_s, data = polled(client, 0, lambda: server.store.delete_topic("t"))
-        assert took_s < 3
-        assert data.error_code
+        assert polled(client, 0, lambda: server.store.delete_topic("t")).error_code
 
 
 def test_who_is_gone_is_not_waited_for(server: Server) -> None:
@@ -106,7 +97,7 @@ def test_who_is_gone_is_not_waited_for(server: Server) -> None:
     client.send(1, 11, FetchRequest(max_wait_ms=30_000, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
     time.sleep(0.1)
     client.close()
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 60
     while server.worker.listener.connection_count and time.monotonic() < ends:
         time.sleep(0.02)
     assert not server.worker.listener.connection_count
@@ -114,12 +105,10 @@ def test_who_is_gone_is_not_waited_for(server: Server) -> None:
 
 @pytest.mark.usefixtures("seldom")
 def test_a_server_that_stops_answers_who_waits(server: Server) -> None:
-    """At once, with nothing."""
+    """The poll is answered without records, long before its time is up."""
     thread = threading.Thread(target=server.close)
     with WireClient(server.bootstrap_servers) as client:
-        took_s, data = polled(client, 0, thread.start)
-        assert took_s < SOON_S
-        assert data.error_code == 0
+        assert polled(client, 0, thread.start).error_code == 0
         thread.join()
         assert client.is_closed_by_peer()
 
@@ -132,11 +121,10 @@ def test_what_a_client_sends_wakes_the_librarys_followers(server: Server) -> Non
     with WireClient(server.bootstrap_servers) as client, other.consumer("t", follow=True) as consumer:
         records = iter(consumer)
         for _ in range(5):
-            found: list[float] = []
-            thread = threading.Thread(target=lambda: found.append(next(records) and time.monotonic()))  # noqa: B023
+            found: list[bytes | None] = []
+            thread = threading.Thread(target=lambda: found.append(next(records).value))  # noqa: B023
             thread.start()
             time.sleep(0.1)
-            began = time.monotonic()
             client.ask(0, 9, ProduceRequest(None, 1, 1000, [topic]))
             thread.join()
-            assert found[0] - began < SOON_S
+            assert found == [b"x"]

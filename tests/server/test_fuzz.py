@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from random import Random
@@ -239,9 +238,7 @@ def test_hostile_connections_disturb_nobody(store: LogStore, caplog: pytest.LogC
                 client.close()
                 client = WireClient(server.bootstrap_servers)
             if number % 20 == 0:
-                began = time.monotonic()
                 assert good.ask(18, 0, ApiVersionsRequest()).error_code == 0
-                assert time.monotonic() - began < 5
                 client.close()
                 client = WireClient(server.bootstrap_servers)
         client.close()

@@ -109,17 +109,15 @@ def test_data_at_risk_grows_old_until_it_is_synced(store: LogStore, server: Serv
     partition = store.open_partition("t", 0)
     partition.append([b"one"])
     partition.flush()
-    time.sleep(0.3)
-    assert value(scrape(address_of(server)), "segmentlog_partition_unsynced_seconds", topic="t", partition=0) == 0
     since = time.monotonic()
+    assert value(scrape(address_of(server)), "segmentlog_partition_unsynced_seconds", topic="t", partition=0) == 0
     partition.append([b"two"])
     time.sleep(0.05)
     found = scrape(address_of(server))
     assert value(found, "segmentlog_partition_unsynced_records", topic="t", partition=0) == 1
     at_risk_s = value(found, "segmentlog_partition_unsynced_seconds", topic="t", partition=0)
     assert at_risk_s is not None
-    # The scrape before was a moment before `since`.
-    assert 0.04 <= at_risk_s <= time.monotonic() - since + 0.25
+    assert 0.04 <= at_risk_s <= time.monotonic() - since
     partition.flush()
     assert value(scrape(address_of(server)), "segmentlog_partition_unsynced_seconds", topic="t", partition=0) == 0
 
@@ -444,7 +442,7 @@ def test_slow_clients_are_few_and_leave_with_the_server(store: LogStore) -> None
         with socket.create_connection((host, int(port)), timeout=20) as one_more:
             assert one_more.recv(1) == b""
         began_s = time.monotonic()
-    assert time.monotonic() - began_s < 4
+    assert time.monotonic() - began_s < 20
     for sock in idle:
         sock.close()
 

@@ -15,9 +15,8 @@ from segmentlog.storage import watch as watch_module
 from segmentlog.storage.watch import Watch
 
 FORK = multiprocessing.get_context("fork")
-LONG_S = 20.0
-SOON_S = 5.0
-"""Far less than LONG_S, far more than a busy machine needs."""
+LONG_S = 3_600.0
+"""Longer than a test may take: a wait that ends was woken."""
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_a_write_in_another_process_wakes(tmp_path, watch):
     woken, took_s = timed(lambda: watch.wait(LONG_S))
     process.join()
     assert woken
-    assert 0.05 < took_s < SOON_S
+    assert took_s > 0.05
 
 
 def test_a_write_that_came_before_the_wait_wakes(tmp_path, watch):
@@ -81,7 +80,7 @@ def test_a_write_that_came_before_the_wait_wakes(tmp_path, watch):
     path.touch()
     watch.add(str(path))
     rewrite_byte(path)
-    assert timed(lambda: watch.wait(LONG_S)) < (True, SOON_S)
+    assert watch.wait(LONG_S) is True
     assert watch.wait(0) is False, "one write wakes once"
 
 
@@ -114,8 +113,8 @@ def test_time_is_up(watch):
     """Where nothing happens the wait ends when its time is up, and says so."""
     woken, took_s = timed(lambda: watch.wait(0.15))
     assert not woken
-    assert 0.14 < took_s < SOON_S
-    assert timed(lambda: watch.wait(-1)) < (False, SOON_S), "a deadline that has passed is no error"
+    assert took_s > 0.14
+    assert watch.wait(-1) is False, "a deadline that has passed is no error"
 
 
 def test_a_file_that_is_not_there_cannot_be_watched(tmp_path, watch):
@@ -131,10 +130,8 @@ def test_a_file_that_is_not_there_cannot_be_watched(tmp_path, watch):
 def test_an_interrupt_wakes(watch):
     """Another thread ends a wait, at once; one interrupt that came earlier ends the next wait."""
     timer = later(0.1, watch.interrupt)
-    woken, took_s = timed(lambda: watch.wait(LONG_S))
+    assert watch.wait(LONG_S) is True
     timer.join()
-    assert woken
-    assert took_s < SOON_S
     watch.interrupt()
     watch.interrupt()
     assert watch.wait(LONG_S) is True
@@ -169,7 +166,7 @@ def test_polling_looks_often_at_first_and_less_often_when_nothing_happens(pollin
         delays.append(before)
         woken, took_s = timed(lambda: polling.wait(LONG_S))
         assert not woken
-        assert before <= took_s < SOON_S
+        assert took_s >= before
     assert delays == [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
     polling.interrupt()
     assert polling.wait(LONG_S) is True
@@ -179,15 +176,13 @@ def test_polling_looks_often_at_first_and_less_often_when_nothing_happens(pollin
 def test_polling_needs_no_files(tmp_path, polling):
     """Where nothing can be watched adding is no error: whoever waits looks again anyway."""
     assert polling.add(str(tmp_path / "missing")) is True
-    assert timed(lambda: polling.wait(0.0001)) < (False, SOON_S)
+    assert polling.wait(0.0001) is False
 
 
 def test_a_watch_that_could_be_woken_can_be_told_to_poll(watch):
     """For a log whose appenders cannot be asked to wake anybody, a wait is a short sleep as well."""
     assert not watch.polls
-    woken, took_s = timed(lambda: watch.wait(LONG_S, poll=True))
-    assert not woken
-    assert took_s < SOON_S
+    assert watch.wait(LONG_S, poll=True) is False, "it looked again, long before its time was up"
 
 
 def test_a_watch_gives_back_its_descriptors():

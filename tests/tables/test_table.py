@@ -418,7 +418,7 @@ def test_changes_are_told_in_order_and_end_when_nothing_comes(store: LogStore) -
         if record.offset == 3:
             _put(log, (b"b", b"1"))
     assert found == [(1, b"a", b"1"), (3, b"a", None), (4, b"b", b"1")]
-    assert 0.2 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.2
     assert table == {b"before": b"1", b"b": b"1"}
 
 

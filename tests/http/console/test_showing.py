@@ -121,6 +121,6 @@ def test_depth_does_not_multiply_what_is_shown(hidden: bytes) -> None:
 )
 def test_broken_json_is_no_json(data: bytes) -> None:
     """And takes no longer to look at for it."""
-    began_s = time.monotonic()
+    began_s = time.thread_time()
     assert showing.look_at(data).views[0] == "text"
-    assert time.monotonic() - began_s < 2
+    assert time.thread_time() - began_s < 2

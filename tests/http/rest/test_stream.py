@@ -316,7 +316,7 @@ def test_heartbeats_and_the_end(store: LogStore, serve: Callable[..., HttpServer
         assert events._event()[2] is None  # a comment with where the client is
         began_s = time.monotonic()
         server.close()
-        assert time.monotonic() - began_s < 4
+        assert time.monotonic() - began_s < 60
         with pytest.raises(StopIteration):
             next(events)
         events.close()
