@@ -1,7 +1,7 @@
 """A server of one worker in processes of its own, to be stopped in the middle of something: stopped_server.py JSON.
 
-Options: path, finish_s, fsync_s, users, cert, key. It prints its address once it serves, and ``left`` when its worker
-has ended by itself.
+Options: path, finish_s, fsync_s, users, cert, key. It prints its address once it serves, ``waiting`` when a long
+poll begins to wait, ``syncing`` when an fsync begins, and ``left`` when its worker has ended by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from segmentlog.security.settings import Security
-from segmentlog.server import supervisor, worker_process
+from segmentlog.server import arrivals, supervisor, worker_process
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
@@ -38,6 +38,13 @@ def main() -> None:
             is_told.append(True)
             print(of.bootstrap_servers, flush=True)
 
+    enter = arrivals.Arrivals.enter
+
+    def enter_aloud(self: arrivals.Arrivals, waiter: arrivals.Waiter) -> None:
+        enter(self, waiter)
+        print("waiting", flush=True)
+
+    arrivals.Arrivals.enter = enter_aloud  # type: ignore[method-assign]
     if fsync_s:
         FileSystem.fdatasync = staticmethod(fdatasync)
     for module in (supervisor, worker_process):

@@ -49,11 +49,19 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
-def polled(client: WireClient, offset: int, meanwhile: Callable[[], Any]) -> Any:
+def until_it_waits(server: Server) -> None:
+    """Return once a long poll is under way."""
+    ends_s = time.monotonic() + 60
+    while not server.worker.broker.arrivals.waiting_count:
+        assert time.monotonic() < ends_s
+        time.sleep(0.002)
+
+
+def polled(server: Server, client: WireClient, offset: int, meanwhile: Callable[[], Any]) -> Any:
     """Return the answer to a long poll of an hour that is under way when ``meanwhile`` is called."""
     topic = FetchTopic("t", partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
     client.send(1, 11, FetchRequest(max_wait_ms=int(NEVER_S * 1000), min_bytes=1, max_bytes=1 << 20, topics=[topic]))
-    time.sleep(0.1)
+    until_it_waits(server)
     meanwhile()
     return client.answer().responses[0].partitions[0]
 
@@ -66,9 +74,9 @@ def test_an_append_here_or_elsewhere_wakes(server: Server) -> None:
     )
     with WireClient(server.bootstrap_servers) as client:
         for number in range(20):
-            data = polled(client, number, lambda: server.store.open_partition("t", 0).append([b"x"]))
+            data = polled(server, client, number, lambda: server.store.open_partition("t", 0).append([b"x"]))
             assert data.records
-        assert polled(client, 20, lambda: subprocess.run([sys.executable, "-c", code], check=True)).records
+        assert polled(server, client, 20, lambda: subprocess.run([sys.executable, "-c", code], check=True)).records
 
 
 @pytest.mark.usefixtures("seldom")
@@ -77,7 +85,7 @@ def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server, tmp_pa
     store = server.store
     with WireClient(server.bootstrap_servers) as client:
         for number in range(3):
-            assert polled(client, 0, lambda: store.open_partition("t", 0).append([b"x"])).records
+            assert polled(server, client, 0, lambda: store.open_partition("t", 0).append([b"x"])).records
             # Somebody has it still: nobody hears that it is gone.
             os.link(store.open_partition("t", 0).handle.lock_path, tmp_path / f"lock-{number}")
             store.delete_topic("t")
@@ -87,7 +95,7 @@ def test_a_topic_that_is_made_anew_wakes_as_the_first_did(server: Server, tmp_pa
 def test_a_topic_that_goes_while_it_is_polled_is_told(server: Server) -> None:
     """The poll is answered with an error, long before its time is up."""
     with WireClient(server.bootstrap_servers) as client:
-        assert polled(client, 0, lambda: server.store.delete_topic("t")).error_code
+        assert polled(server, client, 0, lambda: server.store.delete_topic("t")).error_code
 
 
 def test_who_is_gone_is_not_waited_for(server: Server) -> None:
@@ -95,7 +103,7 @@ def test_who_is_gone_is_not_waited_for(server: Server) -> None:
     client = WireClient(server.bootstrap_servers)
     topic = FetchTopic("t", partitions=[FetchPartition(0, partition_max_bytes=1 << 20)])
     client.send(1, 11, FetchRequest(max_wait_ms=30_000, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
-    time.sleep(0.1)
+    until_it_waits(server)
     client.close()
     ends = time.monotonic() + 60
     while server.worker.listener.connection_count and time.monotonic() < ends:
@@ -108,7 +116,7 @@ def test_a_server_that_stops_answers_who_waits(server: Server) -> None:
     """The poll is answered without records, long before its time is up."""
     thread = threading.Thread(target=server.close)
     with WireClient(server.bootstrap_servers) as client:
-        assert polled(client, 0, thread.start).error_code == 0
+        assert polled(server, client, 0, thread.start).error_code == 0
         thread.join()
         assert client.is_closed_by_peer()
 
