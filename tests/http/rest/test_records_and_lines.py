@@ -236,13 +236,13 @@ def test_who_waits_for_an_object_store_holds_nobody_up(
     def append(topic: Any, number: int, records: Any, rows: Any, ack: str | None) -> int:
         if ack != "shipped":
             return real(topic, number, records, rows, ack)  # type: ignore[arg-type]
-        assert may_go.wait(30)
+        assert may_go.wait(120)
         return 0
 
     def ship() -> None:
         headers = {"content-type": "text/plain"}
         url = f"{http_server.url}/topics/t/records?ack=shipped"
-        answers.append(httpx.post(url, content=b"x", headers=headers, timeout=60).status_code)
+        answers.append(httpx.post(url, content=b"x", headers=headers, timeout=120).status_code)
 
     answers: list[int] = []
     threads = [threading.Thread(target=ship) for _ in range(40)]
@@ -252,7 +252,7 @@ def test_who_waits_for_an_object_store_holds_nobody_up(
         time.sleep(1)
         try:
             url = f"{http_server.url}/topics/t/records"
-            assert httpx.post(url, content=b"b", headers={"content-type": "text/plain"}, timeout=5).status_code == 200
+            assert httpx.post(url, content=b"b", headers={"content-type": "text/plain"}, timeout=60).status_code == 200
         finally:
             may_go.set()
             for thread in threads:
@@ -305,7 +305,7 @@ def test_who_takes_a_large_batch_slowly_holds_nobody_up(store: LogStore, http_se
         coming = slow.iter_lines()
         first = next(coming)
         for _ in range(3):
-            assert len(httpx.get(url, params={"max": 3}, timeout=5).json()["records"]) == 3
+            assert len(httpx.get(url, params={"max": 3}, timeout=30).json()["records"]) == 3
         found = [json.loads(line)["offset"] for line in (first, *coming)]
     assert found == list(range(20_000))
 
