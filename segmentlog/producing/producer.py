@@ -76,6 +76,11 @@ class Producer(Generic[K, V]):
     timestamp gets the time at which its chunk was begun, at most ``linger_ms`` before it is
     sent. What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so
     that nothing is lost in silence.
+
+    When a partition does not take a batch, on a full disk for example, the producer does not append what was sent to
+    that partition after it, up to the moment when the caller learns of the failure. Those records fail with the same
+    error. So records that failed can be sent again in their order: no record that was sent after them is in the
+    partition before them.
     """
 
     _delivery: type[Delivery] = Delivery
@@ -128,7 +133,8 @@ class Producer(Generic[K, V]):
         ``timestamp`` is in milliseconds since 1970, or a datetime (a naive one is local time).
 
         Raises `InvalidRecord` for wrong types, `RecordTooLarge` and `UnknownTopic`; what fails
-        later is in the `Delivery`.
+        later is in the `Delivery`. Raises what kept earlier records of the topic from being appended, unless `flush`,
+        a `Delivery` or an earlier `send` has raised it: then this record is not sent.
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
             value, key = cast("V", _as_bytes("values", value)), cast("K", _as_bytes("keys", key))
