@@ -175,6 +175,14 @@ class Chunk:
             return self.taken and not self.values
         return self.base_offsets.keys() >= set(self._partitions.tolist())
 
+    @property
+    def first_missing(self) -> int:
+        """The index of the first record without an offset; the number of records when all have theirs."""
+        if self._partitions is None:
+            return 0
+        missing = np.flatnonzero(~np.isin(self._partitions, list(self.base_offsets)))
+        return int(missing[0]) if len(missing) else len(self.values)
+
     def not_appended(self, error: Exception) -> dict[int, Exception]:
         """The partitions that it should have been appended to and was not, each with the reason; it ended in ``error``.
 
@@ -277,6 +285,11 @@ class Deliveries:
     def chunk(self) -> Chunk:
         """What they were sent in."""
         return self._chunk
+
+    @property
+    def first_missing(self) -> int:
+        """How many records at the beginning of the list are appended: the index of the first that is not."""
+        return self._chunk.first_missing
 
     def __len__(self) -> int:
         return len(self._chunk.values)

@@ -193,6 +193,28 @@ class Producer(Generic[K, V]):
         The fast path: no work in Python for each record. Raises what `Partition.append` raises; what
         goes to one partition is appended whole or not at all, whatever became of the others.
         """
+        deliveries, error = self.try_send_many(
+            topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
+        )
+        if error is not None:
+            raise error
+        return deliveries
+
+    def try_send_many(
+        self,
+        topic: str,
+        values: Sequence[V],
+        keys: Sequence[K | None] | None = None,
+        *,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+        timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
+        partition: int | None = None,
+    ) -> tuple[Deliveries, Exception | None]:
+        """`send_many` that returns what kept a partition from its records: other partitions may have theirs.
+
+        The deliveries say which. Values and keys are bytes, also in a producer with a serializer. Raises
+        `InvalidRecord`, `UnknownTopic` and `StoreClosed` before anything is sent.
+        """
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
         chunk = Chunk(self._pump, self, topic, 0)
@@ -202,7 +224,7 @@ class Producer(Generic[K, V]):
         chunk.all_timestamps = columns.timestamps
         chunk.all_partition = None if partition is None else as_partition(partition)
         self._pump.send_whole(chunk)
-        return Deliveries(chunk)
+        return Deliveries(chunk), chunk.error
 
     def send_encoded(self, topic: str, partition: int, batches: Sequence[EncodedBatch]) -> int:
         """Append finished batches that were encoded elsewhere, behind what was sent before; the first one's offset.

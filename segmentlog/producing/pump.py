@@ -167,7 +167,7 @@ class Pump:
         return chunk, number
 
     def send_whole(self, chunk: Chunk) -> None:
-        """Send a chunk that was made as a whole, after what was sent before it. Raises what kept it from being sent."""
+        """Send a chunk that was made as a whole, after what was sent before it; its caller looks for its ``error``."""
         topic = chunk.topic
         with self._mutex:
             self._check_topic(topic)
@@ -182,7 +182,6 @@ class Pump:
             self.note_told(topic)
             if self.failure is chunk.error:  # told now; an earlier one's failure is still to be
                 self.failure = None
-            raise chunk.error
 
     def _seal(self, chunk: Chunk) -> None:
         """Let a chunk go; the next record begins another one. The caller holds the mutex."""
