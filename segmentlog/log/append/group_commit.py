@@ -201,8 +201,7 @@ class GroupCommit:
                     return base_offset
             finally:
                 self._rouse_next()
-        mine = self._waiting(columns, config, now_ms, stamp)
-        mine.is_main = is_main
+        mine = self._waiting(columns, config, now_ms, stamp, is_main=is_main)
         try:
             self._queue.append(mine)
             is_told = True
@@ -256,11 +255,18 @@ class GroupCommit:
         return mine.error is not None or (group is not None and group.is_settled)
 
     @staticmethod
-    def _waiting(columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None) -> _Waiting:
+    def _waiting(
+        columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+    ) -> _Waiting:
         if stamp is None and _is_small(columns, config):
-            return _Waiting(columns, [])
-        batches = encode_columns_as_batches(columns, config, now_ms, stamp=stamp)
-        return _Waiting(None, batches, stamp)
+            # An interrupt ends the wait of the main thread while another thread may be writing its records: neither its
+            # lists, which are the caller's again then, nor its buffer may be used for that.
+            mine = _Waiting(columns.part(0, len(columns.values)) if is_main else columns, [])
+        else:
+            scratch = bytearray() if is_main else None
+            mine = _Waiting(None, encode_columns_as_batches(columns, config, now_ms, scratch, stamp), stamp)
+        mine.is_main = is_main
+        return mine
 
     # ------------------------------------------------------------ leading
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from logs import open_log, values
 
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
+from segmentlog.log.append.encoding import Columns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
@@ -223,6 +225,64 @@ def test_a_main_thread_that_was_interrupted_lets_another_thread_lead(
     assert (storm.interrupted, storm.of_others) == (1, 1)
     assert values(log) == [b"other", b"main again"]
     assert offset == 1
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_records_of_an_interrupted_append_are_written_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Another thread is writing them when the main thread is interrupted, which appends something else at once."""
+    log = open_log(tmp_path, compression_type="none")
+    group = log._appends.group
+    writes, goes_on, stop = threading.Event(), threading.Event(), threading.Event()
+    real = group._appender.place
+
+    def place(*args: Any, **options: Any) -> Any:
+        writes.set()
+        assert goes_on.wait(30)
+        return real(*args, **options)
+
+    def handle(signum: int, frame: object) -> None:
+        if writes.is_set() and not stop.is_set():
+            stop.set()
+            raise _Interrupt
+
+    def work() -> None:
+        with group._leading:
+            ends_s = time.monotonic() + 30
+            while not group._queue and time.monotonic() < ends_s:  # the main thread is in the queue
+                time.sleep(0.001)
+        monkeypatch.setattr(group._appender, "place", place)
+        log.append([b"other"], ack="durable")
+
+    def interrupt() -> None:
+        assert writes.wait(30)
+        while not stop.is_set():
+            signal.pthread_kill(main_thread, signal.SIGUSR1)
+            time.sleep(0.001)
+
+    main_thread = threading.get_ident()
+    given: list[bytes] = [b"main %d" % number for number in range(count)]
+    wanted = list(given)
+    before = signal.signal(signal.SIGUSR1, handle)
+    threads = [threading.Thread(target=target, daemon=True) for target in (work, interrupt)]
+    try:
+        threads[0].start()
+        while not group._leading.locked():
+            time.sleep(0.001)
+        threads[1].start()
+        with pytest.raises(_Interrupt):
+            log.append(given, ack="durable")
+        given[:] = [b"something else"] * count
+        encode_columns_as_batches(Columns(given, None, None, None), log.handle.config, 0)
+    finally:
+        stop.set()
+        goes_on.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(values(log)) == sorted([*wanted, b"other"])
 
 
 def test_an_append_whose_leader_was_interrupted_before_the_fsync_is_synced_by_its_own_thread(
