@@ -211,6 +211,62 @@ def test_a_full_disk(
     assert "the log cannot be appended to" in error
 
 
+@pytest.mark.parametrize("key", [None, "logger"])
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_chunk_that_fails_keeps_later_lines_back(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], call: int, key: Any
+) -> None:
+    """One write of a flush finds no room and the next one would: each partition has the lines in their order, once."""
+    fs = FaultyFileSystem()
+    with LogStore(tmp_path / "s", fs=fs, background=False) as store:
+        logger.addHandler(handler := LogHandler(store, partitions=2, key=key))
+        loggers = [logger.getChild(name) for name in "abc"]
+        noise = os.urandom(50_000).hex()
+        for number in range(4):  # one line a chunk: the files of each partition are there afterwards
+            loggers[number % 3].info("before %d", number, extra={"noise": noise})
+            assert handler.flushed(10)
+        fs.fail("pwritev", errno.ENOSPC, call=call)
+        with handler._turn:  # the thread waits: one flush gets all of them
+            for number in range(10):  # two or three a chunk
+                loggers[number % 3].info("%02d", number, extra={"noise": noise})
+        assert handler.flushed(20)
+        assert handler.dropped == 0
+        found = [
+            [message for value in values(log) if "before" not in (message := json.loads(value or b"")["message"])]
+            for log in store.topic("logs").partitions()
+        ]
+    assert sorted(message for messages in found for message in messages) == [f"{number:02d}" for number in range(10)]
+    assert found == [sorted(messages) for messages in found]
+    assert capsys.readouterr().err.count("Logging error") == 1
+
+
+def test_lines_after_a_refused_chunk_are_not_taken_for_refused(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit falls while lines are on their way: the line that is too large now is dropped, and no other."""
+    with segmentlog.open(tmp_path / "s", background=False) as store:
+        logger.addHandler(handler := LogHandler(store))
+        assert handler._producer is not None
+        send, sent = handler._producer.send, []
+
+        def send_and_lower(*args: Any, **options: Any) -> Any:
+            sent.append(args)
+            delivery = send(*args, **options)
+            if len(sent) == 2:
+                store.alter_topic("logs", max_message_bytes=100_000)
+            return delivery
+
+        handler._producer.send = send_and_lower  # type: ignore[method-assign]
+        with handler._turn:
+            for number, size in enumerate((10, 60_000, 10, 90_000, 10)):
+                logger.info("%d", number, extra={"noise": os.urandom(size).hex()})
+        assert handler.flushed(20)
+        rows = _rows(store)
+    assert [row["message"] for row in rows if "dropped" not in row] == ["0", "2", "4"]
+    assert handler.dropped == 2
+    assert "takes" in capsys.readouterr().err
+
+
 def test_who_flushes_and_the_thread_append_nothing_twice(
     tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from segmentlog.errors import InvalidRecord, OtherInput, ProducerFenced, RecordTooLarge
@@ -51,6 +53,11 @@ class Lists:
         return part
 
 
+def _header_bytes(pairs: Sequence[tuple[str, bytes | None]] | None) -> int:
+    """How many bytes headers take, at the most."""
+    return sum(4 * len(name) + len(blob or b"") for name, blob in pairs or ())
+
+
 class BadRecord(ValueError):
     """A record that cannot be understood; ``index`` counts from 0 in its list."""
 
@@ -89,6 +96,8 @@ class Sender:
         self.records = self.bytes = 0
         self.number = self.first = skipped
         """Of the next record of the input, and of the first one of the list in hand; those left out count."""
+        self._beyond: dict[int, int] = {}
+        """By partition: records after ``number`` that are appended, though others of the same list are not."""
 
     def send(self, lists: Lists) -> None:
         """Append a list; when a record is too large, what comes before it, so that the count of records is true.
@@ -111,14 +120,15 @@ class Sender:
         """Which records may be over the limit, if they may go to several partitions at once."""
         if self._limit_bytes is None or not self._is_spread(lists):
             return []
-        limit_bytes = self._limit_bytes * 9 // 10  # headers are not counted; they are short
+        limit_bytes = self._limit_bytes * 9 // 10 - _header_bytes(self._pairs)
         keys = lists.keys or [None] * len(lists.values)
+        of_headers = [0] if lists.headers is None else list(map(_header_bytes, lists.headers))
         if max(map(len, filter(None, lists.values)), default=0) + max(map(len, filter(None, keys)), default=0) < (
-            limit_bytes
+            limit_bytes - max(of_headers)
         ):
             return []
         sizes = (len(value or b"") + len(key or b"") for value, key in zip(lists.values, keys, strict=True))
-        return [index for index, size in enumerate(sizes) if size >= limit_bytes]
+        return [index for index, size in enumerate(map(add, sizes, cycle(of_headers))) if size >= limit_bytes]
 
     def _send_part(self, lists: Lists) -> None:
         if not lists.values:
@@ -126,6 +136,8 @@ class Sender:
         try:
             self._send_list(lists)
         except RecordTooLarge as error:
+            if self._beyond:  # the limit has fallen just now: what comes before it is not known to be missing
+                raise
             self._send_list(lists.part(0, error.index))
             raise ValueError(
                 f"record {self.number + 1} takes {error.size_bytes} bytes, over max.message.bytes ="
@@ -156,11 +168,25 @@ class Sender:
         if self._pairs:
             given = headers or [[]] * len(lists.values)
             headers = [[*own, *self._pairs] for own in given]
-        deliveries = self._producer.send_many(
+        deliveries, error = self._producer.try_send_many(
             self._topic, lists.values, lists.keys, headers=headers, timestamps=lists.timestamps, partition=partition
         )
+        if error is not None:
+            self._note_partial(deliveries)
+            raise error
         self.records += len(lists.values)
         return deliveries
+
+    def _note_partial(self, deliveries: Deliveries) -> None:
+        """A list failed in some partitions. Count what the others have, and where the first missing record is."""
+        first_missing, partitions = deliveries.first_missing, deliveries.chunk.given_places
+        appended = {partition: count for partition, _, count in deliveries.places()}
+        self.records += sum(appended.values())
+        self.number += first_missing
+        if partitions is not None and appended:
+            after = Counter(partitions[first_missing:].tolist())
+            self._beyond = {number: after[number] for number in sorted(appended) if after[number]}
+        self._tell_of(deliveries)
 
     def _tell_of(self, deliveries: Deliveries) -> None:
         if self._tell is not None:
@@ -178,7 +204,14 @@ class Sender:
 
     def how_to_go_on(self, error: Exception) -> str:
         """After a failure; empty when there is no going on."""
-        return f"the first {self.number} records are appended; go on with --skip {self.number}"
+        advice = f"the first {self.number} records are appended; go on with --skip {self.number}"
+        if not self._beyond:
+            return advice
+        count, *others = sum(self._beyond.values()), *map(str, self._beyond)
+        return (
+            f"{advice}. {count} of the records after them are appended, too, in partition{'s' * (len(others) > 1)}"
+            f" {', '.join(others)}: --skip {self.number} appends these {count} a second time"
+        )
 
 
 class NamedSender(Sender):

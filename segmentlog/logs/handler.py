@@ -283,15 +283,17 @@ class LogHandler(logging.Handler):
         first: Exception | None = None
         try:
             producer = self._ready_producer()
-            for line in lines:
-                try:
-                    sent.append((line, producer.send(
-                        self.topic, line.value, line.key, headers=line.headers or None, timestamp=line.timestamp_ms
-                    )))  # fmt: skip
-                except _OF_THE_RECORD as error:
-                    first = first or error
-                    given_up.append(line)
-            producer.flush()
+            try:
+                for line in lines:
+                    try:
+                        sent.append((line, producer.send(
+                            self.topic, line.value, line.key, headers=line.headers or None, timestamp=line.timestamp_ms
+                        )))  # fmt: skip
+                    except _OF_THE_RECORD as error:
+                        first = first or error
+                        given_up.append(line)
+            finally:
+                producer.flush()  # also after a send that raised what kept earlier lines out: that is told by it
         except (SegmentlogError, OSError) as error:
             first = error
         failed: list[Line] = []

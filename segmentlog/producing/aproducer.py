@@ -51,6 +51,9 @@ class AsyncProducer(Generic[K, V]):
 
     No thread is started for a call, nor for a producer: what may block is done by a few threads that all share.
 
+    A batch of `send` that fails keeps what was sent after it from being appended, as with `Producer`. Calls of
+    `send_many` that are awaited at the same time are independent: await one before the next where their order counts.
+
     *Cancelled*, `send` has not sent its record. `send_many` has sent nothing if it was waiting for room, and otherwise
     goes on; `flush`, `commit` and `close` go on in any case. A note with the ``CancelledError`` says which it was. What
     comes next waits for what goes on.

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import SegmentlogError, StoreClosed
+from segmentlog.errors import LocalError, NotShipped, SegmentlogError, StoreClosed
 from segmentlog.records import Appended, Headers
 from segmentlog.storage import forks
 from segmentlog.storage.failures import is_interrupt
@@ -35,6 +35,9 @@ class Sends(Protocol):
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
 
+    def note_told(self, topic: str) -> None:
+        """The caller is about to learn that records of a topic were not appended."""
+
 
 class Chunk:
     """Records of one topic on their way, in the order they were sent; then where they went.
@@ -48,8 +51,8 @@ class Chunk:
     __slots__ = (
         "_partitions", "_positions", "_ranks", "_sends", "_triples", "add", "all_headers", "all_partition",
         "all_timestamps", "base_offsets", "begun_ms", "begun_ns", "error", "errors", "generation", "headers", "is_sent",
-        "keys", "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "room_bytes", "sealed",
-        "surely_fits", "taken", "timestamps", "topic", "values",
+        "is_whole", "keys", "logs", "needs_keys", "noted", "number", "partitions", "producer", "room", "room_bytes",
+        "sealed", "sticky", "surely_fits", "taken", "timestamps", "topic", "values", "withheld",
     )  # fmt: skip
 
     def __init__(self, sends: Sends, producer: object, topic: str, room: int) -> None:
@@ -83,12 +86,18 @@ class Chunk:
         self.error: Exception | None = None
         self.errors: dict[int, Exception] = {}
         """What failed in which partition; ``error`` is the first."""
+        self.withheld: dict[int, Exception] = {}
+        """Partitions that it is not appended to, since an earlier chunk was not: by number, what kept that one out."""
+        self.sticky = -1
+        """Where its records without a key go; -1 until that is decided. The same as of an earlier chunk that failed."""
         self.logs: dict[int, Partition] = {}
         self.base_offsets: dict[int, int] = {}
         self._positions: dict[int, int] | None = None
         self._partitions: npt.NDArray[np.int32] | None = None
         self._ranks: npt.NDArray[np.int64] | None = None
         self.is_sent = False
+        self.is_whole = False
+        """Of `send_many`, whose caller waits for it."""
         self.generation = forks.generation()
         """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
@@ -166,6 +175,28 @@ class Chunk:
             return self.taken and not self.values
         return self.base_offsets.keys() >= set(self._partitions.tolist())
 
+    @property
+    def first_missing(self) -> int:
+        """The index of the first record without an offset; the number of records when all have theirs."""
+        if self._partitions is None:
+            return 0
+        missing = np.flatnonzero(~np.isin(self._partitions, list(self.base_offsets)))
+        return int(missing[0]) if len(missing) else len(self.values)
+
+    def not_appended(self, error: Exception) -> dict[int, Exception]:
+        """The partitions that it should have been appended to and was not, each with the reason; it ended in ``error``.
+
+        A record that is in the log and not yet on disk, or not yet shipped, counts as appended.
+        """
+        if self._partitions is None:
+            return {}
+        reasons = {
+            partition: self.errors.get(partition, error)
+            for partition in set(self._partitions.tolist())
+            if partition not in self.base_offsets
+        }
+        return {partition: reason for partition, reason in reasons.items() if not _is_appended(reason)}
+
     def finish(self, error: Exception | None = None) -> None:
         self.error = error
         self.is_sent = True
@@ -188,10 +219,12 @@ class Chunk:
 
     def result(self, number: int) -> Appended:
         if self._partitions is None:  # it failed before any record had its place
+            self._sends.note_told(self.topic)
             raise self.error or StoreClosed("producer")
         index = number if self._positions is None else self._positions[number]
         partition = int(self._partitions[index])
         if partition not in self.base_offsets:
+            self._sends.note_told(self.topic)
             raise self.errors.get(partition) or self.error or StoreClosed("producer")
         offset = self.base_offsets[partition] + (index if self._ranks is None else int(self._ranks[index]))
         if self.all_timestamps is not None:
@@ -199,6 +232,10 @@ class Chunk:
         else:
             timestamp = self.timestamps.get(index, self.begun_ms)
         return Appended(self.topic, partition, offset, timestamp)
+
+
+def _is_appended(error: Exception) -> bool:
+    return isinstance(error, NotShipped) or (isinstance(error, LocalError) and error.appended)
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -248,6 +285,11 @@ class Deliveries:
     def chunk(self) -> Chunk:
         """What they were sent in."""
         return self._chunk
+
+    @property
+    def first_missing(self) -> int:
+        """How many records at the beginning of the list are appended: the index of the first that is not."""
+        return self._chunk.first_missing
 
     def __len__(self) -> int:
         return len(self._chunk.values)

@@ -76,6 +76,11 @@ class Producer(Generic[K, V]):
     timestamp gets the time at which its chunk was begun, at most ``linger_ms`` before it is
     sent. What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so
     that nothing is lost in silence.
+
+    When a partition does not take a batch, on a full disk for example, the producer does not append what was sent to
+    that partition after it, up to the moment when the caller learns of the failure. Those records fail with the same
+    error. So records that failed can be sent again in their order: no record that was sent after them is in the
+    partition before them.
     """
 
     _delivery: type[Delivery] = Delivery
@@ -128,7 +133,8 @@ class Producer(Generic[K, V]):
         ``timestamp`` is in milliseconds since 1970, or a datetime (a naive one is local time).
 
         Raises `InvalidRecord` for wrong types, `RecordTooLarge` and `UnknownTopic`; what fails
-        later is in the `Delivery`.
+        later is in the `Delivery`. Raises what kept earlier records of the topic from being appended, unless `flush`,
+        a `Delivery` or an earlier `send` has raised it: then this record is not sent.
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
             value, key = cast("V", _as_bytes("values", value)), cast("K", _as_bytes("keys", key))
@@ -187,6 +193,28 @@ class Producer(Generic[K, V]):
         The fast path: no work in Python for each record. Raises what `Partition.append` raises; what
         goes to one partition is appended whole or not at all, whatever became of the others.
         """
+        deliveries, error = self.try_send_many(
+            topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
+        )
+        if error is not None:
+            raise error
+        return deliveries
+
+    def try_send_many(
+        self,
+        topic: str,
+        values: Sequence[V],
+        keys: Sequence[K | None] | None = None,
+        *,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+        timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
+        partition: int | None = None,
+    ) -> tuple[Deliveries, Exception | None]:
+        """`send_many` that returns what kept a partition from its records: other partitions may have theirs.
+
+        The deliveries say which. Values and keys are bytes, also in a producer with a serializer. Raises
+        `InvalidRecord`, `UnknownTopic` and `StoreClosed` before anything is sent.
+        """
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
         chunk = Chunk(self._pump, self, topic, 0)
@@ -196,7 +224,7 @@ class Producer(Generic[K, V]):
         chunk.all_timestamps = columns.timestamps
         chunk.all_partition = None if partition is None else as_partition(partition)
         self._pump.send_whole(chunk)
-        return Deliveries(chunk)
+        return Deliveries(chunk), chunk.error
 
     def send_encoded(self, topic: str, partition: int, batches: Sequence[EncodedBatch]) -> int:
         """Append finished batches that were encoded elsewhere, behind what was sent before; the first one's offset.

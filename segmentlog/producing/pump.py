@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from segmentlog.errors import SegmentlogError, StoreClosed
+from segmentlog.errors import InvalidRecord, RecordTooLarge, SegmentlogError, StoreClosed
 from segmentlog.format.names import check_topic_name
 from segmentlog.producing.delivery import Chunk
 from segmentlog.producing.options import ProducerOptions
@@ -58,6 +58,8 @@ class Pump:
         """By topic: held by whoever appends to it, so that records keep their order."""
         self.failure: Exception | None = None
         """What nobody was told of yet."""
+        self._untold: dict[str, Exception] = {}
+        """By topic: what kept records from being appended, until the caller learns that records of it were not."""
         self._spreader = Spreader(topics, identity, options.partitioner, options.ack)
         self.topics = self._spreader.topics
         self._full: dict[str, deque[Chunk]] = {}
@@ -75,7 +77,7 @@ class Pump:
 
     def _forget_sent(self) -> None:
         """In a forked child: what was sent before the fork is the parent's to append."""
-        for known in (self.chunks, self._full, self.senders, self.topics):
+        for known in (self.chunks, self._full, self.senders, self.topics, self._untold):
             known.clear()
         self.failure = None
         self._told = News()
@@ -84,7 +86,10 @@ class Pump:
     # ------------------------------------------------------------ filling
 
     def begin(self, topic: str, producer: object) -> Chunk:
-        """The chunk that takes records of a topic now. Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`."""
+        """The chunk that takes records of a topic now. Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`.
+
+        And what kept earlier records of the topic from being appended, if the caller has not learned of that.
+        """
         with self._mutex:
             return self._begin_locked(topic, producer)
 
@@ -92,6 +97,8 @@ class Pump:
         self._check_topic(topic)
         chunk = self.chunks.get(topic)
         if chunk is None:
+            if (untold := self._untold.pop(topic, None)) is not None:
+                raise _of_earlier_records(topic, untold)
             config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.begun()
@@ -160,21 +167,21 @@ class Pump:
         return chunk, number
 
     def send_whole(self, chunk: Chunk) -> None:
-        """Send a chunk that was made as a whole, after what was sent before it. Raises what kept it from being sent."""
+        """Send a chunk that was made as a whole, after what was sent before it; its caller looks for its ``error``."""
         topic = chunk.topic
         with self._mutex:
             self._check_topic(topic)
             earlier = self.chunks.get(topic)
             if earlier is not None:
                 self._seal(earlier)
-            chunk.sealed = True
+            chunk.sealed = chunk.is_whole = True
             self._full[topic].append(chunk)
         self.send_full(topic)
         chunk.wait(None)
         if chunk.error is not None:
+            self.note_told(topic)
             if self.failure is chunk.error:  # told now; an earlier one's failure is still to be
                 self.failure = None
-            raise chunk.error
 
     def _seal(self, chunk: Chunk) -> None:
         """Let a chunk go; the next record begins another one. The caller holds the mutex."""
@@ -218,6 +225,7 @@ class Pump:
             with self.senders[topic]:
                 pass  # another thread may still be sending what it took
         if self.failure is not None:
+            self._untold.clear()
             failure, self.failure = self.failure, None
             raise failure
 
@@ -251,6 +259,7 @@ class Pump:
                             chunk.finish(SegmentlogError(why))
                         raise
                     if not chunk.is_sent:
+                        self._withhold_later(chunk, error)
                         chunk.finish(error)
                     if waiting and waiting[0] is chunk:
                         waiting.popleft()
@@ -258,6 +267,33 @@ class Pump:
                         self.failure = error
                     if self._identity is not None:
                         self._identity.note_failure(error)
+
+    def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
+        """Keep what was sent after a chunk that failed from being appended, in the partitions that it is missing in.
+
+        The caller learns of the failure later than it happens. What it has sent by then fails as well: sent once more,
+        all of it is in its order. So this seals the chunk that takes records now, and the next `send` raises.
+        """
+        if chunk.is_whole:  # its caller waits for it, and has sent nothing after it
+            return
+        missing = chunk.not_appended(error)
+        fresh = {partition: reason for partition, reason in missing.items() if partition not in chunk.withheld}
+        if not fresh:
+            return
+        with self._mutex:
+            self._untold[chunk.topic] = next(iter(fresh.values()))
+            filling = self.chunks.get(chunk.topic)
+            if filling is not None:
+                self._seal(filling)
+            for later in self._full[chunk.topic]:
+                if later is not chunk:
+                    later.withheld = {**fresh, **later.withheld}
+                    if chunk.sticky in fresh:  # records without a key have their order, too
+                        later.sticky = chunk.sticky
+
+    def note_told(self, topic: str) -> None:
+        """The caller is about to learn that records of a topic were not appended: `send` need not raise it."""
+        self._untold.pop(topic, None)
 
     # ------------------------------------------------------------ who waits for a chunk
 
@@ -308,3 +344,15 @@ class Pump:
         """End the thread that watches how long chunks linger."""
         if self._lingerer is not None:
             self._lingerer.stop()
+
+
+def _of_earlier_records(topic: str, error: Exception) -> Exception:
+    """What `send` raises when earlier records failed: never what would mean that its own record cannot be sent."""
+    if not isinstance(error, RecordTooLarge | InvalidRecord):
+        return error
+    told = SegmentlogError(
+        f"topic {topic}: records that were sent before this one were not appended ({error}). This record was not sent."
+        " Send all of them again, in their order, without the one that is refused"
+    )
+    told.__cause__ = error
+    return told

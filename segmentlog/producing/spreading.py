@@ -71,10 +71,12 @@ class Spreader:
 
     def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
         """The partition of each record: as it says, else by its key, else the one whose turn it is."""
-        sticky = self._sticky.get(chunk.topic, -1) + 1
-        if sticky >= count:
-            sticky = 0
-        self._sticky[chunk.topic] = sticky
+        sticky = chunk.sticky
+        if sticky < 0:
+            sticky = self._sticky.get(chunk.topic, -1) + 1
+            if sticky >= count:
+                sticky = 0
+            self._sticky[chunk.topic] = chunk.sticky = sticky
         total = len(chunk.values)
         if chunk.all_partition is not None:
             if chunk.all_partition >= count:
@@ -94,6 +96,8 @@ class Spreader:
         first: Exception | None = None
         for number, rows in rows_of.items():
             try:
+                if number in chunk.withheld:
+                    chunk.errors[number] = chunk.withheld[number]
                 log = chunk.logs[number] = topic.partition(number)
                 # After an interrupt: not what is appended, nor what failed, which may be there all the same.
                 if number not in chunk.base_offsets and number not in chunk.errors:

@@ -154,13 +154,16 @@ class Restorer:
             self.flush()
 
     def flush(self) -> None:
-        """Append what is waiting. Raises `OffsetTaken` when somebody else has appended meanwhile."""
-        batches, self._batches, self._size_bytes = self._batches, [], 0
-        if not batches:
+        """Append what is waiting. Raises `OffsetTaken` when somebody else has appended meanwhile.
+
+        What cannot be appended still waits: nothing that is put later gets its offsets.
+        """
+        if not self._batches:
             return
         if self._log.log_end_offset != self._begin:
             raise OffsetTaken(self._name, self._begin, self._log.log_end_offset)
-        placed_at = self._log.append_batches(batches)
+        placed_at = self._log.append_batches(self._batches)
+        self._batches, self._size_bytes = [], 0
         if placed_at != self._begin:
             raise OffsetTaken(self._name, self._begin, placed_at)
         self._begin = self._next

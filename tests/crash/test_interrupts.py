@@ -101,10 +101,10 @@ def peer() -> Iterator[Peer]:
 class World:
     """A store with one topic, what was acknowledged in it, and the checks."""
 
-    def __init__(self, path: Path, peer: Peer, config: dict[str, Any]) -> None:
+    def __init__(self, path: Path, peer: Peer, config: dict[str, Any], fs: FileSystem | None = None) -> None:
         self.path = str(path)
         self.peer = peer
-        self.store = segmentlog.LogStore(self.path, background=False, fs=QuickFileSystem())
+        self.store = segmentlog.LogStore(self.path, background=False, fs=fs or QuickFileSystem())
         self.store.create_topic("t", config=config)
         self.names: dict[int, bytes | None] = {}
         """What each offset was seen to hold."""
@@ -829,6 +829,98 @@ def test_signals_hammering_on_group_commit(tmp_path: Path, others: int) -> None:
     assert len(set(found.values())) == len(found), "records were appended twice"
     assert log.durable_offset == log.log_end_offset
     log.close()
+
+
+class SlowFileSystem(FileSystem):
+    """An fsync takes longer than the time between two interrupts."""
+
+    fdatasync: Callable[[int], Any] = staticmethod(lambda fd: time.sleep(0.002))
+    fsync: Callable[[int], Any] = staticmethod(lambda fd: time.sleep(0.002))
+
+
+NOT_IN_A_STORM = (truncate, open_and_close, close_again, drop, durable_among_others, producers_among_others)
+"""Operations that remove or close what the others write to, or that start threads of their own."""
+STORM_CASES = [(case, config) for case, config in CASES if case not in NOT_IN_A_STORM]
+STORM_APPENDS = 30
+STORM_INTERRUPTS = 3000
+"""Enough for the others to append so many records: they need some 50 to 250."""
+
+
+@pytest.mark.parametrize(
+    ("case", "config"), STORM_CASES, ids=[f"{case.__name__}{i}" for i, (case, _) in enumerate(STORM_CASES)]
+)
+def test_others_progress_during_an_interrupt_storm(
+    tmp_path: Path, peer: Peer, case: Callable[[World], Operation], config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The main thread is interrupted all the time in an operation: another thread and another process still append."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: None)  # an interrupt in a finalizer ends there
+    world = World(tmp_path / "s", peer, {"fsync": "always", **config}, SlowFileSystem())
+    operation = case(world)
+    operation()
+    stop = threading.Event()
+    armed: list[bool] = []
+    progress = {"thread": 0, "process": 0}
+    failures: list[str] = []
+
+    def handle(signum: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise Interrupt
+
+    def append_here() -> None:
+        while not stop.is_set() and progress["thread"] < STORM_APPENDS:
+            with contextlib.suppress(SegmentlogError):  # its leader was interrupted
+                world.append(ack="durable")
+                progress["thread"] += 1
+
+    def append_there() -> None:
+        while not stop.is_set() and progress["process"] < STORM_APPENDS:
+            value = world.value()
+            offset = peer.ask({"do": "append", "store": world.path, "topic": "t", "value": value.decode()})
+            if not isinstance(offset, int):
+                failures.append(f"another process: {offset}")
+                return
+            world.acked[offset] = value
+            progress["process"] += 1
+
+    def storm(thread: int) -> None:
+        rng = random.Random(f"{SEED}/{case.__name__}")
+        while not stop.is_set():
+            time.sleep(rng.uniform(0.0005, 0.003))
+            signal.pthread_kill(thread, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    others = [threading.Thread(target=target, daemon=True) for target in (append_here, append_there)]
+    storming = threading.Thread(target=storm, args=(threading.get_ident(),), daemon=True)
+    interrupts = 0
+    try:
+        for thread in (*others, storming):
+            thread.start()
+        while any(thread.is_alive() for thread in others) and interrupts < STORM_INTERRUPTS:
+            try:
+                armed.append(True)
+                operation()
+                armed.clear()
+            except Interrupt:
+                interrupts += 1
+            except SegmentlogError:
+                armed.clear()
+        reached = dict(progress)
+        stop.set()
+        for thread in others:
+            thread.join(20 * SOON_S)
+            assert not thread.is_alive(), f"a thread waits for ever after {interrupts} interrupts"
+    finally:
+        armed.clear()
+        stop.set()
+        storming.join()  # before: a signal without a handler would end the process
+        signal.signal(signal.SIGUSR1, before)
+    print(f"{interrupts} interrupts, {reached}")
+    assert not failures
+    assert reached == {"thread": STORM_APPENDS, "process": STORM_APPENDS}, f"{interrupts} interrupts, SEED={SEED}"
+    assert not list(world.problems())
+    _close_within(world, 30)
 
 
 def test_an_alarm_ends_waiting_for_another_process(tmp_path: Path) -> None:

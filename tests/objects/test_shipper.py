@@ -312,6 +312,52 @@ def test_what_was_interrupted_is_shipped_the_next_time(
     assert restored(bucket, tmp_path / "restored")["b/0"] == [b"put", b"swap", b"put"]
 
 
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_a_put_that_fails_leaves_a_beginning_of_each_partition(
+    tmp_path: Path, store: LogStore, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch, is_inline: bool
+) -> None:
+    """Each put in turn fails, once. What is restored then is a beginning of each partition, and all of it later."""
+    if not is_inline:
+        monkeypatch.setattr("segmentlog.policy.shipping.INLINE_BYTES", 0)
+    store.alter_topic("a", segment_records=10)
+    wanted: dict[str, list[bytes | None]] = {"a/0": [], "a/1": [], "b/0": []}
+    shipper = Shipper(store._topics, bucket, parallel=0)
+    puts: list[str] = []
+
+    def counted(name: str) -> None:
+        put = getattr(bucket, name)
+
+        def fail_once(key: str, *arguments: Any) -> Any:
+            puts.append(key)
+            if len(puts) == fails_at:
+                raise ObjectStoreError(bucket.url, key, "no answer in time")
+            return put(key, *arguments)
+
+        monkeypatch.setattr(bucket, name, fail_once)
+
+    counted("put")
+    counted("swap")
+    failed = 0
+    for fails_at in range(1, 9):
+        puts.clear()
+        for name, values in wanted.items():
+            topic, number = name.split("/")
+            new: list[bytes | None] = [b"%d/%d" % (fails_at, row) for row in range(15)]
+            store.topic(topic).partition(int(number)).append(new)
+            values += new
+        try:
+            shipper.ship()
+        except ObjectStoreError:
+            failed += 1
+            if shipper.manifest is not None:
+                for name, there in restored(bucket, tmp_path / f"failed {fails_at}").items():
+                    assert there == wanted[name][: len(there)]
+            shipper.ship()
+    assert restored(bucket, tmp_path / "whole") == wanted
+    shipper.close()
+    assert failed > 3
+
+
 def interrupted(cause: type[BaseException], *_: object) -> None:
     """In the place of a request."""
     raise cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from leftovers import opened
 
 import segmentlog
 from segmentlog.config import TopicConfig
-from segmentlog.errors import CorruptBatch, RecordTooLarge
+from segmentlog.errors import CorruptBatch, DiskFull, RecordTooLarge
 from segmentlog.inspection.store import inspect_store
 from segmentlog.log.append.encoding import Columns
 from segmentlog.log.partition import Partition
 from segmentlog.staging.files import Staged
 from segmentlog.staging.restoring import OffsetStager, OffsetTaken, Restorer, restore_staged
 from segmentlog.storage.fs import FileSystem
+from segmentlog.store import LogStore
+from segmentlog.testing.faults import FaultyFileSystem
 
 FS = FileSystem()
 Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
@@ -115,6 +118,20 @@ def test_a_leading_gap_can_be_trimmed_away(log: Partition, tmp_path: Path) -> No
     assert (log.log_start_offset, log.log_end_offset) == (5000, 5010)
     assert [one.base_offset for one in log.segments()] == [5000]
     assert read(log) == rows_at(range(5000, 5010))
+
+
+def test_what_cannot_be_appended_keeps_later_batches_from_its_offsets(tmp_path: Path) -> None:
+    """A write finds no room, and the next one does: every record lands at its offset all the same."""
+    fs = FaultyFileSystem()
+    store = opened(LogStore(tmp_path / "store", background=False, fs=fs))
+    log = store.create_topic("t", retention_ms=-1).partition(0)
+    restorer = Restorer(log)
+    restore_staged(FS, {0: restorer}, stage(tmp_path / "first", rows_at(range(10))))
+    fs.fail("pwritev", errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        restore_staged(FS, {0: restorer}, stage(tmp_path / "second", rows_at(range(10, 20))))
+    restore_staged(FS, {0: restorer}, stage(tmp_path / "third", rows_at(range(20, 30))))
+    assert read(log) == rows_at(range(30))
 
 
 def test_a_trailing_gap_moves_the_end(log: Partition, tmp_path: Path) -> None:

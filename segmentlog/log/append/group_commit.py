@@ -19,6 +19,9 @@ An interrupt may come anywhere, in the leader as well, and leaves nobody waiting
   a time-out was in the queue before, and the main thread is the last to be woken and to lead: one of the others is
   on his way. Should it lead all the same, it wakes them first.
 - Whoever is interrupted leaves at once, and says so (``left``): what he wants appended is not taken any more.
+- A main thread that was interrupted here does not lead on its next try while another thread waits. It wakes that
+  thread and waits too. A signal every millisecond leaves the main thread no time to finish the repair that its own
+  interrupted write made necessary. It used to take the lead again at once, every time, and no thread could append.
 """
 
 from __future__ import annotations
@@ -132,6 +135,11 @@ class _Waiting:
         """Whether it is still to be taken into a group."""
         return not self.left and self.error is None and (self.group is None or self.group.is_void)
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its thread still waits for a leader: to be taken into a group, or for the fsync of its group."""
+        return not self.left and self.error is None and (self.group is None or not self.group.is_settled)
+
 
 class GroupCommit:
     """Appends and syncs for whoever is waiting. Thread-safe; processes share fsyncs through `Syncer`."""
@@ -165,14 +173,22 @@ class GroupCommit:
         With the ``stamp`` of a producer, which must be of no transaction, as `Appender.place` does.
         """
         if not is_main_thread():
-            return self._append(columns, config, now_ms, stamp, is_main=False)
+            return self._append(columns, config, now_ms, stamp)
+        gives_way = self._main_is_here  # the last append of this thread was interrupted: this one may be, too
         self._main_is_here = True  # and stays so when an error, or an interrupt, ends it
-        base_offset = self._append(columns, config, now_ms, stamp, is_main=True)
+        base_offset = self._append(columns, config, now_ms, stamp, is_main=True, gives_way=gives_way)
         self._main_is_here = False
         return base_offset
 
     def _append(
-        self, columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+        self,
+        columns: Columns,
+        config: TopicConfig,
+        now_ms: int,
+        stamp: ProducerStamp | None,
+        *,
+        is_main: bool = False,
+        gives_way: bool = False,
     ) -> int:
         leading = self._leading
         if self._last_group == 1 and not self._queue and not leading.locked():
@@ -185,8 +201,7 @@ class GroupCommit:
                     return base_offset
             finally:
                 self._rouse_next()
-        mine = self._waiting(columns, config, now_ms, stamp)
-        mine.is_main = is_main
+        mine = self._waiting(columns, config, now_ms, stamp, is_main=is_main)
         try:
             self._queue.append(mine)
             is_told = True
@@ -195,7 +210,11 @@ class GroupCommit:
                 if mine.error is not None or (group is not None and (group.is_synced or group.error is not None)):
                     break
                 # While an heir is on his way, those who were just woken come back and queue for him.
-                if not leading.locked() and (not is_told or self._may_lead(mine)):
+                if (
+                    not leading.locked()
+                    and (not is_told or self._may_lead(mine))
+                    and not (gives_way and self._has_other_lead())
+                ):
                     with leading:
                         self._lead(mine)
                     self._rouse_next()
@@ -220,18 +239,34 @@ class GroupCommit:
 
     def _may_lead(self, mine: _Waiting) -> bool:
         heir = self._heir
-        return heir is None or heir is mine or not heir.is_free
+        return heir is None or heir is mine or not heir.is_unfinished
+
+    def _has_other_lead(self) -> bool:
+        """Wake the first thread that waits to lead, except the main thread; False when no other thread waits."""
+        other = next((one for one in list(self._queue) if not one.is_main and one.is_unfinished), None)
+        if other is None:
+            return False
+        self._heir = other
+        rouse(other.wake)
+        return True
 
     def _is_done(self, mine: _Waiting) -> bool:
         group = mine.group
         return mine.error is not None or (group is not None and group.is_settled)
 
     @staticmethod
-    def _waiting(columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None) -> _Waiting:
+    def _waiting(
+        columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+    ) -> _Waiting:
         if stamp is None and _is_small(columns, config):
-            return _Waiting(columns, [])
-        batches = encode_columns_as_batches(columns, config, now_ms, stamp=stamp)
-        return _Waiting(None, batches, stamp)
+            # An interrupt ends the wait of the main thread while another thread may be writing its records: neither its
+            # lists, which are the caller's again then, nor its buffer may be used for that.
+            mine = _Waiting(columns.part(0, len(columns.values)) if is_main else columns, [])
+        else:
+            scratch = bytearray() if is_main else None
+            mine = _Waiting(None, encode_columns_as_batches(columns, config, now_ms, scratch, stamp), stamp)
+        mine.is_main = is_main
+        return mine
 
     # ------------------------------------------------------------ leading
 
@@ -249,9 +284,10 @@ class GroupCommit:
             if group.next_offset >= 0:
                 self._syncer.sync(group.next_offset)
                 group.is_synced = True
-                return
-            group.orphan()
-            if group.error is not None:
+            else:
+                group.orphan()
+            if group.is_settled:
+                self._wake([one for one in list(queue) if one.group is group], mine)
                 return
             if mine not in queue:
                 queue.append(mine)
@@ -273,8 +309,10 @@ class GroupCommit:
             )
         finally:
             while queue:
-                first = queue[0]
-                if (first.group is None or first.group.is_void) and first.is_free:
+                group = queue[0].group
+                is_settled = group is not None and (group.is_synced or group.error is not None)
+                # An append that still waits for its fsync stays: a main thread that gives way has to see it.
+                if not is_settled and queue[0].is_unfinished:
                     break
                 queue.popleft()
             self._wake(taken, mine)
@@ -345,13 +383,14 @@ class GroupCommit:
             rouse(others[0].wake)
 
     def _rouse_next(self) -> None:
-        """Have the first of those who came meanwhile lead, unless another thread does that is not the main one."""
+        """Have the first of those who wait lead, unless another thread does that is not the main one."""
         if self._queue and (self._main_is_here or not self._leading.locked()):
-            free = [one for one in list(self._queue) if one.is_free]
-            heir = next((one for one in free if not one.is_main), free[0] if free else None)
-            if heir is not None:
-                self._heir = heir
-                rouse(heir.wake)
+            if self._has_other_lead():
+                return
+            main = next((one for one in list(self._queue) if one.is_unfinished), None)
+            if main is not None:
+                self._heir = main
+                rouse(main.wake)
 
 
 def _count_of(batches: Sequence[EncodedBatch]) -> int:

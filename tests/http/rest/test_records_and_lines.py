@@ -13,9 +13,12 @@ import msgspec
 import pytest
 from doors import Client
 
+from segmentlog.errors import DiskFull
 from segmentlog.http.rest import appending, large
+from segmentlog.http.rest.own import lines as lines_module
 from segmentlog.http.rest.own import records
 from segmentlog.http.serving import HttpServer
+from segmentlog.log.append.appender import Appender
 from segmentlog.records import Record
 from segmentlog.store import LogStore
 
@@ -173,6 +176,50 @@ def test_what_was_appended_before_an_error_is_told(store: LogStore, client: Clie
     appended = answer.json()["appended"]
     assert 0 < appended["records"] < 3001
     assert len(records_of(store)) == appended["records"]
+
+
+@pytest.mark.parametrize("query", ["partition=1", "", "form=records", "partition=1&producer=p&sequence=0"])
+@pytest.mark.parametrize("call", [1, 2, 4, 7])
+def test_a_chunk_that_fails_ends_the_request(store: LogStore, client: Client, call: int, query: str) -> None:
+    """One append finds no room and the next one would. Sent on from `next_line`, every partition is in order."""
+    topic = store.create_topic("t", partitions=2)
+    for number in range(2):
+        topic.partition(number).append([b"first"])
+    values = [b"%03d" % number for number in range(200)]
+    lines = [b'{"key":"%b","value":"%b"}' % (value[-1:], value) for value in values] if "form" in query else values
+    calls, real, is_full = [], Appender.place, [True]
+
+    def place(appender: Appender, *args: Any, **options: Any) -> Any:
+        if appender._handle.topic == "t":
+            calls.append(args)
+            if len(calls) == call:
+                raise DiskFull("/disk", 1)
+        return real(appender, *args, **options)
+
+    twice: set[bytes | None] = set()
+    with mock.patch.object(lines_module, "_CHUNK_BYTES", 100), mock.patch.object(Appender, "place", place):
+        begin = 0
+        for _ in range(2):
+            answer = client.post(f"/topics/t/records?{query}", content=b"\n".join(lines[begin:]), headers=NDJSON)
+            if answer.status_code == 200:
+                break
+            assert answer.status_code == 507
+            is_full.clear()
+            there = [record.value for number in range(2) for record in records_of(store, number)[1:]]
+            assert answer.json()["appended"]["records"] == len(there)
+            if "producer" not in query:
+                begin += answer.json()["next_line"] - 1
+            assert set(values[:begin]) <= set(there)
+            twice = set(there) - set(values[:begin]) if "form" in query else set()
+    assert not is_full
+    assert answer.status_code == 200
+    for number in range(2):
+        found = [record.value for record in records_of(store, number)[1:]]
+        firsts = list(dict.fromkeys(found))
+        assert firsts == sorted(value for value in firsts if value)
+        assert {value for value in firsts if found.count(value) > 1} <= twice
+    everywhere = {record.value for number in range(2) for record in records_of(store, number)[1:]}
+    assert everywhere == set(values)
 
 
 def test_a_named_producer_appends_once(store: LogStore, client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 from logs import open_log, values
 
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
+from segmentlog.log.append.encoding import Columns, encode_columns_as_batches
+from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
 
@@ -171,3 +174,133 @@ def test_producers_in_threads_append_each_record_once_in_order(tmp_path: Path, p
         found.setdefault(number, []).append(sequence)
     assert found == {number: list(range(40)) for number in range(producer_count)}
     assert log.durable_offset == log.log_end_offset
+
+
+class _Interrupt(BaseException):
+    """What a signal handler raises in the main thread."""
+
+
+class _Storm:
+    """Interrupts every call of one step of an append in the main thread, and counts the calls of all threads."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.interrupted = self.of_others = 0
+        step = getattr(owner, name)
+
+        def interrupted(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self.interrupted += 1
+                raise _Interrupt
+            self.of_others += 1
+            return step(*args, **options)
+
+        patch.setattr(owner, name, interrupted)
+
+
+def _queued(group: GroupCommit, append: Callable[[], object]) -> threading.Thread:
+    """A thread whose append waits in the queue: another thread led when it came."""
+    thread = threading.Thread(target=append, daemon=True)
+    with group._leading:
+        thread.start()
+        ends_s = time.monotonic() + 30
+        while not group._queue and time.monotonic() < ends_s:
+            time.sleep(0.001)
+        assert group._queue
+    return thread
+
+
+def test_a_main_thread_that_was_interrupted_lets_another_thread_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted whenever it leads. It leads no second time while another thread waits, and gets its share."""
+    log = open_log(tmp_path)
+    group = log._appends.group
+    storm = _Storm(monkeypatch, group._appender, "place")
+    with pytest.raises(_Interrupt):
+        log.append([b"main"], ack="durable")
+    thread = _queued(group, lambda: log.append([b"other"], ack="durable"))
+    offset = log.append([b"main again"], ack="durable")  # the other thread appends it
+    thread.join(30)
+    assert not thread.is_alive()
+    assert (storm.interrupted, storm.of_others) == (1, 1)
+    assert values(log) == [b"other", b"main again"]
+    assert offset == 1
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_records_of_an_interrupted_append_are_written_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Another thread is writing them when the main thread is interrupted, which appends something else at once."""
+    log = open_log(tmp_path, compression_type="none")
+    group = log._appends.group
+    writes, goes_on, stop = threading.Event(), threading.Event(), threading.Event()
+    real = group._appender.place
+
+    def place(*args: Any, **options: Any) -> Any:
+        writes.set()
+        assert goes_on.wait(30)
+        return real(*args, **options)
+
+    def handle(signum: int, frame: object) -> None:
+        if writes.is_set() and not stop.is_set():
+            stop.set()
+            raise _Interrupt
+
+    def work() -> None:
+        with group._leading:
+            ends_s = time.monotonic() + 30
+            while not group._queue and time.monotonic() < ends_s:  # the main thread is in the queue
+                time.sleep(0.001)
+        monkeypatch.setattr(group._appender, "place", place)
+        log.append([b"other"], ack="durable")
+
+    def interrupt() -> None:
+        assert writes.wait(30)
+        while not stop.is_set():
+            signal.pthread_kill(main_thread, signal.SIGUSR1)
+            time.sleep(0.001)
+
+    main_thread = threading.get_ident()
+    given: list[bytes] = [b"main %d" % number for number in range(count)]
+    wanted = list(given)
+    before = signal.signal(signal.SIGUSR1, handle)
+    threads = [threading.Thread(target=target, daemon=True) for target in (work, interrupt)]
+    try:
+        threads[0].start()
+        while not group._leading.locked():
+            time.sleep(0.001)
+        threads[1].start()
+        with pytest.raises(_Interrupt):
+            log.append(given, ack="durable")
+        given[:] = [b"something else"] * count
+        encode_columns_as_batches(Columns(given, None, None, None), log.handle.config, 0)
+    finally:
+        stop.set()
+        goes_on.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(values(log)) == sorted([*wanted, b"other"])
+
+
+def test_an_append_whose_leader_was_interrupted_before_the_fsync_is_synced_by_its_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main thread wrote for two threads and was interrupted. It does not lead again before the other thread has."""
+    log = open_log(tmp_path, fsync="never")
+    group = log._appends.group
+    storm = _Storm(monkeypatch, group._syncer, "sync")
+    offsets: list[int] = []
+    thread = _queued(group, lambda: offsets.append(log.append([b"other"], ack="durable")))
+    with pytest.raises(_Interrupt):  # it leads for both
+        log.append([b"main"], ack="durable")
+    assert storm.of_others == 0
+    with pytest.raises(_Interrupt):  # no other thread waits any more: it leads again
+        log.append([b"main again"], ack="durable")
+    assert (storm.interrupted, storm.of_others) == (2, 1)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert offsets == [0]
+    assert values(log) == [b"other", b"main", b"main again"]

@@ -51,7 +51,8 @@ async def append(call: Call) -> Reply:
         problem = call.site.problem_of(error)
         if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.error("lines to %s", name, exc_info=error)
-        return json_reply(Broken(problem.error_code, problem.message, sink.appended), problem.status)
+        broken = Broken(problem.error_code, problem.message, sink.appended, sink.next_line)
+        return json_reply(broken, problem.status)
     finally:
         await call.append(sink.close)
     return json_reply(sink.appended)
@@ -76,7 +77,8 @@ class Lines:
         self._query = query
         self._skips_empty = call.content_type == media.NDJSON
         self._rest = bytearray()
-        self._line_number = 1
+        self.next_line = 1
+        """Of the body: all lines before it are appended, or were before."""
 
     def add(self, piece: bytes) -> bool:
         """Take a piece of the body; whether there is enough for a chunk: then `flush`."""
@@ -95,7 +97,7 @@ class Lines:
                     if len(rest) - at > _LINE_MAX:
                         raise HttpProblem(
                             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                            f"line {self._line_number} has more than {_LINE_MAX} bytes",
+                            f"line {self.next_line} has more than {_LINE_MAX} bytes",
                         )
                     return
                 block, at = bytes(memoryview(rest)[at:end]), end + 1
@@ -115,10 +117,10 @@ class Lines:
         """It is done, or broken off."""
 
     def _append(self, found: list[bytes]) -> None:
-        first, self._line_number = self._line_number, self._line_number + len(found)
-        records = self._records(found, first)
+        records = self._records(found, self.next_line)
         if records.values:
             self._send(records)
+        self.next_line += len(found)  # only now: a chunk that fails in a partition is sent again whole
 
     def _records(self, found: list[bytes], first: int) -> Records:
         if self._query.form == "records":

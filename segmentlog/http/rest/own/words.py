@@ -117,3 +117,5 @@ class Broken(Struct):
     error_code: int
     message: str
     appended: Appended
+    next_line: int
+    """The first line of the body, counted from 1, that is not known to be appended."""
