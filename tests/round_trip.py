@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+import wire
 from hypothesis import strategies as st
+from wire import foreign
 
 from segmentlog.store import LogStore
 
@@ -68,14 +70,18 @@ records: Final[st.SearchStrategy[list[Sent]]] = st.lists(
 
 
 def fill(store: LogStore, topic: str, sent: Iterable[Sent], **config: Any) -> None:
-    """Make a topic with these records, in a batch each."""
-    made = store.create_topic(
-        topic, partitions=PARTITIONS, **{"retention_ms": -1, "max_message_bytes": "32MiB"} | config
-    )
-    for one in sent:
-        made.partition(one.partition).append(
-            [one.value], keys=[one.key], timestamps=[one.timestamp], headers=[one.headers]
-        )
+    """Make a topic with these records, in a batch each: as Kafka's clients send them, and every other one as lists.
+
+    Those without a timestamp always come from a client.
+    """
+    settings = {"retention_ms": -1, "max_message_bytes": "32MiB", **config}
+    made = store.create_topic(topic, partitions=PARTITIONS, **settings)
+    for number, one in enumerate(sent):
+        log = made.partition(one.partition)
+        if one.timestamp < 0 or number % 4 < 2:
+            log.append_wire(foreign([wire.Sent(one.key, one.value, one.timestamp, one.headers)]))
+        else:
+            log.append([one.value], keys=[one.key], timestamps=[one.timestamp], headers=[one.headers])
 
 
 def content(store: LogStore, topic: str) -> list[Sent]:

@@ -89,7 +89,8 @@ def import_(
     there yet.
 
     Of what 'export' wrote, keys, values, headers, timestamps and partitions come back as they were;
-    offsets are new. In CSV an empty field is null (a tombstone, no key), and "" an empty text.
+    offsets are new. In CSV an empty field is null (a tombstone, no key), and "" an empty text. A timestamp
+    of -1 is a record without one and stays so; a row without the field gets the time of the import.
     """
     from segmentlog.exchange.transfer import Fields
 
@@ -255,7 +256,8 @@ def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, st
 
     FILE gets its name once everything is in it and on disk: it is whole, or as it was. A name that ends with .gz
     is written as gzip. NDJSON and Parquet hold any record; CSV is refused for keys and values that are
-    no UTF-8. In CSV null is an empty field, an empty text is "", and headers are JSON.
+    no UTF-8. In CSV null is an empty field, an empty text is "", and headers are JSON. A record without a
+    timestamp has -1; in Parquet that is 1969-12-31 23:59:59.999 UTC.
     """
     kind = _Kind.of(file, shape)
     if kind.form == "parquet" and file == "-":

@@ -128,7 +128,8 @@ _text = st.one_of(st.text(max_size=8), st.text('",\r\n\0 ;ax\ufeff\u2028\x85', m
 _blob = st.one_of(st.none(), st.just(b""), _text, st.binary(max_size=6))
 _texts = st.one_of(st.none(), st.just(b""), _text)
 _stamp = st.one_of(
-    st.integers(0, 2**63 - 1), st.sampled_from([0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
+    st.integers(-1, 2**63 - 1),
+    st.sampled_from([-1, 0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1]),
 )
 _headers = st.lists(st.tuples(st.sampled_from(["", "a", "b", 'ü,"\n']), _blob), max_size=3)
 
@@ -353,7 +354,7 @@ def test_a_partition_that_is_none_is_told(filled: Path, partition: str) -> None:
     assert cli(filled, "import", "--by-key", "-", "to", stdin=stdin).returncode == 0
 
 
-@pytest.mark.parametrize("value", ["-7", "9223372036854775808", "true", '"-7"', '"1e400"', "1e400"])
+@pytest.mark.parametrize("value", ["-9223372036854775809", "9223372036854775808", "true", '"1e400"', "1e400"])
 def test_a_timestamp_that_is_none_is_told(filled: Path, value: str) -> None:
     """It is neither replaced by the time nor rounded."""
     done = cli(filled, "import", "-", "to", stdin=b'{"value":"a","timestamp":%b}\n' % value.encode())

@@ -418,7 +418,7 @@ def test_the_schema_is_that_of_sparks_kafka_source() -> None:
         ("value int", "the schema asks for column 'value' as int; it is binary or string"),
         ("offset int", "the schema asks for column 'offset' as int; it is bigint"),
         ("headers string", "column 'headers' as string; it is array<struct<key:string,value:binary>>"),
-        ("timestamp long", "column 'timestamp' as bigint; it is timestamp"),
+        ("timestamp int", "column 'timestamp' as int; it is timestamp or bigint"),
     ],
 )
 def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
