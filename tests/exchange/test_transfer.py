@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib
 import io
 import json
 import os
@@ -497,6 +498,45 @@ def test_an_export_that_is_ended_leaves_no_half(
     else:
         assert left == []
         assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "csv", "parquet", "ndjson.gz"])
+@pytest.mark.parametrize("harm", ["refused", "changed", "lost"])
+def test_an_export_is_verified_by_what_imports_it(
+    there: There, monkeypatch: pytest.MonkeyPatch, ending: str, harm: str
+) -> None:
+    """A record that import refuses, changes or does not find: there is no file, and the error says why."""
+    module, name = {"ndjson": ("transfer", "NdjsonWriter"), "csv": ("csv_file", "CsvWriter")}.get(
+        ending.removesuffix(".gz"), ("parquet_file", "ParquetWriter")
+    )
+    writer = getattr(importlib.import_module(f"segmentlog.exchange.{module}"), name)
+    write = writer.write
+
+    def write_wrong(self: Any, batch: Any) -> None:
+        if harm == "lost":
+            batch = batch.slice(0, 1)
+        elif harm == "changed":
+            batch.timestamps[-1] += 1
+        write(self, batch)
+
+    def refuse(*_: object) -> None:
+        raise TransferError("record 1: nobody takes it")
+
+    if harm == "refused":
+        monkeypatch.setattr("segmentlog.exchange.transfer._add", refuse)
+    else:
+        monkeypatch.setattr(writer, "write", write_wrong)
+    with segmentlog.open(there.folder / "store") as store:
+        topic = f"verified-{ending}-{harm}"
+        store.create_topic(topic).partition(0).append([b"a", b"b"], timestamps=[1, 2])
+    file = there.folder / f"{topic}.{ending}"
+    status, err = there.cli("export", topic, str(file))
+    told = "cannot be imported: record 1: nobody takes it" if harm == "refused" else "what was written is not what was"
+    assert status == 1
+    assert told in err
+    assert [path.name for path in there.folder.iterdir() if topic in path.name] == []
+    assert there.cli("export", "--no-verify", topic, str(file))[0] == 0
+    assert file.exists()
 
 
 def test_what_is_no_file_is_written_to_as_it_is(many: Path, tmp_path: Path) -> None:
