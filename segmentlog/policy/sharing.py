@@ -39,24 +39,23 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
 class Turns(Generic[Key]):
     """Remembers which keys were served last, for a limit that the first keys of a cycle may use up.
 
-    Every key that waits is among the first after at most as many cycles as there are keys. Not thread-safe.
+    A key that waits comes first once every other key was served at most once. Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._served: dict[Key, int] = {}
-        """By key, the number of the grant that served it last."""
+        self._since: dict[Key, int] = {}
+        """By key, how many grants there were when it was served last, or when it began to wait."""
         self._grants = 0
 
     def order(self, keys: Iterable[Key]) -> list[Key]:
-        """Return ``keys``, those served longest ago first; keys never served come before all, in the order given.
+        """Return the ``keys`` that wait now, those that wait longest first; equals stay in the order given.
 
-        Keys that are missing here are forgotten.
+        A key that is missing here waits no more: when it returns, it begins to wait.
         """
-        wanted = list(keys)
-        self._served = {key: self._served[key] for key in wanted if key in self._served}
-        return sorted(wanted, key=lambda key: self._served.get(key, 0))
+        self._since = {key: self._since.get(key, self._grants) for key in keys}
+        return sorted(self._since, key=self._since.__getitem__)
 
     def note_served(self, key: Key) -> None:
         """Record that ``key`` got a part of the limit."""
         self._grants += 1
-        self._served[key] = self._grants
+        self._since[key] = self._grants

@@ -76,12 +76,25 @@ def test_turns_reach_everybody(count: int, data: st.DataObject) -> None:
 
 
 def test_keys_come_and_go() -> None:
-    """A new key comes before those that were served; a key that is gone is forgotten, and is new when it returns."""
+    """A key that is new, or returns, waits from then on: those that come and go never overtake one that waits."""
     turns: Turns[str] = Turns()
     assert turns.order("abc") == ["a", "b", "c"]
     turns.note_served("a")
+    assert turns.order("abc") == ["b", "c", "a"]
+    turns.note_served("b")
+    assert turns.order("xabc") == ["c", "a", "x", "b"]
     turns.note_served("c")
-    assert turns.order("acd") == ["d", "a", "c"]
-    turns.note_served("d")
-    assert turns.order("cd") == ["c", "d"]
-    assert turns.order("acd") == ["a", "c", "d"]
+    assert turns.order("xbc") == ["x", "b", "c"]
+    assert turns.order("axbc") == ["x", "b", "a", "c"]
+
+
+@given(st.integers(2, 8), st.data())
+def test_nobody_is_overtaken_twice(count: int, data: st.DataObject) -> None:
+    """While a key waits, each other key is served before it at most once, whichever of them come and go."""
+    turns: Turns[int] = Turns()
+    for _ in range(4 * count):
+        order = turns.order([*data.draw(st.lists(st.integers(1, count), unique=True)), 0])
+        if order[0] == 0:
+            return
+        turns.note_served(order[0])
+    raise AssertionError("key 0 was never first")
