@@ -416,6 +416,6 @@ def test_a_limit_of_bytes_starves_no_partition(store: LogStore, client: Client) 
     topic = store.create_topic("t", partitions=3)
     topic.partition(0).append([b"0" * 1000] * 100)
     topic.partition(2).append([b"2"])
-    consumer = Consumer(client).subscribe("t")
+    consumer = Consumer(client, format="binary").subscribe("t")
     read = [record["partition"] for _ in range(3) for record in consumer.records(max_bytes=1500)]
     assert 2 in read
