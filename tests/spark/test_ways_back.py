@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 from round_trip import LARGE, LATEST_MS, SPARK_LATEST_MS, Sent, all_kinds, by_partition, content, fill
@@ -15,6 +17,8 @@ from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.archive import archive
+from segmentlog.spark.pipelines.archive_folder import ArchivedFile, ArchivedRun, ArchiveFolder
+from segmentlog.spark.pipelines.folders import file_checksum
 from segmentlog.spark.pipelines.restore import restore
 
 EARLIEST_MS = -SPARK_LATEST_MS
@@ -64,6 +68,32 @@ def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, 
         SPARK_LATEST_MS: (None, False),
         LATEST_MS: (None, True),
     }
+
+
+def test_an_archive_of_an_older_version_comes_back(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    """One without `timestampMillis` in its files and without the size of its largest batch, which may be large."""
+    copy, folder = str(tmp_path / "store"), str(tmp_path / "archive")
+    sent = [*all_kinds(latest_ms=SPARK_LATEST_MS)[:40], LARGE]
+    with segmentlog.open(copy, background=False) as store:
+        fill(store, "old", sent)
+        for log in store.topic("old").partitions():
+            log.roll()
+    archive(spark, copy, "old", folder)
+    archived = ArchiveFolder(folder)
+    manifest = archived.existing()
+    with archived.writing():
+        runs = []
+        for run_of in manifest.runs:
+            files = []
+            for file in run_of.files:
+                name = f"{folder}/{file.path}"
+                table = pyarrow.parquet.read_table(name, partitioning=None).drop_columns(["timestampMillis"])
+                pyarrow.parquet.write_table(table, name)
+                files.append(ArchivedFile(file.path, Path(name).stat().st_size, file_checksum(name)))
+            runs.append(ArchivedRun(run_of.id, run_of.at_ms, run_of.ranges, files))
+        archived.write(msgspec.structs.replace(manifest, runs=runs))
+    restore(spark, copy, folder, "back")
+    assert records(copy, "back") == by_partition(sent)
 
 
 def test_an_archive_is_verified_by_what_restores_it(
