@@ -33,7 +33,7 @@ def test_datetimes_are_timestamps(tmp_path: Path) -> None:
     assert found == [AT_MS] * 5 + [AT_MS + 1, 253_402_300_799_999]
 
 
-@pytest.mark.parametrize("wrong", [datetime(1969, 12, 31, tzinfo=UTC), "2026", 1.5, -1, timedelta(1), [AT]])
+@pytest.mark.parametrize("wrong", [datetime(1969, 12, 31, tzinfo=UTC), "2026", 1.5, 2**63, timedelta(1), [AT]])
 def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
     """Before 1970, and what is not a time at all."""
     with segmentlog.open(tmp_path / "store", background=False) as store:

@@ -240,8 +240,8 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
             raise ValueError(f"partition {partition!r} is not a partition's number")
-        if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
-            raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
+        if timestamp is not None and (type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63):
+            raise ValueError(f"timestamp {timestamp!r} is not a number of milliseconds since 1970, or -1 for none")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _FORMATS = click.Choice(["ndjson", "csv", "parquet"])
 _ENDINGS = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson", ".csv": "csv", ".parquet": "parquet"}
 _GZIP = ".gz"
+_CHECKED_RECORDS = 64
+# Read back at a time: few, as each may have some megabytes.
 _UNKNOWN = frozenset((".bz2", ".xz", ".zst", ".lz4", ".lzma", ".br", ".snappy", ".zip", ".z", ".tgz", ".7z"))
 
 
@@ -89,7 +91,8 @@ def import_(
     there yet.
 
     Of what 'export' wrote, keys, values, headers, timestamps and partitions come back as they were;
-    offsets are new. In CSV an empty field is null (a tombstone, no key), and "" an empty text.
+    offsets are new. In CSV an empty field is null (a tombstone, no key), and "" an empty text. A timestamp
+    of -1 is a record without one and stays so; a row without the field gets the time of the import.
     """
     from segmentlog.exchange.transfer import Fields
 
@@ -185,11 +188,18 @@ def _lists_of(part: Rows) -> Iterator[Lists]:
 def _from_file(
     stack: ExitStack, source: str, kind: _Kind, fields: Fields, batch_size: int, skip: int
 ) -> Iterator[Rows]:
-    from segmentlog.exchange import transfer
     from segmentlog.storage.whole_file import is_leftover
 
     if is_leftover(source):
         raise click.UsageError(f"{source} is part of an export that was killed, and not all of it")
+    return _read_file(stack, source, kind, fields, batch_size, skip)
+
+
+def _read_file(
+    stack: ExitStack, source: str, kind: _Kind, fields: Fields, batch_size: int, skip: int = 0
+) -> Iterator[Rows]:
+    from segmentlog.exchange import transfer
+
     if kind.form == "parquet":
         if source == "-":
             raise click.UsageError("Parquet is read from a file, not from a pipe")
@@ -249,13 +259,25 @@ class _Stopped(Exception):
 @click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
               help="Where to begin.")  # fmt: skip
 @click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
+@click.option("--verify/--no-verify", default=True, show_default=True,
+              help="Read FILE back as 'import' does, compare every record; 2 to 4 times as long.")  # fmt: skip
 @click.pass_context
-def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, start: Place, stop: Place | None) -> int:
+def export(
+    ctx: click.Context,
+    topic: Selector,
+    file: str,
+    shape: str | None,
+    start: Place,
+    stop: Place | None,
+    verify: bool,
+) -> int:
     """Write the records of TOPIC (or TOPIC/PARTITION) to FILE (or stdout), partition by partition.
 
-    FILE gets its name once everything is in it and on disk: it is whole, or as it was. A name that ends with .gz
+    FILE gets its name once everything is in it, was read back by the code of 'import', and is on disk: it is
+    whole, or as it was. What is written to stdout or a pipe is not read back. A name that ends with .gz
     is written as gzip. NDJSON and Parquet hold any record; CSV is refused for keys and values that are
-    no UTF-8. In CSV null is an empty field, an empty text is "", and headers are JSON.
+    no UTF-8. In CSV null is an empty field, an empty text is "", and headers are JSON. A record without a
+    timestamp has -1; in Parquet that is 1969-12-31 23:59:59.999 UTC.
     """
     kind = _Kind.of(file, shape)
     if kind.form == "parquet" and file == "-":
@@ -269,13 +291,16 @@ def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, st
         for partition, begin, _ in ranges:
             partition.read(begin)  # raises where there is no such place
         started = time.perf_counter()
+        check = _Check(file, kind, stopped) if verify and file != "-" else None
         try:
             with (
                 Progress("records", None, wanted=file != "-") as progress,
-                contextlib.nullcontext(sys.stdout.buffer) if file == "-" else _whole(file, kind) as out,
+                contextlib.nullcontext(sys.stdout.buffer) if file == "-" else _whole(file, kind, check) as out,
             ):
                 writer = _writer(out, kind)
                 for batch in _batches(ranges):
+                    if check is not None:
+                        check.written.add_batch(batch)
                     writer.write(batch)
                     count += len(batch)
                     progress.advance(len(batch))
@@ -293,6 +318,34 @@ def export(ctx: click.Context, topic: Selector, file: str, shape: str | None, st
     return status_of(stopped)
 
 
+class _Check:
+    """Reads a written file back as `import` does; called with its path. Raises `TransferError`, `_Stopped`."""
+
+    def __init__(self, file: str, kind: _Kind, stopped: list[int]) -> None:
+        from segmentlog.exchange.verifying import Fingerprint
+
+        self.written, self._found = Fingerprint(), Fingerprint()
+        self._file, self._kind, self._stopped = file, kind, stopped
+
+    def __call__(self, path: str) -> None:
+        from segmentlog.exchange.transfer import Fields, TransferError
+
+        as_it_was = f"{self._file} is as it was; export in another format, or with --no-verify"
+        with ExitStack() as stack:
+            try:
+                for rows in _read_file(stack, path, self._kind, Fields(), _CHECKED_RECORDS):
+                    self._found.add_rows(rows)
+                    if self._stopped:
+                        raise _Stopped
+            except (TransferError, UnicodeDecodeError, EOFError, zlib.error) as error:
+                raise TransferError(f"what was written cannot be imported: {error}. {as_it_was}") from None
+        if self._found != self.written:
+            raise TransferError(
+                f"what was written is not what was read: {self.written.records:,} records were read, and"
+                f" {self._found.records:,} would be imported, or others. {as_it_was}"
+            )
+
+
 def _batches(ranges: list[tuple[Partition, int, int]]) -> Iterator[RecordBatch]:
     """What lies in the ranges of offsets."""
     for partition, begin, end in ranges:
@@ -305,11 +358,11 @@ def _batches(ranges: list[tuple[Partition, int, int]]) -> Iterator[RecordBatch]:
 
 
 @contextlib.contextmanager
-def _whole(file: str, kind: _Kind) -> Iterator[IO[bytes]]:
-    """A file that appears when all is written."""
+def _whole(file: str, kind: _Kind, check: _Check | None) -> Iterator[IO[bytes]]:
+    """A file that appears when all is written, and was checked."""
     from segmentlog.storage.whole_file import whole_file
 
-    with whole_file(file) as out:
+    with whole_file(file, verify=check) as out:
         if not kind.is_gzip:
             yield out
             return

@@ -32,7 +32,7 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
             file = parquet.ParquetFile(source)
         except (OSError, ValueError) as error:
             raise TransferError(f"{unreadable}: {error}") from None
-        for batch in file.iter_batches(batch_size=8192):
+        for batch in _batches(file):
             stamps: list[int | None] | None = None
             at = batch.schema.get_field_index(name)
             if at >= 0 and arrow.types.is_timestamp(batch.schema.field(at).type) and not fields.whole:
@@ -47,6 +47,12 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
                     document[name] = timestamp
             yield from islice(documents, skip, None)
             skip = max(skip - len(documents), 0)
+
+
+def _batches(file: Any) -> Iterator[Any]:
+    """A group of rows at a time, so that no more large values are held at once than its writer held."""
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(batch_size=8192, row_groups=[group])
 
 
 def _arrow_milliseconds(column: Any, arrow: Any) -> list[int | None]:

@@ -153,7 +153,10 @@ def _as_text(value: Any) -> str:
 
 
 def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:
-    """A timestamp field: milliseconds, or ISO 8601 (UTC without a zone); None when there is none."""
+    """A timestamp field: milliseconds, or ISO 8601 (UTC without a zone); None when the field is missing or empty.
+
+    -1 is a record without a timestamp, as Kafka has it, and stays one; a field that is missing is filled with now.
+    """
     value = document.get(field or "timestamp")
     if value is None or value == "":
         if field is not None and field not in document:
@@ -161,7 +164,7 @@ def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> i
         return None
     try:
         milliseconds = _as_milliseconds(value)
-        if not 0 <= milliseconds <= INT64_MAX:
+        if not -INT64_MAX - 1 <= milliseconds <= INT64_MAX:
             raise ValueError
         return milliseconds
     except (ValueError, TypeError, OverflowError):

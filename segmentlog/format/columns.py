@@ -127,8 +127,8 @@ def _index_in(message: str) -> int:
 def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     """The caller's timestamps (ints or an integer array, milliseconds; or datetimes) as int64, checked.
 
-    A naive datetime is local time, one of numpy is UTC as ever. Raises `InvalidRecord` for a wrong
-    type, a wrong number of them, or a negative one.
+    A naive datetime is local time, one of numpy is UTC as ever. -1 is a record without a timestamp, which Kafka's
+    clients may send. Raises `InvalidRecord` for a wrong type, a wrong number of them, or one below -1.
     """
     try:
         array = np.asarray(timestamps)
@@ -150,9 +150,9 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     if len(array) != count:
         raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one a value")
     wide = array.astype(np.int64, copy=False)
-    if count and int(wide.min()) < 0:
+    if count and int(wide.min()) < -1:
         index = int(wide.argmin())
-        raise InvalidRecord("timestamps", index, str(int(wide[index])), "milliseconds since 1970, not negative")
+        raise InvalidRecord("timestamps", index, str(int(wide[index])), "milliseconds since 1970, or -1 for none")
     return wide
 
 

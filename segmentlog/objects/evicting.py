@@ -18,6 +18,7 @@ from segmentlog.objects.capture import LocalPartition, Replaced
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.known import Part
 from segmentlog.policy.retention import newest_ms
+from segmentlog.policy.sharing import Turns
 from segmentlog.policy.shipping import LocalLog, LocalSegment
 from segmentlog.policy.tiering import Sealed, evictable_segments, is_tiered
 
@@ -33,6 +34,8 @@ class Evicting:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
+        self._turns: Turns[Where] = Turns()
+        """By how many segments of each left, as a turn ends with `_SEGMENTS_MAX`."""
         self._looked: dict[Where, tuple[object, int]] = {}
         """By partition, what it looked like when it was looked at last, and when that was."""
         self.troubles: dict[str, str] = {}
@@ -49,10 +52,10 @@ class Evicting:
         """
         left = _SEGMENTS_MAX
         self.is_behind = False
-        for where, part in parts.items():
-            there = shipped.get(where)
-            if there is None or left <= 0:
-                continue
+        for where in self._turns.order(where for where in parts if where in shipped):
+            if left <= 0:
+                break
+            part, there = parts[where], shipped[where]
             name = part.local.partition.handle.log_name
             try:
                 is_leaving = where[0] in leaving
@@ -61,6 +64,7 @@ class Evicting:
                     done = self._turn(part, there, left, now_ms) if stays else self._recall(part.local)
                     left -= done
                     if done:
+                        self._turns.note_served(where)
                         self._looked.pop(where, None)  # there may be more
                         self.is_behind |= left <= 0 or not stays
                 self.troubles.pop(name, None)

@@ -18,6 +18,7 @@ from segmentlog.objects.commits import Commits, held_back
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.known import KnownPartitions, Part
 from segmentlog.objects.looking import Look, partitions_of
+from segmentlog.policy.sharing import Turns
 from segmentlog.policy.shipping import TAIL_BYTES, LocalLog, Plan, plan, tails_to_move, wasted_tails
 from segmentlog.topics.folders import TopicFile
 from segmentlog.topics.topics import Topics
@@ -61,7 +62,8 @@ class Planning:
         self._url = url
         self._known = known
         self._commits = Commits(topics, known)
-        self._turn = 0
+        self._turns: Turns[Where] = Turns()
+        """By whose bytes the tails took, which have room for so many."""
 
     def look(self, wanted: tuple[str, ...], manifest: Manifest | None, now_ms: int) -> Interval:
         """Look at all of it; ``manifest`` is what lies there.
@@ -101,13 +103,11 @@ class Planning:
         self._commits.note_shipped(shipped)
 
     def _plan(self, look: Look, decisions: Where | None, wasted: Set[int]) -> dict[Where, Round]:
-        """What is to be done about each partition. Each time another one is the first, so that none waits for ever."""
+        """What is to be done about each partition. Those whose bytes wait longest come first, and decisions last."""
         rounds: dict[Where, Round] = {}
         room_bytes = TAIL_BYTES
-        self._turn += 1
-        order = [where for where in look.found if where != decisions]
-        first = self._turn % len(order) if order else 0
-        for where in [*order[first:], *order[:first], *(where for where in look.found if where == decisions)]:
+        order = self._turns.order(where for where in look.found if where != decisions)
+        for where in [*order, *(where for where in look.found if where == decisions)]:
             one = look.found[where]
             there, local, standing = look.shipped.get(where), one.part.local, one.part.standing
             chunks = standing.staged if standing.staged is not None else there.chunks if there is not None else ()
@@ -121,6 +121,8 @@ class Planning:
                 one.part.look_again()
                 continue
             room_bytes -= to_do.size_bytes
+            if to_do.size_bytes:
+                self._turns.note_served(where)
             if to_do.is_behind:
                 one.part.look_again()
             rounds[where] = Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling), data, same=same)

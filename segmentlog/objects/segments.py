@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
+from itertools import zip_longest
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from segmentlog.objects.orphans import Orphans
 from segmentlog.objects.parts import Begun, SegmentPuts, key_of
 from segmentlog.objects.planning import Round
 from segmentlog.objects.standing import Uploaded
+from segmentlog.policy.sharing import Turns
 from segmentlog.policy.shipping import LocalSegment
 from segmentlog.storage.fs import FileSystem
 
@@ -33,6 +35,8 @@ class SegmentUploads:
         self._orphans = orphans
         self._uploads: uploads.Uploads[tuple[Where, int], Uploaded] = uploads.Uploads(parallel)
         self._puts = SegmentPuts(fs, folder, bucket, parallel)
+        self._turns: Turns[Where] = Turns()
+        """By whose segments are being uploaded: there are places for so many at once."""
         self._left: list[ShippedSegment] = []
         """What of segments was put, and is of no use: an upload failed, or was of a topic that is gone."""
         self._whole_bytes = 0
@@ -61,15 +65,25 @@ class SegmentUploads:
 
     def begin(self, rounds: Mapping[Where, Round]) -> int:
         """Start the uploads that the plans want; return how many segments are being uploaded or wait for a thread."""
-        waiting = 0
+        refused = 0
         self._orphans.add(self._puts.of_no_use(lambda one: self._is_wanted(one, rounds)))
-        for where, round_ in rounds.items():
-            for segment in round_.to_do.upload:
-                key = (where, segment.base_offset)
-                if key not in self._uploads and not self._uploads.begin(key, self._uploading(where, round_, segment)):
-                    waiting += 1
+        waiting = {
+            where: [one for one in round_.to_do.upload if (where, one.base_offset) not in self._uploads]
+            for where, round_ in rounds.items()
+        }
+        order = self._turns.order(where for where, segments in waiting.items() if segments)
+        # One of each partition before a second one of any: a partition with many would take all places.
+        for level in zip_longest(*(waiting[where] for where in order)):
+            for where, segment in zip(order, level, strict=True):
+                if segment is None:
+                    continue
+                upload = self._uploading(where, rounds[where], segment)
+                if self._uploads.begin((where, segment.base_offset), upload):
+                    self._turns.note_served(where)
+                else:
+                    refused += 1
         self.left_bytes = self._puts.missing_bytes(_to_upload(rounds))
-        return len(self._uploads) + waiting
+        return len(self._uploads) + refused
 
     def _is_wanted(self, begun: Begun, rounds: Mapping[Where, Round]) -> bool:
         """Whether the file may still be there of which parts were put."""

@@ -20,8 +20,8 @@ from segmentlog.spark.schema import arrow_schema
 _ROWS: Final = 1 << 16
 _BYTES: Final = 8 << 20
 # Of an Arrow batch. Larger ones are no faster, and 800 MB in one killed a driver.
-_LATEST_MS: Final = (2**63 - 1) // 1000
-# Spark counts microseconds, a record milliseconds: the product would begin anew far before 1970.
+LATEST_MS: Final = (2**63 - 1) // 1000
+"""Spark counts microseconds, a record milliseconds: the product would begin anew far before 1970."""
 
 
 class ArrowRows:
@@ -144,20 +144,22 @@ def _offsets(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
 
 def _timestamps(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     stamps = _joined([batch.timestamps for batch in batches])
+    if kind == pa.int64():  # milliseconds, which hold any timestamp
+        return _numbers(stamps, kind)
     if _are_beyond(stamps).any():
         raise SegmentlogError(_too_far(batches))
     return pa.array(stamps * 1000).cast(kind)
 
 
 def _are_beyond(stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    return (stamps > _LATEST_MS) | (stamps < -_LATEST_MS)
+    return (stamps > LATEST_MS) | (stamps < -LATEST_MS)
 
 
 def _too_far(batches: list[RecordBatch]) -> str:
     batch, at = next((one, int(far.argmax())) for one in batches if (far := _are_beyond(one.timestamps)).any())
     return (
         f"the timestamp at {batch.topic}/{batch.partition} offset {batch.offsets[at]} is {batch.timestamps[at]} ms, and"
-        f" those of Spark end at {_LATEST_MS}; leave the column out, as in .schema('key binary, value binary')"
+        f" those of Spark end at {LATEST_MS}; read it in milliseconds, as in .schema('value binary, timestamp bigint')"
     )
 
 

@@ -198,14 +198,15 @@ def _first(mask: pa.Array) -> int:
 
 
 def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
+    """Milliseconds since 1970, as in the rows: also -1, a record without a timestamp. None when all are null."""
     if array.null_count == len(array):
         return None
     numbers = array.cast(pa.int64())
     if pa.types.is_timestamp(array.type):
         per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
         found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
-        return _not_negative(found * 1000 if array.type.unit == "s" else found)
-    return _not_negative(_filled(numbers, 1))
+        return found * 1000 if array.type.unit == "s" else found
+    return _filled(numbers, 1)
 
 
 def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
@@ -214,13 +215,6 @@ def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
         numbers = numbers.fill_null(time.time_ns() // 1_000_000 * per_ms)
     filled: npt.NDArray[np.int64] = numbers.to_numpy()
     return filled
-
-
-def _not_negative(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    if int(timestamps.min()) < 0:
-        row = int(timestamps.argmin())
-        raise InvalidRecord("timestamp", row, f"{timestamps[row]} ms", "a time from 1970 on")
-    return timestamps
 
 
 def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:

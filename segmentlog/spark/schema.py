@@ -29,7 +29,7 @@ _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
     "topic": (StringType(),),
     "partition": (IntegerType(),),
     "offset": (LongType(),),
-    "timestamp": (TimestampType(),),
+    "timestamp": (TimestampType(), LongType()),
     "timestampType": (IntegerType(),),
     "headers": (HEADERS,),
 }

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,6 +18,8 @@ import segmentlog
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
 from segmentlog.objects.location import is_url
+from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.policy.sharing import split_by_backlog
 from segmentlog.records import TopicPartition
 from segmentlog.spark.opening import open_store
 from segmentlog.spark.options import ReadOptions
@@ -111,9 +113,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._last_progress = time.monotonic()
         if options.max_offsets_per_trigger is not None:
-            ends = share(begins, ends, options.max_offsets_per_trigger)
+            backlogs = {tp: ends[tp] - begins[tp] for tp in begins}
+            shares = split_by_backlog(backlogs, options.max_offsets_per_trigger)
+            ends = {**ends, **{tp: begins[tp] + share for tp, share in shares.items()}}
         if options.max_bytes_per_trigger is not None:
             ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
+        if ends is not latest.offsets:
+            ends = self._past_lost_ranges(begins, ends, latest)
         # What is gone for good (failOnDataLoss = false) is not forgotten: it would begin anew if it came back.
         reached = {**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}}
         return to_json(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
@@ -231,6 +237,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._tell_loss(str(error))
         return reached
 
+    def _past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
+        """Move ends that a limit put into a lost range, or where it begins, behind it: nothing is read from there.
+
+        A position inside a lost range would be taken for one whose records were lost since.
+        """
+        reached = dict(ends)
+        for tp, begin in begins.items():
+            if begin < ends[tp] < latest.offsets[tp]:
+                try:
+                    lost = self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
+                except UnknownTopic as error:
+                    self._tell_loss(str(error))
+                    continue
+                reached[tp] = min(first_behind(lost, ends[tp]), latest.offsets[tp])
+        return reached
+
     # ------------------------------------------------------------ reading
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
@@ -289,16 +311,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store = self._writable = None
         if isinstance(sys.exception(), EOFError):
             os._exit(0)  # Spark has hung up: its worker would go on to print where, for nobody
-
-
-def share(begins: Mapping[TopicPartition, int], ends: Offsets, limit: int) -> Offsets:
-    """At most so many offsets in all, shared among partitions in proportion to what waits in each."""
-    waiting = {tp: ends[tp] - begins[tp] for tp in begins if ends[tp] > begins[tp]}
-    total = sum(waiting.values())
-    if total <= limit:
-        return ends
-    shares = {tp: count * limit // total for tp, count in waiting.items()}
-    left = limit - sum(shares.values())
-    for tp in sorted(waiting, key=lambda tp: shares[tp] - waiting[tp] * limit / total)[:left]:
-        shares[tp] += 1
-    return {tp: begins[tp] + shares[tp] if tp in shares else ends[tp] for tp in ends}

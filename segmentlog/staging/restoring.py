@@ -50,20 +50,19 @@ class OffsetTaken(SegmentlogError):
 # ---------------------------------------------------------------- a task
 
 
-class OffsetStager:
-    """Stages records as batches that know their offsets. For one thread; records come in the order of offsets."""
+class OffsetEncoder:
+    """Encodes records as batches that know their offsets: what is restored, and what verifies that it can be."""
 
-    def __init__(self, fs: FileSystem, path: str, task: int, topic: str, config: TopicConfig) -> None:
-        self._file = StagedFile(fs, path, task)
-        self._topic = topic
+    def __init__(self, config: TopicConfig) -> None:
+        """Keep to the limits of ``config``."""
         self._limit_bytes = config.max_message_bytes
         self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         self._compression = config.compression
 
-    def add(self, partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
-        """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
+    def batches(self, offsets: Int64Array, columns: Columns, size_bytes: int) -> Iterator[tuple[int, EncodedBatch]]:
+        """Yield (base offset, batch) of records of about ``size_bytes`` with these offsets, ascending, and timestamps.
 
-        Raises `InvalidRecord`, `RecordTooLarge`, `DiskFull`.
+        Raises `InvalidRecord`, `RecordTooLarge`.
         """
         check_items(columns)
         count = len(offsets)
@@ -71,8 +70,7 @@ class OffsetStager:
         for part in range(parts):
             begin, end = count * part // parts, count * (part + 1) // parts
             for start, stop in _within_reach(offsets, begin, end):
-                for base_offset, batch in encode_until_it_fits(partial(self._encode, offsets, columns), start, stop):
-                    self._file.write(TopicPartition(self._topic, partition), batch, base_offset)
+                yield from encode_until_it_fits(partial(self._encode, offsets, columns), start, stop)
 
     def _encode(self, offsets: Int64Array, columns: Columns, start: int, stop: int) -> tuple[int, EncodedBatch]:
         """(base offset, batch) of the records ``[start, stop)``."""
@@ -90,6 +88,24 @@ class OffsetStager:
             offset_deltas=(offsets - base_offset).astype(np.uint32) if has_gaps else None,
         )
         return base_offset, batch
+
+
+class OffsetStager:
+    """Stages records as batches that know their offsets. For one thread; records come in the order of offsets."""
+
+    def __init__(self, fs: FileSystem, path: str, task: int, topic: str, config: TopicConfig) -> None:
+        self._file = StagedFile(fs, path, task)
+        self._topic = topic
+        self._encoder = OffsetEncoder(config)
+
+    def add(self, partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
+        """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
+
+        Raises `InvalidRecord`, `RecordTooLarge`, `DiskFull`.
+        """
+        tp = TopicPartition(self._topic, partition)
+        for base_offset, batch in self._encoder.batches(offsets, columns, size_bytes):
+            self._file.write(tp, batch, base_offset)
 
     def finish(self) -> Staged:
         """What is in the file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Final
 
 from segmentlog.storage.failures import failures_ignored
@@ -26,11 +26,16 @@ _STREAMS: Final = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 @contextlib.contextmanager
-def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
+def whole_file(
+    path: str, fs: FileSystem | None = None, verify: Callable[[str], None] | None = None
+) -> Iterator[IO[bytes]]:
     """Within: write the file. Leaving well puts it under ``path``, durably; by an exception leaves ``path`` as it was.
 
     A process that is killed leaves what it had written under a hidden name, which the next one for the same
     ``path`` uses up. What is no regular file (a pipe, /dev/stdout) is written to as it is. Raises OSError.
+
+    ``verify`` is called with the hidden name once all is written, before the file gets ``path``; what it raises leaves
+    ``path`` as it was. It is not called for what is no regular file.
     """
     fs = fs or FileSystem()
     try:
@@ -55,6 +60,8 @@ def whole_file(path: str, fs: FileSystem | None = None) -> Iterator[IO[bytes]]:
                 os.fchmod(fd, stat.S_IMODE(mode))
             with os.fdopen(fd, "wb", closefd=False) as out:
                 yield out
+            if verify is not None:
+                verify(temporary)
             fs.fsync(fd)
             fs.replace(temporary, real)
         except BaseException:

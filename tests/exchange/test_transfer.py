@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib
 import io
 import json
 import os
@@ -128,7 +129,8 @@ _text = st.one_of(st.text(max_size=8), st.text('",\r\n\0 ;ax\ufeff\u2028\x85', m
 _blob = st.one_of(st.none(), st.just(b""), _text, st.binary(max_size=6))
 _texts = st.one_of(st.none(), st.just(b""), _text)
 _stamp = st.one_of(
-    st.integers(0, 2**63 - 1), st.sampled_from([0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
+    st.integers(-1, 2**63 - 1),
+    st.sampled_from([-1, 0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1]),
 )
 _headers = st.lists(st.tuples(st.sampled_from(["", "a", "b", 'ü,"\n']), _blob), max_size=3)
 
@@ -353,7 +355,7 @@ def test_a_partition_that_is_none_is_told(filled: Path, partition: str) -> None:
     assert cli(filled, "import", "--by-key", "-", "to", stdin=stdin).returncode == 0
 
 
-@pytest.mark.parametrize("value", ["-7", "9223372036854775808", "true", '"-7"', '"1e400"', "1e400"])
+@pytest.mark.parametrize("value", ["-9223372036854775809", "9223372036854775808", "true", '"1e400"', "1e400"])
 def test_a_timestamp_that_is_none_is_told(filled: Path, value: str) -> None:
     """It is neither replaced by the time nor rounded."""
     done = cli(filled, "import", "-", "to", stdin=b'{"value":"a","timestamp":%b}\n' % value.encode())
@@ -496,6 +498,45 @@ def test_an_export_that_is_ended_leaves_no_half(
     else:
         assert left == []
         assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "csv", "parquet", "ndjson.gz"])
+@pytest.mark.parametrize("harm", ["refused", "changed", "lost"])
+def test_an_export_is_verified_by_what_imports_it(
+    there: There, monkeypatch: pytest.MonkeyPatch, ending: str, harm: str
+) -> None:
+    """A record that import refuses, changes or does not find: there is no file, and the error says why."""
+    module, name = {"ndjson": ("transfer", "NdjsonWriter"), "csv": ("csv_file", "CsvWriter")}.get(
+        ending.removesuffix(".gz"), ("parquet_file", "ParquetWriter")
+    )
+    writer = getattr(importlib.import_module(f"segmentlog.exchange.{module}"), name)
+    write = writer.write
+
+    def write_wrong(self: Any, batch: Any) -> None:
+        if harm == "lost":
+            batch = batch.slice(0, 1)
+        elif harm == "changed":
+            batch.timestamps[-1] += 1
+        write(self, batch)
+
+    def refuse(*_: object) -> None:
+        raise TransferError("record 1: nobody takes it")
+
+    if harm == "refused":
+        monkeypatch.setattr("segmentlog.exchange.transfer._add", refuse)
+    else:
+        monkeypatch.setattr(writer, "write", write_wrong)
+    with segmentlog.open(there.folder / "store") as store:
+        topic = f"verified-{ending}-{harm}"
+        store.create_topic(topic).partition(0).append([b"a", b"b"], timestamps=[1, 2])
+    file = there.folder / f"{topic}.{ending}"
+    status, err = there.cli("export", topic, str(file))
+    told = "cannot be imported: record 1: nobody takes it" if harm == "refused" else "what was written is not what was"
+    assert status == 1
+    assert told in err
+    assert [path.name for path in there.folder.iterdir() if topic in path.name] == []
+    assert there.cli("export", "--no-verify", topic, str(file))[0] == 0
+    assert file.exists()
 
 
 def test_what_is_no_file_is_written_to_as_it_is(many: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from segmentlog.spark.pipelines.restore import NotAPrefix, RestoredWrong, restor
 from segmentlog.store import LogStore
 
 DAY_MS = 86_400_000
-COLUMNS = ["partition", "offset", "timestamp", "timestampType", "key", "value", "headers", "date"]
+COLUMNS = ["partition", "offset", "timestamp", "timestampType", "key", "value", "headers", "timestampMillis", "date"]
 Row = tuple[object, ...]
 
 

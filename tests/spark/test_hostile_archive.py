@@ -145,7 +145,8 @@ def changed(document: dict[str, Any], *keys: Any, value: Any) -> dict[str, Any]:
         (("partitions", 0, "gaps"), [[0, 99]]), (("runs", 0, "ranges", 0, "partition"), 7),
         (("runs", 0, "ranges", 0, "end"), 2**62), (("runs", 0, "ranges", 0, "digest", "checksum"), "zz"),
         (("runs", 0, "ranges", 0, "digest", "records"), -1), (("runs", 0, "files", 0, "size_bytes"), -1),
-        (("runs", 0, "files", 0, "checksum"), "x" * 32), (("format",), 99), (("runs",), {}), (("runs", 0, "id"), "a b"),
+        (("runs", 0, "files", 0, "checksum"), "x" * 32), (("format",), 99), (("runs", 0, "largest_batch_bytes"), -1),
+        (("runs", 0, "largest_batch_bytes"), 2**40), (("runs",), {}), (("runs", 0, "id"), "a b"),
     ],
 )  # fmt: skip
 def test_numbers_that_no_log_has(tmp_path: Path, keys: tuple[Any, ...], value: object) -> None:

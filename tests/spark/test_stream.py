@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -359,6 +360,45 @@ def test_a_limit_of_offsets(store: segmentlog.LogStore, reader_of: ReaderOf) -> 
     for _ in range(4):
         end = ends(reader, end)
     assert end == {"r-limit": {"0": 30, "1": 10}}
+
+
+def test_a_limit_of_offsets_starves_no_partition(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """Every partition with records advances in each micro-batch, however large the backlog of another one is."""
+    topic = store.create_topic("r-small", partitions=4)
+    topic.partition(0).append([b"x"] * 6000)
+    for number in (1, 2, 3):
+        fill(topic.partition(number), 0, 1, 2)
+    reader = reader_of(subscribe="r-small", startingOffsets="earliest", maxOffsetsPerTrigger=200)
+    end = ends(reader, reader.initialOffset())
+    assert end == {"r-small": {"0": 199, "1": 1, "2": 1, "3": 1}}
+    for _ in range(2):
+        topic.partition(0).append([b"x"] * 1000)  # it grows faster than it is read
+        end = ends(reader, end)
+    assert {number: end["r-small"][number] for number in "123"} == {"1": 3, "2": 3, "3": 3}
+    # A limit below the number of partitions: an offset of each one that waits.
+    reader = reader_of(subscribe="r-small", startingOffsets="earliest", maxOffsetsPerTrigger=2)
+    assert ends(reader, reader.initialOffset()) == {"r-small": {"0": 1, "1": 1, "2": 1, "3": 1}}
+
+
+def test_a_limit_never_ends_inside_a_lost_range(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """A micro-batch that a limit ends where records were lost ends behind the lost range: reading continues there."""
+    log = store.create_topic("r-gap").partition(0)
+    fill(log, *range(1000))
+    log.truncate(10)
+    fill(log, 10, 11)
+    assert [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()] == [(10, 1001)]
+    reader = reader_of(subscribe="r-gap", startingOffsets="earliest", maxOffsetsPerTrigger=7)
+    starts = [reader.initialOffset()]
+    for _ in range(3):
+        starts.append(latest(reader, starts[-1]))
+    assert [numbers(start)["r-gap"]["0"] for start in starts] == [0, 7, 1001, 1003]
+    read = [
+        batch.num_rows
+        for start, end in pairwise(starts)
+        for task in reader.partitions(start, end)
+        for batch in reader.read(task)
+    ]
+    assert sum(read) == 12
 
 
 def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:

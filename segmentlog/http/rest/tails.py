@@ -77,6 +77,8 @@ class Tail:
         self._size_bytes = 0
         self._first = 0
         self._positions: tuple[int, ...] = (0,) * len(self.logs)
+        self._first_partition = 0
+        """Read first the next time: the one after that of the last piece, when the ring was full then."""
         self._version = 0
         """Changes when positions do without a piece: what was read for the old ones does not count."""
         self._waits_since_s = 0.0
@@ -159,13 +161,14 @@ class Tail:
             self._see_new_partitions()
             if len(positions) < len(self.logs):
                 positions = (*positions, *(log.log_start_offset for log in self.logs[len(positions) :]))
-            for piece in read(self.logs, self.mark, positions, self.view):
+            for piece in read(self.logs, self.mark, positions, self.view, None, self._first_partition):
                 with self._mutex:
                     if self._version != version:
                         return True
                     self._ring.append(piece)
                     self._size_bytes += len(piece.data)
                     self._positions = piece.after
+                    self._first_partition = piece.partition + 1
                     is_any = True
                     if self._size_bytes >= RING_BYTES:
                         break

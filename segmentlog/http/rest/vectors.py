@@ -46,6 +46,8 @@ class Piece(NamedTuple):
     data: bytes
     records: int
     after: tuple[int, ...]
+    partition: int = 0
+    """Number of the partition that the events are from."""
 
 
 def mark_of(topic: Topic) -> str:
@@ -84,14 +86,22 @@ def decode_id(topic: Topic, text: str) -> list[int]:
 
 
 def read(
-    logs: Sequence[Partition], mark: str, positions: Sequence[int], view: View, ends: Sequence[int] | None = None
+    logs: Sequence[Partition],
+    mark: str,
+    positions: Sequence[int],
+    view: View,
+    ends: Sequence[int] | None = None,
+    first: int = 0,
 ) -> Iterator[Piece]:
     """What lies behind the positions, up to ``ends`` or to where the logs end now: some of each partition.
 
-    Every piece goes on where the one before it ends. Raises what `Partition.read` does.
+    Every piece goes on where the one before it ends. Partition ``first`` comes first, and partition 0 after the last.
+    A caller that stops before the end must begin the next time with the partition after that of its last piece: else
+    a backlog in one partition keeps those after it from being read. Raises what `Partition.read` does.
     """
     now = list(positions)
-    for number, log in enumerate(logs):
+    for number in (*range(first, len(logs)), *range(min(first, len(logs)))):
+        log = logs[number]
         end = log.end_offset(isolation=view.isolation, durable_only=view.durable_only)
         if ends is not None:
             end = min(end, ends[number])
@@ -112,12 +122,12 @@ def read(
                 for part in parts(batch, end, id_bytes):
                     now[number] = part.next_offset
                     data = events(part, view.values_as, begin, rest, at_each=id_bytes > 0)
-                    yield Piece(data, len(part), tuple(now))
+                    yield Piece(data, len(part), tuple(now), number)
                 now[number] = min(batch.next_offset, end)
         if left_bytes > 0 and now[number] < end:
             # Nothing more up to there: a gap, or what is not shown, the ends of transactions and what was aborted.
             now[number] = end
-            yield Piece(b"", 0, tuple(now))
+            yield Piece(b"", 0, tuple(now), number)
 
 
 def ends_of(logs: Sequence[Partition], view: View) -> list[int]:

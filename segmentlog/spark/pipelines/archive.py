@@ -1,9 +1,9 @@
 """Sealed history to Parquet, a run at a time, and out of the log once it is verified.
 
 What is below the active segment, decided (no open transaction) and on disk goes to the archive; what an earlier run
-has archived does not go again. Spark writes the records aside, reads them anew, reads the log anew, and compares
-count and checksum of each partition; only then are the files moved into the archive (see `archive_folder`), and only
-behind that is the log trimmed.
+has archived does not go again. Spark writes the records aside, reads the files again through the code that restores
+them (see `archived_rows`), reads the log again, and compares count and checksum of each partition; only then are the
+files moved into the archive (see `archive_folder`), and only behind that is the log trimmed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
+from pyspark.sql import Observation
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.failures import explained
@@ -29,8 +29,9 @@ from segmentlog.spark.pipelines.archive_folder import (
     Manifest,
     OnStep,
 )
+from segmentlog.spark.pipelines.archived_rows import READ, as_restored, dated, largest_batch_bytes, read_files
 from segmentlog.spark.pipelines.digests import NOTHING, Digest, digests_of
-from segmentlog.spark.pipelines.folders import spark_uri, spark_uris
+from segmentlog.spark.pipelines.folders import spark_uri
 from segmentlog.spark.pipelines.history import (
     AnotherHistory,
     RecordsGone,
@@ -40,28 +41,13 @@ from segmentlog.spark.pipelines.history import (
     read_ranges,
     settled_end,
 )
-from segmentlog.spark.schema import HEADERS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore
 
-COLUMNS: Final = StructType(
-    [
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("headers", HEADERS),
-    ]
-)
-"""Of an archive, but for ``date``, which is in the names of its folders."""
-_DATE: Final = "date_add(DATE'1970-01-01', int(unix_millis(timestamp) div 86400000)) AS date"
-# By UTC, whatever the time zone of the session.
 _ANEW: Final = "archive it into another folder"
 _WITH_GAP: Final = "to go on behind them, with a note of the gap in the archive: --allow-gaps (allow_gaps=True)"
 
@@ -232,17 +218,19 @@ def _write(
     on_step: OnStep,
 ) -> Intent:
     """Write the records aside and verify them: what is to be moved then. Raises `VerificationFailed`."""
-    columns = COLUMNS.fieldNames()
     folder = archived.run_folder(run)
     on_step("writing")
-    rows = read_ranges(spark, store.url or store.path, topic, ranges, *columns)
+    rows = read_ranges(spark, store.url or store.path, topic, ranges, *READ, milliseconds=True)
     with microseconds(spark):
-        dated = rows.selectExpr(*columns, _DATE).sortWithinPartitions("date", "partition", "offset")
-        dated.write.partitionBy("date").option("compression", "zstd").parquet(spark_uri(folder))
+        ordered = dated(rows).sortWithinPartitions("date", "partition", "offset")
+        ordered.write.partitionBy("date").option("compression", "zstd").parquet(spark_uri(folder))
     sources, files = archived.take_stock(run)
     on_step("verifying")
-    written = digests_of(read_files(spark, [f"{folder}/{source}" for source in sources]))
-    found = digests_of(read_ranges(spark, store.url or store.path, topic, ranges, *columns))
+    largest = Observation()
+    files_rows = read_files(spark, [f"{folder}/{source}" for source in sources])
+    files_rows = files_rows.observe(largest, largest_batch_bytes())
+    written = digests_of(as_restored(files_rows, store.topic(topic).config))
+    found = digests_of(read_ranges(spark, store.url or store.path, topic, ranges, *READ, milliseconds=True))
     for number in ranges:
         if written.get(number, NOTHING) != found.get(number, NOTHING):
             archived.sweep()
@@ -259,15 +247,9 @@ def _write(
         time.time_ns() // 1_000_000,
         [ArchivedRange(number, *ranges[number], found.get(number, NOTHING)) for number in sorted(ranges)],
         files,
+        int(largest.get["largest_batch_bytes"] or 0) if files else 0,
     )
     return Intent(done, sources, [known[number] for number in sorted(known)])
-
-
-def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """The records in some files of an archive."""
-    if not paths:
-        return spark.createDataFrame([], COLUMNS)
-    return spark.read.schema(COLUMNS).parquet(*spark_uris(paths))
 
 
 @contextlib.contextmanager

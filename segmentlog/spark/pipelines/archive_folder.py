@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
 from segmentlog.spark.pipelines.digests import Digest, joined
 from segmentlog.spark.pipelines.folders import (
@@ -88,6 +89,8 @@ class ArchivedRun(msgspec.Struct, frozen=True):
     at_ms: int
     ranges: list[ArchivedRange]
     files: list[ArchivedFile]
+    largest_batch_bytes: int | None = None
+    """The least ``max.message.bytes`` with which a topic takes its records; None in archives of older versions."""
 
     @property
     def records(self) -> int:
@@ -343,6 +346,8 @@ def _flaw_of_partition(entry: ArchivedPartition, count: int) -> str:
 def _flaw_of_run(run: ArchivedRun, known: set[int]) -> str:
     if not _RUN_ID.fullmatch(run.id):
         return "that is no name of a run"
+    if not 0 <= (run.largest_batch_bytes or 0) <= MAX_RAW_SIZE:
+        return f"no batch has {run.largest_batch_bytes} bytes"
     for file in run.files:
         if why := check_relative_path(file.path):
             return f"it names the file {file.path!r}: {why}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MASK: Final = (1 << 64) - 1
 _HASH: Final = (
-    "xxhash64(offset, unix_millis(timestamp), key IS NULL, key, value IS NULL, value, headers IS NULL,"
+    "xxhash64(offset, timestamp, key IS NULL, key, value IS NULL, value, headers IS NULL,"
     " transform(headers, one -> struct(one.key, one.value IS NULL, one.value)))"
 )
 _PIECE: Final = (1 << 22) - 1
@@ -55,7 +55,7 @@ def joined(digests: Iterable[Digest]) -> Digest:
 
 
 def digests_of(rows: DataFrame) -> dict[int, Digest]:
-    """By partition, for rows with the columns of an archive. Partitions without a row are not there."""
+    """By partition, for rows of an archive with the timestamp in milliseconds; only partitions with a row."""
     hashed = rows.select("partition", "offset", F.expr(_HASH).alias("hash"))
     found = hashed.groupBy("partition").agg(
         F.count("*").alias("records"),

@@ -124,17 +124,30 @@ def _is_there(log: Partition, mark: Mark) -> bool:
 
 
 def read_ranges(
-    spark: SparkSession, path: str, topic: str, ranges: Mapping[int, tuple[int, int]], *columns: str
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    ranges: Mapping[int, tuple[int, int]],
+    *columns: str,
+    milliseconds: bool = False,
 ) -> DataFrame:
-    """The records of ``[start, end)`` by partition, with these columns of the data source."""
+    """The records of ``[start, end)`` by partition, with these columns of the data source.
+
+    ``milliseconds``: the timestamp is a bigint of milliseconds, which holds any timestamp, and Spark's type does not.
+    """
+    from pyspark.sql.types import LongType, StructField
+
     from segmentlog.spark.schema import source_schema
 
     starts = {str(number): start for number, (start, _) in sorted(ranges.items())}
     ends = {str(number): end for number, (_, end) in sorted(ranges.items())}
     everything = source_schema(include_headers=True)
+    fields = [everything[name] for name in columns]
+    if milliseconds:
+        fields = [StructField("timestamp", LongType()) if field.name == "timestamp" else field for field in fields]
     return (
         spark.read.format("segmentlog")
-        .schema(type(everything)([everything[name] for name in columns]))  # the only way to prune columns
+        .schema(type(everything)(fields))  # the only way to prune columns
         .option("path", place_of(path))
         .option("assign", json.dumps({topic: sorted(ranges)}))
         .option("startingOffsets", json.dumps({topic: starts}))

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.failures import explained
 from segmentlog.spark.opening import folder_of
-from segmentlog.spark.pipelines.archive import COLUMNS, read_files
 from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, Manifest, OnStep
+from segmentlog.spark.pipelines.archived_rows import READ, RESTORED, largest_batch_bytes, read_files, take_rows
 from segmentlog.spark.pipelines.digests import NOTHING, digests_of
 from segmentlog.spark.pipelines.folders import locked
 from segmentlog.spark.pipelines.history import by_partition, read_ranges
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 _WAVE_BYTES: Final = 1 << 30
 # Of Parquet files that are restored at once: what they take again, staged, while they are.
 _TASK_BYTES: Final = 16 << 20
-_COLUMNS: Final = COLUMNS.fieldNames()
 
 
 class NotAPrefix(SegmentlogError):
@@ -103,7 +99,8 @@ def restore(
     Args:
         path: the folder of the store, which is made if need be.
         config: of the topic that is made. It keeps everything (``retention.ms`` = -1) unless that is given: records
-            as old as those of an archive would go at once.
+            as old as those of an archive would go at once. ``max.message.bytes`` is raised to what the largest record
+            needs, unless that is given.
 
     Raises:
         NotAPrefix: the topic holds something else, or more. Nothing was changed.
@@ -117,7 +114,8 @@ def restore(
     manifest = archived.existing()
     fs = FileSystem()
     with segmentlog.open(folder_of(path), background=False) as store:
-        target, notes = _target(store, topic, manifest, config)
+        largest = partial(_largest_batch_bytes, spark, archived, manifest)
+        target, notes = _target(store, topic, manifest, config, largest)
         sweep_abandoned(fs, store.path)
         staging = StagingFolder(fs, store.path, f"restore-{topic}")
         staging.make()
@@ -136,7 +134,11 @@ def restore(
 
 
 def _target(
-    store: LogStore, name: str, manifest: Manifest, config: Mapping[str, object] | None
+    store: LogStore,
+    name: str,
+    manifest: Manifest,
+    config: Mapping[str, object] | None,
+    largest_bytes: Callable[[], int],
 ) -> tuple[Topic, list[str]]:
     """The topic, made if it is not there; and what there is to say of it."""
     notes = []
@@ -148,6 +150,10 @@ def _target(
     except UnknownTopic:
         settings = TopicConfig.from_mapping({"retention.ms": -1, **(config or {})})
         _check_timestamps(settings)
+        given = settings.to_mapping()
+        if "max.message.bytes" not in given and (needed := largest_bytes()) > settings.max_message_bytes:
+            settings = TopicConfig.from_mapping({**given, "max.message.bytes": needed})
+            notes.append(f"max.message.bytes = {needed}: the archive has a record that is larger than the default")
         topic = store.create_topic(name, manifest.partition_count, settings.to_mapping())
         notes.append(f"made topic {name} with {manifest.partition_count} partitions")
     settings = topic.config
@@ -158,6 +164,17 @@ def _target(
     if settings.deletes and settings.retention_ms >= 0:
         notes.append(f"retention.ms = {settings.retention_ms}: records that are older go with the next retention")
     return topic, notes
+
+
+def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest: Manifest) -> int:
+    """The least ``max.message.bytes`` with which a topic takes the records of an archive; 0 for none."""
+    known = [run.largest_batch_bytes for run in manifest.runs if run.largest_batch_bytes is not None]
+    unknown = [run for run in manifest.runs if run.largest_batch_bytes is None]
+    if unknown:  # of older versions
+        archived.check_files(unknown)
+        found = read_files(spark, archived.paths(unknown)).agg(largest_batch_bytes()).first()
+        known.append(int(found[0] or 0) if found else 0)
+    return max(known, default=0)
 
 
 def _check_timestamps(config: TopicConfig) -> None:
@@ -201,7 +218,7 @@ def _check_prefix(
     archived.check_files(needed)
     expected = digests_of(read_files(spark, archived.paths(needed)).where(F.col("offset") < by_partition(ends)))
     ranges = {number: (logs[number].log_start_offset, end) for number, end in ends.items()}
-    found = digests_of(read_ranges(spark, store.path, topic, ranges, *_COLUMNS))
+    found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True))
     for number in ends:
         if found.get(number, NOTHING) != expected.get(number, NOTHING):
             raise NotAPrefix(f"{topic}/{number}", "it holds other records than the archive has at these offsets")
@@ -211,7 +228,7 @@ def _check_prefix(
 def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
     """How many records there are. Raises `RestoredWrong` unless they are those of the manifest."""
     ranges = {entry.partition: (entry.start, entry.end) for entry in manifest.partitions}
-    found = digests_of(read_ranges(spark, store.path, topic, ranges, *_COLUMNS)) if ranges else {}
+    found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True)) if ranges else {}
     for number in ranges:
         expected, is_there = manifest.digest(number), found.get(number, NOTHING)
         if is_there != expected:
@@ -288,7 +305,7 @@ def _stage(
     tasks = max(1, -(-sum(run.size_bytes for run in runs) // _TASK_BYTES))
     # By range: tasks of one partition share its work, and their numbers are in the order of its offsets.
     ordered = rows.repartitionByRange(tasks, "partition", "offset").sortWithinPartitions("partition", "offset")
-    columns = ordered.select("partition", "offset", "timestamp", "key", "value", "headers")
+    columns = ordered.select(RESTORED.fieldNames())
     stage = partial(_stage_task, staging, target.name, target.config)
     results = columns.mapInArrow(stage, "staged binary").collect()
     return sorted((msgspec.json.decode(row["staged"], type=Staged) for row in results), key=lambda staged: staged.task)
@@ -307,21 +324,9 @@ def _stage_task(
     stager = OffsetStager(FileSystem(), staging.file_for(0, task), task, topic, config)
     try:
         for batch in batches:
-            _add(stager, topic, batch)
+            take_rows(batch, stager.add)
         staged = stager.finish()
     except BaseException:
         stager.discard()
         raise
     yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(staged)], pa.binary())], names=["staged"])
-
-
-def _add(stager: OffsetStager, topic: str, batch: pa.RecordBatch) -> None:
-    offsets = batch.column(batch.schema.get_field_index("offset")).to_numpy()
-    for _, records, size_bytes, partitions in records_of(batch, topic):
-        assert partitions is not None
-        columns = records.columns()
-        # Sorted, so that each partition's records are together.
-        edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(offsets)]
-        for start, stop in pairwise(edges):
-            part_bytes = size_bytes * (stop - start) // len(offsets)
-            stager.add(int(partitions[start]), offsets[start:stop], columns.part(start, stop), part_bytes)

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -198,6 +199,27 @@ def test_many_partitions(store: LogStore, http_server: HttpServer) -> None:
     for event_id, offset in ids:
         with Listener(http_server, "/topics/t/stream", event_id) as events:
             assert next(events)[2]["offset"] == offset + 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_backlog_starves_no_other_partition(store: LogStore, http_server: HttpServer, alone: bool) -> None:
+    """A record in a small partition arrives early, however many records a partition before it has.
+
+    Both ways: read by the shared thread into a ring with little room, and read by the stream itself (``alone``).
+    """
+    topic = store.create_topic("t", partitions=3, compression_type="none")
+    for _ in range(100):
+        topic.partition(0).append([b"x" * 1000] * 100)
+    topic.partition(2).append([b"small"])
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(tails, "RING_BYTES", 1 << 10))
+        if alone:  # the ring is at the end of the log, where the first listener is
+            first = stack.enter_context(Listener(http_server, "/topics/t/stream"))
+            topic.partition(1).append([b"live"])
+            assert first.values(1) == ["live"]
+        events = stack.enter_context(Listener(http_server, "/topics/t/stream?from=earliest"))
+        before = next(number for number, (_, _, data) in enumerate(events) if data["partition"] == 2)
+    assert before < 2000
 
 
 def test_small_records_in_small_pieces(store: LogStore) -> None:

@@ -409,3 +409,13 @@ def test_they_end_with_the_door(store: LogStore, serve: Callable[..., HttpServer
     server.close()
     assert not store.groups.describe("g").members
     assert [one.offset for one in store.group_offsets.committed("g").values()] == [1]
+
+
+def test_a_limit_of_bytes_starves_no_partition(store: LogStore, client: Client) -> None:
+    """A small partition is read early, though a request takes less than another partition has waiting."""
+    topic = store.create_topic("t", partitions=3)
+    topic.partition(0).append([b"0" * 1000] * 100)
+    topic.partition(2).append([b"2"])
+    consumer = Consumer(client, format="binary").subscribe("t")
+    read = [record["partition"] for _ in range(3) for record in consumer.records(max_bytes=1500)]
+    assert 2 in read

@@ -68,6 +68,8 @@ class _Stream:
         self._troubles = 0
         """Those of the tail that it has looked into."""
         self._skips = call.query.gaps == "skip"
+        self._first_partition = 0
+        """Read first the next time, when it reads by itself: the one after that of the last piece."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """What is sent: a first id, events, and now and then a comment, so that both ends know of each other."""
@@ -154,7 +156,7 @@ class _Stream:
             size = 0
             try:
                 check_partitions(tail.topic)  # raises also when the topic is gone
-                for piece in read(logs, tail.mark, listener.positions, tail.view, ends):
+                for piece in read(logs, tail.mark, listener.positions, tail.view, ends, self._first_partition):
                     found.append(piece)
                     size += len(piece.data)
                     if size >= _SEND_BYTES:
@@ -166,6 +168,7 @@ class _Stream:
         found, error = await self._call.work(some)
         if found:
             listener.positions = found[-1].after
+            self._first_partition = found[-1].partition + 1
         data = b"".join(piece.data for piece in found)
         if error is not None:
             gap = self._gap(error)

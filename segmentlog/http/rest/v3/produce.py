@@ -76,12 +76,9 @@ def _milliseconds(text: str | None) -> int | None:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        milliseconds = round(moment.timestamp() * 1000)
+        return round(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise _bad(f"timestamp={text!r} is no time as ISO 8601 has it.") from None
-    if milliseconds < 0:
-        raise _bad(f"timestamp={text!r} is before 1970.")
-    return milliseconds
 
 
 def _encode(

@@ -1,0 +1,61 @@
+"""How a limit is shared among partitions, so that a large backlog in one partition never starves the others.
+
+Two rules, for two kinds of limit:
+
+split_by_backlog   a number of offsets for one cycle: proportional to the backlogs, at least 1 for each partition
+Turns              a limit that one partition can use up: the partition served longest ago comes first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
+    """Split ``limit`` offsets (1 or more) among partitions with these backlogs; keys without a backlog get nothing.
+
+    The rule of Spark's Kafka source: each partition gets ``limit`` times its part of all backlogs, rounded down, but
+    at least 1. So the sum exceeds ``limit`` by less than the number of partitions whose part was rounded up to 1.
+    What the rounding leaves of ``limit`` goes to the largest remainders; Spark leaves it unused.
+    """
+    waiting = {key: backlog for key, backlog in backlogs.items() if backlog > 0}
+    total = sum(waiting.values())
+    if total <= limit:
+        return waiting
+    # Whole numbers: a float rounds what is above 2^53.
+    shares = {key: backlog * limit // total for key, backlog in waiting.items()}
+    rounded_down = [key for key, share in shares.items() if share]
+    shares = {key: max(share, 1) for key, share in shares.items()}
+    # Fewer than there are keys in `rounded_down`, and none of these gets more than its backlog: total > limit.
+    left = max(limit - sum(shares.values()), 0)
+    for key in sorted(rounded_down, key=lambda key: -(waiting[key] * limit % total))[:left]:
+        shares[key] += 1
+    return shares
+
+
+class Turns(Generic[Key]):
+    """Remembers which keys were served last, for a limit that the first keys of a cycle may use up.
+
+    A key that waits comes first once every other key was served at most once. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Key, int] = {}
+        """By key, how many grants there were when it was served last, or when it began to wait."""
+        self._grants = 0
+
+    def order(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the ``keys`` that wait now, those that wait longest first; equals stay in the order given.
+
+        A key that is missing here waits no more: when it returns, it begins to wait.
+        """
+        self._since = {key: self._since.get(key, self._grants) for key in keys}
+        return sorted(self._since, key=self._since.__getitem__)
+
+    def note_served(self, key: Key) -> None:
+        """Record that ``key`` got a part of the limit."""
+        self._grants += 1
+        self._since[key] = self._grants

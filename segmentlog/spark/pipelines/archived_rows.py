@@ -1,0 +1,149 @@
+"""Records as the rows of an archive's Parquet files, and back: one conversion, for restoring and for verifying.
+
+A timestamp is a Parquet timestamp, also that of a record without one: -1 ms, 1969-12-31 23:59:59.999, as in Spark's
+Kafka source. One that does not fit Spark's 64 bits of microseconds is in ``timestampMillis``, and ``timestamp`` is null
+then. All other rows in this module have ``timestamp`` in milliseconds, which hold any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
+
+from segmentlog.config import TopicConfig
+from segmentlog.format.batch import MAX_RAW_SIZE, decode_header
+from segmentlog.format.batches import record_batch
+from segmentlog.spark.arrow import LATEST_MS, ArrowRows
+from segmentlog.spark.arrow_records import records_of
+from segmentlog.spark.pipelines.folders import spark_uris
+from segmentlog.spark.schema import HEADERS
+from segmentlog.staging.restoring import OffsetEncoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from segmentlog.format.columns import Int64Array
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.log.append.encoding import Columns
+
+COLUMNS: Final = StructType(
+    [
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("timestampMillis", LongType()),
+    ]
+)
+"""Of an archive, but for ``date``, which is in the names of its folders. Older archives lack the last one."""
+
+READ: Final = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+"""What is read of a log to be archived, with the timestamp in milliseconds."""
+
+RESTORED: Final = StructType(
+    [
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", LongType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+    ]
+)
+"""What is restored of a row."""
+
+_DAY_MS: Final = 86_400_000
+_FITS: Final = f"timestamp BETWEEN {-LATEST_MS} AND {LATEST_MS}"
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+_DATE: Final = (
+    f"CASE WHEN timestamp BETWEEN {_FIRST_MS} AND {_LAST_MS} THEN"
+    f" date_add(DATE'1970-01-01', int((timestamp - pmod(timestamp, {_DAY_MS})) div {_DAY_MS})) END AS date"
+)
+# By UTC, whatever the time zone of the session. Null outside the years 1 to 9999: the name of such a folder would be
+# read as text, and with it the dates of all other folders.
+
+
+def dated(rows: DataFrame) -> DataFrame:
+    """Rows as they are written: `COLUMNS` and ``date``; ``rows`` have `READ`, with the timestamp in milliseconds."""
+    columns = {name: name for name in READ} | {
+        "timestamp": f"CASE WHEN {_FITS} THEN timestamp_millis(timestamp) END AS timestamp",
+        "timestampMillis": f"CASE WHEN NOT ({_FITS}) THEN timestamp END AS timestampMillis",
+    }
+    return rows.selectExpr(*(columns[name] for name in COLUMNS.fieldNames()), _DATE)
+
+
+def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """The records in some files of an archive, with the timestamp in milliseconds."""
+    found = spark.read.schema(COLUMNS).parquet(*spark_uris(paths)) if paths else spark.createDataFrame([], COLUMNS)
+    timestamp = F.coalesce("timestampMillis", F.unix_millis("timestamp"))
+    return found.withColumn("timestamp", timestamp).drop("timestampMillis")
+
+
+_SIZE: Final = (
+    "coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + coalesce(aggregate(headers, 0, (size, one) ->"
+    " size + octet_length(one.key) + coalesce(octet_length(one.value), 0) + 10), 0)"
+)
+_BATCH_OF_ONE_BYTES: Final = 1024
+# What a batch has beside the record in it: less than that.
+
+
+def largest_batch_bytes() -> Column:
+    """An aggregate: the least `max.message.bytes` with which a topic takes all records; null for none."""
+    return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
+
+
+OnRecords = Callable[[int, "Int64Array", "Columns", int], None]
+"""Called with a partition, offsets, columns and about how many bytes."""
+
+
+def take_rows(batch: pa.RecordBatch, take: OnRecords) -> None:
+    """Hand the records of rows with `RESTORED`, sorted by partition and offset, to ``take``, a partition at a time.
+
+    Raises `InvalidRecord`.
+    """
+    offsets = batch.column(batch.schema.get_field_index("offset")).to_numpy()
+    for _, records, size_bytes, partitions in records_of(batch, ""):
+        assert partitions is not None
+        columns = records.columns()
+        edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(offsets)]
+        for start, stop in pairwise(edges):
+            part_bytes = size_bytes * (stop - start) // len(offsets)
+            take(int(partitions[start]), offsets[start:stop], columns.part(start, stop), part_bytes)
+
+
+def as_restored(rows: DataFrame, config: TopicConfig) -> DataFrame:
+    """The records as a topic with ``config`` would have them once ``rows`` of `read_files` were restored into it.
+
+    They pass through the code that restores: each is encoded in a batch, and decoded as by a reader of that batch.
+    Nothing is staged or appended.
+    """
+    # `restore` makes a topic that takes the largest record.
+    config = TopicConfig.from_mapping({**config.to_mapping(), "max.message.bytes": MAX_RAW_SIZE})
+    ordered = rows.select(RESTORED.fieldNames()).sortWithinPartitions("partition", "offset")
+    return ordered.mapInArrow(partial(_restored, config), RESTORED)
+
+
+def _restored(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task."""
+    encoder, to_rows = OffsetEncoder(config), ArrowRows(RESTORED)
+    for batch in batches:
+        made: list[RecordBatch] = []
+
+        def take(partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
+            for base_offset, encoded in encoder.batches(offsets, columns, size_bytes):
+                data = memoryview(b"".join((encoded.placed_at(base_offset, 0), encoded.payload)))
+                header = decode_header(data, 0)
+                made.append(record_batch(header, data[len(data) - header.payload_size :], "", partition))  # noqa: B023
+
+        take_rows(batch, take)
+        yield from to_rows.of(made)

@@ -1,0 +1,107 @@
+"""What a shipper does at most in a cycle is shared: no partition with much to do keeps another one waiting for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from objects.buckets import Memory
+from objects.tiering import TIERED, fill, hurried, remote
+
+from segmentlog.objects import evicting, planning, uploads
+from segmentlog.objects.shipper import Shipper
+from segmentlog.policy import shipping
+from segmentlog.store import LogStore
+
+__all__ = ["hurried"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    """An empty store without threads."""
+    with LogStore(tmp_path / "store", background=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def ship(store: LogStore) -> Iterator[Callable[..., Shipper]]:
+    """Makes shippers that are closed in the end."""
+    made = []
+
+    def make(parallel: int = 0) -> Shipper:
+        made.append(Shipper(store._topics, Memory(), parallel=parallel))
+        return made[-1]
+
+    yield make
+    for shipper in made:
+        shipper.close()
+
+
+def test_segments_of_every_partition_leave(
+    store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments of a partition leave this disk though another one has as many new ones as may leave in each cycle."""
+    monkeypatch.setattr(evicting, "_SEGMENTS_MAX", 2)
+    busy, small = (store.create_topic(name, **TIERED).partition(0) for name in "ab")
+    fill(small, 25)
+    shipper = ship()
+    for _ in range(6):
+        fill(busy, 20)
+        shipper.tick()
+    assert len(remote(small)) == 2
+    assert remote(busy)
+
+
+def test_every_partition_uploads(
+    store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition with many sealed segments leaves places for those of others, from the first cycle on."""
+    for name, count in (("a", 100), ("b", 15), ("c", 15)):
+        fill(store.create_topic(name, **TIERED | {"remote_storage_enable": False}).partition(0), count)
+    begun: list[tuple[str, int]] = []
+    places = 0
+
+    def begin(self: object, key: tuple[tuple[str, int], int], do: Callable[[], object]) -> bool:
+        nonlocal places
+        (topic_id, _), base_offset = key
+        if places:
+            places -= 1
+            begun.append((names[topic_id], base_offset))
+            return True
+        return False
+
+    names = {store.topic(name).id: name for name in "abc"}
+    monkeypatch.setattr(uploads.Uploads, "begin", begin)
+    shipper = ship(parallel=1)
+    for _ in range(2):
+        places = 2
+        shipper.tick()
+        fill(store.topic("a").partition(0), 1)  # so that there is something to look at
+    assert begun == [("a", 0), ("b", 0), ("c", 0), ("a", 0)]
+
+
+def test_every_partition_has_room_in_a_tail(
+    store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is large waits for a whole tail once, however many others have something new in each cycle."""
+    for module in (planning, shipping):
+        monkeypatch.setattr(module, "TAIL_BYTES", 8192)
+    topic = store.create_topic("t", partitions=8, fsync="always", compression_type="none")
+    shipper = ship()
+    shipper.tick()
+    topic.partition(6).append([bytes(8000)])
+    for _ in range(2):
+        for number in (0, 1, 2, 3, 4, 5, 7):
+            topic.partition(number).append([bytes(200)])
+        shipper.tick()
+    assert ends_of(shipper)[6] == 1
+    shipper.tick()  # for those that waited meanwhile
+    assert ends_of(shipper) == [2, 2, 2, 2, 2, 2, 1, 2]
+
+
+def ends_of(shipper: Shipper) -> list[int]:
+    """How far each partition of the only topic is shipped."""
+    assert shipper.manifest is not None
+    (topic,) = shipper.manifest.topics
+    return [part.end_offset for part in topic.partitions]
