@@ -348,14 +348,15 @@ class PartitionBusy(SegmentlogError):
 
 
 class ReadOnlyStore(SegmentlogError):
-    """Something that writes was asked of a store opened with ``read_only=True``."""
+    """A call wants to write to a store that is open read-only. ``why`` says why it is, where nobody asked for that."""
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(path, what)
-        self.path, self.what = path, what
+    def __init__(self, path: str, what: str, why: str = "") -> None:
+        super().__init__(path, what, why)
+        self.path, self.what, self.why = path, what, why
 
     def __str__(self) -> str:
-        return f"{self.path}: cannot {self.what}: the store is open read-only"
+        because = f", as {self.why}" if self.why else ""
+        return f"{self.path}: cannot {self.what}: the store is open read-only{because}"
 
 
 class StoreClosed(SegmentlogError):
