@@ -1,9 +1,14 @@
 """Sizes and durations as people write them: ``64MiB``, ``7d``, and back."""
 
+from __future__ import annotations
+
 import operator
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from datetime import date
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -57,6 +62,27 @@ def parse_duration_ms(value: object) -> int:
                 raise ValueError(f"{value!r} is not a time of whole milliseconds")
             return whole
     return _parse_quantity(value, _DURATION_UNITS_MS, "a time such as 7d, 1h30m or 500ms")
+
+
+def milliseconds_of(moment: date) -> int:
+    """Milliseconds from 1970 to a datetime or to the first moment of a date, rounded down; negative before 1970.
+
+    Without a zone it is local time. At both ends of the calendar, where local time cannot be computed, it is taken as
+    UTC, so that `datetime.min` is before and `datetime.max` after everything. Raises ValueError for pandas' NaT.
+    """
+    from datetime import UTC, datetime, time, timedelta
+
+    if not isinstance(moment, datetime):
+        moment = datetime.combine(moment, time.min)
+    if moment != moment:
+        raise ValueError(f"{moment!r} is not a time")
+    if moment.tzinfo is None:
+        try:
+            moment = moment.astimezone()
+        except (ValueError, OverflowError, OSError):
+            moment = moment.replace(tzinfo=UTC)
+    # In integers: a float's seconds do not hold every millisecond.
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def parse_count(value: object) -> int:

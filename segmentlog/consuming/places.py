@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from segmentlog.quantities import milliseconds_of, parse_duration_ms
+
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
@@ -34,13 +36,11 @@ def parse_place(text: str, now_ms: int) -> Place:
         return Place("time", int(rest))
     try:
         if sign == "-":
-            from segmentlog.quantities import parse_duration_ms
-
             return Place("time", max(now_ms - parse_duration_ms(rest), 0))
         from datetime import datetime
 
-        return Place("time", max(round(datetime.fromisoformat(text).timestamp() * 1000), 0))
-    except (ValueError, OverflowError, OSError):
+        return Place("time", max(milliseconds_of(datetime.fromisoformat(text)), 0))
+    except ValueError:
         raise ValueError(
             f"{text!r} is not a place: earliest, latest, an offset, -N (the last N), or a time such as"
             " 2026-07-31T12:00, -1h (an hour ago) or @1785456000000 (milliseconds since 1970)"

@@ -14,14 +14,15 @@ and writes it in one C call (23 and 14 ns a value here; slicing a blob in Python
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import InvalidRecord
+from segmentlog.quantities import milliseconds_of
 from segmentlog.records import Headers
 
 Values = Sequence[bytes | None]
@@ -32,7 +33,6 @@ _blobs_decoder = msgspec.msgpack.Decoder(list[bytes | None])
 _headers_decoder = msgspec.msgpack.Decoder(list[Headers])
 
 _INT32_MAX = 2**31 - 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN_TYPES = frozenset((bytes, bytearray, type(None)))
 
 
@@ -158,10 +158,7 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
 
 def _milliseconds(timestamp: int | datetime) -> int:
     """Since 1970; the part of a millisecond that a datetime has is left out."""
-    if isinstance(timestamp, datetime):
-        # In integers: a float's seconds do not hold every millisecond.
-        return (timestamp.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
-    return timestamp
+    return milliseconds_of(timestamp) if isinstance(timestamp, datetime) else timestamp
 
 
 # ---------------------------------------------------------------- encoding
