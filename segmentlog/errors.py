@@ -55,6 +55,18 @@ class InvalidRecord(SegmentlogError, TypeError):
     def __str__(self) -> str:
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
 
+    @property
+    def has_no_key(self) -> bool:
+        """Whether the record lacks a key that the topic needs."""
+        return (self.column, self.found) == ("keys", "None")
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with the record, for a message that names the record itself and not its place in a list."""
+        if self.has_no_key:
+            return f"it has no key; expected {self.expected}"
+        return f"its {self.column.removesuffix('s')} is {self.found}; expected {self.expected}"
+
 
 class SerializationError(SegmentlogError, ValueError):
     """A key or a value that the producer's serializer cannot make bytes of; nothing of the call was sent.

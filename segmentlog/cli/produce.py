@@ -104,12 +104,12 @@ def produce(
                 if not source.unread:
                     sender.finish()
             except (SegmentlogError, ValueError, click.ClickException, OSError) as error:  # OSError: of the input, too
-                say(sender.summary())
+                say(sender.summary() if sender.has_appended else "no record was appended")
                 if go_on := sender.how_to_go_on(error):
                     say(go_on)
                 if isinstance(error, SegmentlogError | click.ClickException | OSError):
                     raise
-                raise _failure(error, sender) from None
+                raise _failure(error, sender, shape, key_separator) from None
         say(sender.summary() + stopped_by(stopped))
     return status_of(stopped) if source.unread else 0
 
@@ -137,12 +137,15 @@ def _open_input(file: str) -> tuple[int, int]:
     return fd, os.fstat(fd).st_size
 
 
-def _failure(error: Exception, sender: Sender) -> click.ClickException:
-    """What to tell of a record that cannot be sent."""
+def _failure(error: Exception, sender: Sender, shape: str, key_separator: str | None) -> click.ClickException:
+    """Name the record that cannot be sent, why, and what to do."""
     if isinstance(error, TooLong):
         return click.ClickException(sender.told(error, error.empty_lines))
-    where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
-    return click.ClickException(f"{where}{error}")
+    if not isinstance(error, BadRecord):
+        return click.ClickException(str(error))
+    wants_separator = error.has_no_key and shape != "json" and key_separator is None
+    remedy = "; -k SEPARATOR takes keys from lines" if wants_separator else ""
+    return click.ClickException(f"record {sender.first + error.index + 1}: {error}{remedy}")
 
 
 @contextlib.contextmanager
