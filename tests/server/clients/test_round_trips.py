@@ -223,6 +223,21 @@ def test_large_batches(client: Driver, store: LogStore) -> None:
     assert found == by_library(store, "t")
 
 
+@pytest.mark.parametrize("topic", ["__debezium-heartbeat.shop", "__"])
+def test_a_name_with_two_underscores(client: Driver, store: LogStore, topic: str) -> None:
+    """Debezium's heartbeats, Strimzi's canary: topics like any other. The store's own two are refused."""
+    client.write(topic, [Sent(0, b"k", b"v", _START_MS)])
+    assert [one.value for one in by_library(store, topic)] == [b"v"]
+    assert [one.value for one in client.read(topic, 1)] == [b"v"]
+    if client.has_admin:
+        client.delete(topic)
+        assert store.topics() == []
+        client.create(topic, 1, {})
+        with pytest.raises(Exception, match=r"(?i)invalid.*topic|topic.*(invalid|illegal|not valid)|InvalidTopic"):
+            client.create("__consumer_offsets", 1, {})
+    assert store.topics() == [topic]
+
+
 def test_made_when_asked_for(client: Driver, store: LogStore) -> None:
     """Who writes to a topic that is not there gets one; a name that cannot be is refused."""
     client.write("new.topic", [Sent(0, b"k", b"v", _START_MS)])
