@@ -19,6 +19,10 @@ UNLIMITED = -1
 AS_RETENTION = -2
 """Kafka's way to write "as the retention of all of it" for what is kept here of a topic with tiered storage."""
 INT64_MAX = 2**63 - 1
+NO_TIMESTAMP = -1
+"""Kafka's way to write that a record has none; so no record has the last millisecond of 1969."""
+EARLIEST_MS = -62_135_596_800_000
+"""The earliest timestamp of a record: the year 1, before which Python, ISO 8601 and Spark have no time."""
 UNLIMITED_MS = INT64_MAX
 """Kafka's way to write it for the other durations: longer than any record is old."""
 
@@ -157,8 +161,8 @@ def format_duration_ms(duration_ms: int) -> str:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """A timestamp in local time, to the millisecond; `-` for none."""
-    if timestamp_ms < 0:
+    """A timestamp in local time, to the millisecond; `-` for none (-1)."""
+    if timestamp_ms == NO_TIMESTAMP:
         return "-"
     from datetime import datetime  # slow to load, and few need it
 

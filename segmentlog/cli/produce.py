@@ -16,6 +16,7 @@ from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, 
 from segmentlog.cli.source import Source, TooLong
 from segmentlog.errors import SegmentlogError
 from segmentlog.exchange.sending import BadRecord, Lists, NamedSender, Parse, Sender
+from segmentlog.quantities import EARLIEST_MS
 
 if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
@@ -243,7 +244,7 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
             raise ValueError(f"partition {partition!r} is not a partition's number")
-        if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
+        if timestamp is not None and (type(timestamp) is not int or not EARLIEST_MS <= timestamp < 1 << 63):
             raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -32,14 +32,14 @@ def parse_place(text: str, now_ms: int) -> Place:
     plain = rest.isascii() and rest.isdecimal() and len(rest) < 20
     if sign == "-" and plain:
         return Place("last", int(rest))
-    if sign == "@" and plain:
+    if sign == "@" and (plain or (rest[:1] == "-" and rest[1:].isascii() and rest[1:].isdecimal() and len(rest) < 20)):
         return Place("time", int(rest))
     try:
         if sign == "-":
-            return Place("time", max(now_ms - parse_duration_ms(rest), 0))
+            return Place("time", now_ms - parse_duration_ms(rest))
         from datetime import datetime
 
-        return Place("time", max(milliseconds_of(datetime.fromisoformat(text)), 0))
+        return Place("time", milliseconds_of(datetime.fromisoformat(text)))
     except ValueError:
         raise ValueError(
             f"{text!r} is not a place: earliest, latest, an offset, -N (the last N), or a time such as"

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import InvalidRecord
-from segmentlog.quantities import milliseconds_of
+from segmentlog.quantities import EARLIEST_MS, NO_TIMESTAMP, milliseconds_of
 from segmentlog.records import Headers
 
 Values = Sequence[bytes | None]
@@ -128,7 +128,7 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     """The caller's timestamps (ints or an integer array, milliseconds; or datetimes) as int64, checked.
 
     A naive datetime is local time, one of numpy is UTC as ever. Raises `InvalidRecord` for a wrong
-    type, a wrong number of them, or a negative one.
+    type, a wrong number of them, or one before the year 1. -1 is a record's that has none.
     """
     try:
         array = np.asarray(timestamps)
@@ -150,15 +150,20 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     if len(array) != count:
         raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one a value")
     wide = array.astype(np.int64, copy=False)
-    if count and int(wide.min()) < 0:
+    if count and int(wide.min()) < EARLIEST_MS:
         index = int(wide.argmin())
-        raise InvalidRecord("timestamps", index, str(int(wide[index])), "milliseconds since 1970, not negative")
+        wanted = f"milliseconds since 1970, from {EARLIEST_MS} (the year 1) on"
+        raise InvalidRecord("timestamps", index, str(int(wide[index])), wanted)
     return wide
 
 
 def _milliseconds(timestamp: int | datetime) -> int:
     """Since 1970; the part of a millisecond that a datetime has is left out."""
-    return milliseconds_of(timestamp) if isinstance(timestamp, datetime) else timestamp
+    if not isinstance(timestamp, datetime):
+        return timestamp
+    if (milliseconds := milliseconds_of(timestamp)) == NO_TIMESTAMP:
+        raise ValueError(f"{timestamp}, the one millisecond that stands for no timestamp")
+    return milliseconds
 
 
 # ---------------------------------------------------------------- encoding

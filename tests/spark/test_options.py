@@ -231,7 +231,7 @@ def test_negative_offsets(name: str) -> None:
 
 
 def test_negative_timestamps() -> None:
-    """No record is from before 1970, and -1 is no latest there: it is refused, not taken for the beginning."""
+    """-1 is no latest there: it is refused, not taken for the beginning."""
     with pytest.raises(InvalidConfig, match="milliseconds since 1970"):
         read(startingOffsetsByTimestamp='{"t": {"0": -1}}')
 
@@ -773,7 +773,7 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
     log = store.create_topic("t").partition(0)
     headers = [[("a", b"1"), ("b", None)], None]
     log.append([b"v", b""], keys=[None, b"k"], timestamps=[0, 1_700_000_000_123], headers=headers)
-    log.append([b"w"])
+    log.append([b"w"], timestamps=[-14_182_940_000])
     log.append([None], keys=[b""])
     (rows,) = ArrowRows(FULL).of(batches(store))
     assert rows.schema == arrow_schema(FULL)
@@ -956,7 +956,7 @@ def test_columns_that_are_null_throughout() -> None:
 
 
 def test_timestamps_of_other_types() -> None:
-    """Numbers are milliseconds; one that is null is now; one before 1970 is refused."""
+    """Numbers are milliseconds; one that is null is now; one before the year 1 is refused."""
     before = datetime.datetime.now().timestamp() * 1000
     ((_, columns, _),) = taken({"value": [b"1", b"2"], "timestamp": pa.array([5, None], pa.int64())}, "t")
     assert columns.timestamps[0] == 5
@@ -964,8 +964,11 @@ def test_timestamps_of_other_types() -> None:
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         ((_, columns, _),) = taken({"value": [b"1"], "timestamp": pa.array([7 * factor], pa.timestamp(unit))}, "t")
         assert columns.timestamps.tolist() == [7000]
-    with pytest.raises(InvalidRecord, match=r"timestamp\[1\] is -1 ms; expected a time from 1970 on"):
-        taken({"value": [b"1", b"2"], "timestamp": pa.array([0, -1], pa.timestamp("us"))}, "t")
+    moon = {"value": [b"1", b"2"], "timestamp": pa.array([-14_182_940_000_001, -1], pa.timestamp("us"))}
+    ((_, columns, _),) = taken(moon, "t")
+    assert columns.timestamps.tolist() == [-14_182_940_001, -1], "rounded down; the last millisecond of 1969 is none"
+    with pytest.raises(InvalidRecord, match=r"timestamp\[1\] is -62135596800001 ms; expected .* the year 1 on"):
+        taken({"value": [b"1", b"2"], "timestamp": pa.array([0, -62_135_596_800_001], pa.timestamp("ms"))}, "t")
 
 
 def test_rows_of_several_topics() -> None:

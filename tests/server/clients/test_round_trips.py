@@ -8,6 +8,8 @@ import time
 
 import pytest
 from server.clients.driver import Driver, Got, Sent, sorted_records, until
+from wire import Sent as Record
+from wire import foreign
 
 from segmentlog.store import LogStore
 
@@ -201,6 +203,18 @@ def test_the_log_says_when(client: Driver, store: LogStore) -> None:
     (found,) = by_library(store, "t")
     assert before_ms <= found.timestamp <= round(time.time() * 1000)
     assert client.read("t", 1) == [found]
+
+
+def test_before_1970(client: Driver, store: LogStore) -> None:
+    """What the library writes under such a timestamp, a client reads under it; in both layouts, and without one."""
+    stamps = [-14_182_940_000, -2, -1, 0, -62_135_596_800_000]
+    log = store.create_topic("t", retention_ms=-1).partition(0)
+    log.append([b"%d" % stamp for stamp in stamps], timestamps=stamps)
+    log.append_wire(foreign([Record(None, b"%d" % stamp, stamp) for stamp in stamps]))
+    found = client.read("t", 2 * len(stamps))
+    assert [one.value for one in found] == [b"%d" % stamp for stamp in stamps * 2]
+    assert [one.timestamp for one in found] == stamps * 2
+    assert by_library(store, "t") == found
 
 
 def test_too_large(client: Driver, store: LogStore) -> None:

@@ -189,7 +189,7 @@ async def seek(call: Call) -> Reply:
 
 def _milliseconds(text: str) -> int:
     try:
-        return max(milliseconds_of(datetime.fromisoformat(text)), 0)
+        return milliseconds_of(datetime.fromisoformat(text))
     except ValueError:
         raise HttpProblem(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"{text!r} is no time as ISO 8601 has it",
