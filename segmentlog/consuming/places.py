@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from segmentlog.quantities import milliseconds_of, parse_duration_ms
+from segmentlog.quantities import EARLIEST_MS, milliseconds_of, parse_duration_ms
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -29,14 +29,15 @@ def parse_place(text: str, now_ms: int) -> Place:
     if text.isascii() and text.isdecimal() and len(text) < 20:
         return Place("offset", int(text))
     sign, rest = text[:1], text[1:]
-    plain = rest.isascii() and rest.isdecimal() and len(rest) < 20
+    digits = rest.removeprefix("-") if sign == "@" else rest
+    plain = digits.isascii() and digits.isdecimal() and len(digits) < 20
     if sign == "-" and plain:
         return Place("last", int(rest))
-    if sign == "@" and (plain or (rest[:1] == "-" and rest[1:].isascii() and rest[1:].isdecimal() and len(rest) < 20)):
-        return Place("time", int(rest))
+    if sign == "@" and plain:
+        return Place("time", max(int(rest), EARLIEST_MS))
     try:
         if sign == "-":
-            return Place("time", now_ms - parse_duration_ms(rest))
+            return Place("time", max(now_ms - parse_duration_ms(rest), EARLIEST_MS))
         from datetime import datetime
 
         return Place("time", milliseconds_of(datetime.fromisoformat(text)))
