@@ -275,7 +275,9 @@ def open(
                 folder in ``cache_dir`` that goes when the store is closed; with ``only_topics``, names and patterns,
                 no other topic is there
 
-    A store on a read-only file system is opened read_only, with a warning, and so is a replica.
+    A replica is opened read_only. A store on a read-only file system, or in a folder that this user may not write, is
+    opened read_only with a warning; so is a single partition whose files this user may not write. Writing then raises
+    `ReadOnlyStore`, which names the path and its permissions. ``read_only=True`` gives no warning.
 
     Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
     for one that cannot be read.

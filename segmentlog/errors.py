@@ -55,6 +55,18 @@ class InvalidRecord(SegmentlogError, TypeError):
     def __str__(self) -> str:
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
 
+    @property
+    def has_no_key(self) -> bool:
+        """Whether the record lacks a key that the topic needs."""
+        return (self.column, self.found) == ("keys", "None")
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with the record, for a message that names the record itself and not its place in a list."""
+        if self.has_no_key:
+            return f"it has no key; expected {self.expected}"
+        return f"its {self.column.removesuffix('s')} is {self.found}; expected {self.expected}"
+
 
 class SerializationError(SegmentlogError, ValueError):
     """A key or a value that the producer's serializer cannot make bytes of; nothing of the call was sent.
@@ -348,14 +360,15 @@ class PartitionBusy(SegmentlogError):
 
 
 class ReadOnlyStore(SegmentlogError):
-    """Something that writes was asked of a store opened with ``read_only=True``."""
+    """A call wants to write to a store that is open read-only. ``why`` says why it is, where nobody asked for that."""
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(path, what)
-        self.path, self.what = path, what
+    def __init__(self, path: str, what: str, why: str = "") -> None:
+        super().__init__(path, what, why)
+        self.path, self.what, self.why = path, what, why
 
     def __str__(self) -> str:
-        return f"{self.path}: cannot {self.what}: the store is open read-only"
+        because = f", as {self.why}" if self.why else ""
+        return f"{self.path}: cannot {self.what}: the store is open read-only{because}"
 
 
 class StoreClosed(SegmentlogError):

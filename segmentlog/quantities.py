@@ -1,9 +1,14 @@
 """Sizes and durations as people write them: ``64MiB``, ``7d``, and back."""
 
+from __future__ import annotations
+
 import operator
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from datetime import date
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -14,6 +19,10 @@ UNLIMITED = -1
 AS_RETENTION = -2
 """Kafka's way to write "as the retention of all of it" for what is kept here of a topic with tiered storage."""
 INT64_MAX = 2**63 - 1
+NO_TIMESTAMP = -1
+"""Kafka's way to write that a record has none; so no record has the last millisecond of 1969."""
+EARLIEST_MS = -62_135_596_800_000
+"""The earliest timestamp of a record: the year 1, before which Python, ISO 8601 and Spark have no time."""
 UNLIMITED_MS = INT64_MAX
 """Kafka's way to write it for the other durations: longer than any record is old."""
 
@@ -57,6 +66,27 @@ def parse_duration_ms(value: object) -> int:
                 raise ValueError(f"{value!r} is not a time of whole milliseconds")
             return whole
     return _parse_quantity(value, _DURATION_UNITS_MS, "a time such as 7d, 1h30m or 500ms")
+
+
+def milliseconds_of(moment: date) -> int:
+    """Milliseconds from 1970 to a datetime or to the first moment of a date, rounded down; negative before 1970.
+
+    Without a zone it is local time. At both ends of the calendar, where local time cannot be computed, it is taken as
+    UTC, so that `datetime.min` is before and `datetime.max` after everything. Raises ValueError for pandas' NaT.
+    """
+    from datetime import UTC, datetime, time, timedelta
+
+    if not isinstance(moment, datetime):
+        moment = datetime.combine(moment, time.min)
+    if moment != moment:
+        raise ValueError(f"{moment!r} is not a time")
+    if moment.tzinfo is None:
+        try:
+            moment = moment.astimezone()
+        except (ValueError, OverflowError, OSError):
+            moment = moment.replace(tzinfo=UTC)
+    # In integers: a float's seconds do not hold every millisecond.
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def parse_count(value: object) -> int:
@@ -131,8 +161,8 @@ def format_duration_ms(duration_ms: int) -> str:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """A timestamp in local time, to the millisecond; `-` for none."""
-    if timestamp_ms < 0:
+    """A timestamp in local time, to the millisecond; `-` for none (-1)."""
+    if timestamp_ms == NO_TIMESTAMP:
         return "-"
     from datetime import datetime  # slow to load, and few need it
 

@@ -384,8 +384,8 @@ def test_a_record_that_no_log_takes_is_dropped_alone(
         assert handler.flushed(10)
         assert handler.flushed(10)
         rows = _rows(store)
-        assert handler.dropped == 4
-    assert [row["message"] for row in rows if "dropped" not in row] == ["a", "b", "c", "d", "e"]
+        assert handler.dropped == 3
+    assert [row["message"] for row in rows if "dropped" not in row] == ["a", "b", "c", "d", "time", "e"]
     assert "expected" in capsys.readouterr().err
 
 

@@ -64,7 +64,23 @@ def test_topics_are_created_listed_altered_renamed_and_deleted(store: LogStore) 
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "a/b", "../a", "/etc", "a\0b", "a b", "ä", "a@b", "x" * 250, "__mine", "store.json", None, 7],
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "../a",
+        "/etc",
+        "a\0b",
+        "a b",
+        "ä",
+        "a@b",
+        "x" * 250,
+        "__consumer_offsets",
+        "store.json",
+        None,
+        7,
+    ],
 )
 def test_names_that_would_leave_the_folder_are_refused(tmp_path: Path, store: LogStore, name: str) -> None:
     """Kafka's rule for names: nothing outside the store's folder can be named, created or deleted."""

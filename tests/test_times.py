@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+import math
+import sys
+import time
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from logs import FakeClock
 
 import segmentlog
+from segmentlog.cli import cli
+from segmentlog.cli.common import run
 from segmentlog.config import FsyncPolicy, TopicConfig
-from segmentlog.errors import InvalidConfig, InvalidRecord
-from segmentlog.quantities import parse_duration_ms
+from segmentlog.consuming.places import parse_place, resolve
+from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError
+from segmentlog.objects.cutting import target_of
+from segmentlog.quantities import milliseconds_of, parse_duration_ms
+from segmentlog.store import LogStore
 
 AT = datetime(2026, 7, 31, 12, 0, 0, 123_456, UTC)
 AT_MS = 1_785_499_200_123
@@ -33,9 +43,12 @@ def test_datetimes_are_timestamps(tmp_path: Path) -> None:
     assert found == [AT_MS] * 5 + [AT_MS + 1, 253_402_300_799_999]
 
 
-@pytest.mark.parametrize("wrong", [datetime(1969, 12, 31, tzinfo=UTC), "2026", 1.5, 2**63, timedelta(1), [AT]])
+@pytest.mark.parametrize(
+    "wrong",
+    ["2026", 1.5, timedelta(1), [AT], -62_135_596_800_001, -(2**62), datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)],
+)
 def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
-    """Before 1970, and what is not a time at all."""
+    """Before the year 1, the millisecond that stands for none, and what is not a time at all."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         with pytest.raises(InvalidRecord, match="timestamps"):
@@ -57,3 +70,208 @@ def test_other_durations_are_refused(wrong: object) -> None:
     for key in ("retention_ms", "fsync"):
         with pytest.raises(InvalidConfig):
             TopicConfig.from_mapping({key: wrong})
+
+
+_FAR_EAST, _FAR_WEST = timezone(timedelta(hours=23, minutes=59)), timezone(-timedelta(hours=23, minutes=59))
+FIRST_TIMES = [
+    datetime.min, datetime.min.replace(tzinfo=UTC), datetime.min.replace(tzinfo=_FAR_EAST), date.min, timedelta.max,
+    datetime(1969, 12, 31, 23, 59, tzinfo=UTC), datetime(1900, 1, 1), timedelta(days=36_500),
+]  # fmt: skip
+LAST_TIMES = [
+    datetime.max, datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=_FAR_WEST), date.max, timedelta.min,
+    datetime(2500, 1, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", FIRST_TIMES + LAST_TIMES, ids=str)
+def test_every_time_of_the_calendar_is_a_place(tmp_path: Path, moment: Any) -> None:
+    """A consumer starts at, and seeks to, the first record from then on: the oldest, or the end of the log."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t", retention_ms=-1).partition(0)
+        log.append([b"0", b"1"], timestamps=[0, AT_MS])
+        expected = 0 if moment in FIRST_TIMES else 2
+        with store.consumer("t", start=moment) as consumer:
+            assert consumer.position("t", 0) == expected
+            assert consumer.seek("t", 0, moment) == expected
+        if not isinstance(moment, timedelta):
+            place = parse_place(moment.isoformat(), AT_MS)
+            assert resolve(place, log) == expected
+        if isinstance(moment, datetime):
+            target = target_of(moment, None)
+            assert target is not None
+            assert target.at_ms == milliseconds_of(moment)
+
+
+def test_a_start_within_a_millisecond_finds_the_record_of_that_moment(tmp_path: Path) -> None:
+    """A record's timestamp is rounded down, and so is the time that is searched for."""
+    moment = AT.replace(microsecond=123_999)
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", retention_ms=-1).partition(0).append([b"0"], timestamps=[moment])
+        with store.consumer("t", start=moment) as consumer:
+            assert [record.value for record in consumer] == [b"0"]
+
+
+class _NaT(datetime):
+    """As pandas' NaT: a datetime that equals nothing, and has no zone."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    __hash__ = datetime.__hash__
+
+
+@pytest.mark.parametrize(
+    "wrong", [math.nan, math.inf, 1.5, _NaT(2026, 1, 1), np.datetime64("NaT"), None, True], ids=str
+)
+def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
+    """By every call that takes one, with an exception of the library that names the argument."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t").partition(0)
+        log.append([b"0"])
+        with pytest.raises(InvalidConfig, match="start"):
+            store.consumer("t", start=wrong)
+        with store.consumer("t") as consumer, pytest.raises(InvalidConfig, match="to = "):
+            consumer.seek("t", 0, wrong)
+        with pytest.raises(InvalidConfig, match="timestamp_ms"):
+            log.offset_for_timestamp(wrong)
+        if wrong is not None:
+            with pytest.raises(InvalidConfig, match="at = "):
+                target_of(wrong, None)
+            with pytest.raises(InvalidConfig, match="now_ms"):
+                log.retain(now_ms=wrong)
+            with store.producer() as producer, pytest.raises(SegmentlogError, match="timestamps"):
+                producer.send("t", b"v", timestamp=wrong)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0001-01-01",
+        "0001-01-01T00:00:00+23:59",
+        "1969-12-31T00:00Z",
+        "-99999999999d",
+        "@-60001",
+        "@-9999999999999999999",
+    ],
+)
+def test_places_before_1970(text: str) -> None:
+    """``--from 0001-01-01`` is a time, and not a place that nobody understands."""
+    kind, number = parse_place(text, AT_MS)
+    assert kind == "time"
+    assert -(2**63) <= number <= -60_000
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59.999999", "9999-12-31T23:59:59-23:59"])
+def test_places_in_the_far_future(text: str) -> None:
+    """Likewise at the other end of the calendar."""
+    kind, number = parse_place(text, AT_MS)
+    assert kind == "time"
+    assert number >= milliseconds_of(datetime(9999, 12, 30, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-13-01", "nan", "inf", "1e400", "@nan", "@--5", "-nan", "10000-01-01", "@1.5", "-infd"]
+)
+def test_texts_that_are_no_place(text: str) -> None:
+    """They are refused with the places that there are."""
+    with pytest.raises(ValueError, match="is not a place: earliest"):
+        parse_place(text, AT_MS)
+
+
+# ---------------------------------------------------------------- before 1970
+
+MOON_MS = -14_182_940_000
+"""When men landed on the moon."""
+
+
+def test_records_of_before_1970(tmp_path: Path) -> None:
+    """They keep their timestamps in order and through an index; -1 is a record's that has none, and is before all."""
+    stamps = [-62_135_596_800_000, MOON_MS, -2, -1, 0, 1, MOON_MS + 1]
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t", retention_ms=-1, segment_records=2, index_interval_bytes=1).partition(0)
+        for stamp in stamps:
+            log.append([b"%d" % stamp], timestamps=[stamp])
+        log.append([b"many"] * len(stamps), timestamps=stamps)
+        with store.producer() as producer:
+            moment = datetime(1969, 7, 20, 20, 17, 40, tzinfo=UTC)
+            assert producer.send("t", b"moon", timestamp=moment).result().timestamp == MOON_MS
+    with segmentlog.open(tmp_path / "store", background=False) as store:  # with the indexes as they are on disk
+        log = store.topic("t").partition(0)
+        found = [stamp for batch in log.read(0) for stamp in batch.timestamps.tolist()]
+        assert found == [*stamps, *stamps, MOON_MS]
+        for wanted in (*stamps, MOON_MS - 1, -1000):
+            first = next(at for at, stamp in enumerate(found) if stamp >= wanted)
+            assert log.offset_for_timestamp(wanted) == first
+        with store.consumer("t", start=moment) as consumer:
+            assert consumer.position("t", 0) == 1
+        assert resolve(parse_place(moment.isoformat(), AT_MS), log) == 1
+    assert not list((tmp_path / "store").rglob("quarantine"))
+
+
+def test_the_widest_batch_there_can_be(tmp_path: Path) -> None:
+    """From the earliest to the largest timestamp: more than 64 bits apart."""
+    stamps = [-62_135_596_800_000, 2**63 - 1, -5, 2**62]
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t", retention_ms=-1).partition(0)
+        log.append([b"v"] * 4, timestamps=stamps)
+        assert [stamp for batch in log.read(0) for stamp in batch.timestamps.tolist()] == stamps
+
+
+def test_retention_counts_from_the_write_of_segments_of_before_1970(tmp_path: Path) -> None:
+    """As Kafka, which takes a negative timestamp for none here: old records are not deleted as soon as they come."""
+    clock = FakeClock()
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        log = store.create_topic("t", retention_ms=60_000, segment_records=1).partition(0)
+        log.append([b"0"], timestamps=[MOON_MS])
+        log.append([b"1"], timestamps=[MOON_MS])
+        log.append([b"2"])
+        log.retain()
+        assert log.log_start_offset == 0
+        clock.advance(120_000)
+        log.retain(now_ms=int(time.time() * 1000) + 120_000)
+        assert log.log_start_offset >= 2
+
+
+def test_compaction_of_records_of_before_1970(tmp_path: Path) -> None:
+    """The last record of each key stays, with its timestamp; `record.ttl.ms` counts from it, but not from none."""
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t", cleanup_policy="compact", segment_records=4).partition(0)
+        log.append([b"a1", b"b1", b"n1", b"a2"], [b"a", b"b", b"n", b"a"], [MOON_MS, MOON_MS - 1, -1, MOON_MS + 2])
+        log.append([b"c1"] * 4, [b"c"] * 4, [5, -62_135_596_800_000, -3, MOON_MS])
+        log.append([b"end"], [b"end"])
+        log.compact()
+        kept = [(one.value, one.timestamp) for one in store.consumer("t")][:-1]
+        assert kept == [(b"b1", MOON_MS - 1), (b"n1", -1), (b"a2", MOON_MS + 2), (b"c1", MOON_MS)]
+        store.alter_topic("t", record_ttl_ms=1000)
+        log.append([b"z"] * 4, [b"z"] * 4)
+        log.append([b"end"], [b"end"])
+        log.compact()
+        values = [one.value for one in store.consumer("t")]
+        assert b"n1" in values
+        assert not {b"a2", b"b1", b"c1"} & set(values)
+
+
+def test_records_of_before_1970_there_and_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Exported and imported in every format, and printed by consume, they are what they were."""
+
+    def call(*arguments: str) -> str:
+        status = run(cli, ["--dir", str(tmp_path / "store"), *arguments])
+        sys.stdout.flush()
+        out, err = capfd.readouterr()
+        assert status == 0, err
+        return out
+
+    stamps = [MOON_MS, -2, 0, -62_135_596_800_000]
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        store.create_topic("t", retention_ms=-1).partition(0).append([b"%d" % stamp for stamp in stamps], None, stamps)
+    for form in ("ndjson", "csv", "parquet"):
+        path = str(tmp_path / f"out.{form}")
+        call("export", "t", path)
+        call("create", f"copy-{form}", "--retention-ms", "-1")
+        call("import", path, f"copy-{form}")
+        assert call("consume", f"copy-{form}", "--format", "%T %s\n").splitlines() == [f"{s} {s}" for s in stamps], form
+    assert call("consume", "t", "--from", "1969-07-20T20:17:40+00:00", "-n", "1", "--values") == f"{MOON_MS}\n"
+    call("verify")

@@ -266,7 +266,7 @@ def _target(
             raise click.UsageError("--to-datetime: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
         targets.append(_Target(to_datetime))
     if by_duration is not None:
-        targets.append(_Target(Place("time", max(time.time_ns() // 1_000_000 - by_duration, 0))))
+        targets.append(_Target(Place("time", time.time_ns() // 1_000_000 - by_duration)))
     if shift_by is not None:
         targets.append(_Target(None, shift_by))
     if len(targets) != 1:

@@ -16,6 +16,7 @@ from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, 
 from segmentlog.cli.source import Source, TooLong
 from segmentlog.errors import SegmentlogError
 from segmentlog.exchange.sending import BadRecord, Lists, NamedSender, Parse, Sender
+from segmentlog.quantities import EARLIEST_MS
 
 if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
@@ -104,12 +105,12 @@ def produce(
                 if not source.unread:
                     sender.finish()
             except (SegmentlogError, ValueError, click.ClickException, OSError) as error:  # OSError: of the input, too
-                say(sender.summary())
+                say(sender.summary() if sender.has_appended else "no record was appended")
                 if go_on := sender.how_to_go_on(error):
                     say(go_on)
                 if isinstance(error, SegmentlogError | click.ClickException | OSError):
                     raise
-                raise _failure(error, sender) from None
+                raise _failure(error, sender, shape, key_separator) from None
         say(sender.summary() + stopped_by(stopped))
     return status_of(stopped) if source.unread else 0
 
@@ -137,12 +138,15 @@ def _open_input(file: str) -> tuple[int, int]:
     return fd, os.fstat(fd).st_size
 
 
-def _failure(error: Exception, sender: Sender) -> click.ClickException:
-    """What to tell of a record that cannot be sent."""
+def _failure(error: Exception, sender: Sender, shape: str, key_separator: str | None) -> click.ClickException:
+    """Name the record that cannot be sent, why, and what to do."""
     if isinstance(error, TooLong):
         return click.ClickException(sender.told(error, error.empty_lines))
-    where = f"record {sender.first + error.index + 1}: " if isinstance(error, BadRecord) else ""
-    return click.ClickException(f"{where}{error}")
+    if not isinstance(error, BadRecord):
+        return click.ClickException(str(error))
+    wants_separator = error.has_no_key and shape != "json" and key_separator is None
+    remedy = "; -k SEPARATOR takes keys from lines" if wants_separator else ""
+    return click.ClickException(f"record {sender.first + error.index + 1}: {error}{remedy}")
 
 
 @contextlib.contextmanager
@@ -240,8 +244,8 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
             raise ValueError(f"partition {partition!r} is not a partition's number")
-        if timestamp is not None and (type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63):
-            raise ValueError(f"timestamp {timestamp!r} is not a number of milliseconds since 1970, or -1 for none")
+        if timestamp is not None and (type(timestamp) is not int or not EARLIEST_MS <= timestamp < 1 << 63):
+            raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from segmentlog.cli.options import DURATION_S, PLACE, SIZE, Place, json_option
 from segmentlog.cli.tables import show_json
 
 if TYPE_CHECKING:
+    from segmentlog.format.manifest import Manifest
     from segmentlog.objects.restoring import Restored
     from segmentlog.objects.shipper import ShippedNow
     from segmentlog.store import LogStore
@@ -158,9 +160,12 @@ def restore(
 @click.command()
 @click.argument("url")
 @click.argument("folder", type=click.Path(file_okay=False))
-@click.option("--force", is_flag=True, help="Although its owner has ended shipping, and may have gone on since.")
+@click.option("--force", is_flag=True,
+              help="Take over although the owner has ended shipping with 'ship --stop'. Offsets that it has assigned"
+                   " since are then assigned a second time, to other records. Asks first.")  # fmt: skip
+@click.option("-y", "--yes", is_flag=True, help="With --force: do not ask.")
 @json_option
-def takeover(url: str, folder: str, force: bool, as_json: bool) -> None:
+def takeover(url: str, folder: str, force: bool, yes: bool, as_json: bool) -> None:
     """Become the owner of the store that is shipped to URL, and restore it in FOLDER.
 
     Whoever owned it until now is fenced: it appends nothing any more. Offsets go on behind all that it may have handed
@@ -169,15 +174,38 @@ def takeover(url: str, folder: str, force: bool, as_json: bool) -> None:
     with loading():
         import segmentlog
         from segmentlog.objects.location import open_bucket
+        from segmentlog.objects.ownership import require_manifest
         from segmentlog.objects.takeover import take_over
 
+    bucket = open_bucket(url)
+    force = force and _wants_offsets_twice(require_manifest(bucket)[0], url, folder, yes)
     with Progress("bytes", None) as progress:
-        done = take_over(open_bucket(url), absolute(folder), force=force, progress=shown(progress))
+        done = take_over(bucket, absolute(folder), force=force, progress=shown(progress))
     with segmentlog.open(folder, create=False, background=False) as store:
         for topic in store.topics(internal=True):
             store.topic(topic).partitions()  # each goes on in its new epoch
         store.ship(url)
     _tell_restored(done, folder, as_json)
+
+
+def _wants_offsets_twice(manifest: Manifest, url: str, folder: str, yes: bool) -> bool:
+    """Ask whether to take over from an owner that has ended shipping; False where it has not, so nothing is forced."""
+    if not manifest.ended:
+        return False
+    say(
+        f"warning: {manifest.owner} has ended shipping this store with 'ship --stop' and may have appended records"
+        " since. A takeover assigns the offsets of those records a second time, to other records: the old store and"
+        f" {folder} then hold different records under the same offsets, and a committed offset fits only one of the two"
+        " stores. Nothing can merge them later. If the old store is in use, make an independent copy:"
+        f" segmentlog restore {url} {folder}"
+    )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "takeover --force may assign offsets twice; add --yes where no terminal can be asked"
+            )
+        click.confirm("Take over and assign these offsets again?", abort=True, err=True)
+    return True
 
 
 def absolute(folder: str) -> str:

@@ -128,8 +128,8 @@ def import_(
         if kind is not None and kind.form == "csv" and nulls:
             say(f"{nulls:,} of their values are null: fields that are empty and not in quotes")
         if failure is not None:
-            if sender.records:
-                say(sender.how_to_go_on(failure))
+            if go_on := sender.how_to_go_on(failure):
+                say(go_on)
             raise failure
         return status_of(stopped)
 

@@ -158,7 +158,7 @@ class Consumer(Generic[K, V]):
         """Say how far the group has read: by default up to and with the record that was handed out last.
 
         positions   offsets to go on at, by `TopicPartition` or (topic, partition)
-        metadata    a text of at most 4096 bytes to keep with them
+        metadata    a text of at most 4,096 characters to keep with them
         sync        return when they are on disk; without, once they are written: a power cut may take the last second's
 
         All of them are committed, or none. Raises `ConsumerFenced` when a partition is not this

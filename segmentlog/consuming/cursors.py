@@ -7,8 +7,7 @@ import fnmatch
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, datetime, timedelta
-from datetime import time as time_of_day
+from datetime import date, timedelta
 from typing import Any
 
 from segmentlog.arguments import as_topic_partition
@@ -20,6 +19,7 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.groups.folder import is_pattern
 from segmentlog.groups.positions import CommittedOffset
 from segmentlog.log.partition import Partition
+from segmentlog.quantities import milliseconds_of
 from segmentlog.records import TopicPartition
 from segmentlog.topics.topics import Topics
 
@@ -350,6 +350,4 @@ class Cursors:
 def _timestamp_of(start: date | timedelta, log: Partition) -> int:
     if isinstance(start, timedelta):
         return log.handle.clock.now_ms() - start // timedelta(milliseconds=1)
-    if not isinstance(start, datetime):
-        start = datetime.combine(start, time_of_day.min)
-    return round(start.timestamp() * 1000)
+    return milliseconds_of(start)

@@ -118,8 +118,8 @@ def check_start(start: object, name: str = "start") -> None:
     """Raise `InvalidConfig` for what is no `Start`."""
     if isinstance(start, str) and start in ("earliest", "latest"):
         return
-    if isinstance(start, int | date | timedelta) and not isinstance(start, bool):
-        return
+    if isinstance(start, int | date | timedelta) and not isinstance(start, bool) and start == start:
+        return  # pandas' NaT is a datetime, and equals nothing
     wanted = "'earliest', 'latest', an offset, -N for the last N, a datetime or date, or a timedelta for so long ago"
     raise InvalidConfig(name, start, wanted)
 

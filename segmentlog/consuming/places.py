@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from segmentlog.quantities import EARLIEST_MS, milliseconds_of, parse_duration_ms
+
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
@@ -27,20 +29,19 @@ def parse_place(text: str, now_ms: int) -> Place:
     if text.isascii() and text.isdecimal() and len(text) < 20:
         return Place("offset", int(text))
     sign, rest = text[:1], text[1:]
-    plain = rest.isascii() and rest.isdecimal() and len(rest) < 20
+    digits = rest.removeprefix("-") if sign == "@" else rest
+    plain = digits.isascii() and digits.isdecimal() and len(digits) < 20
     if sign == "-" and plain:
         return Place("last", int(rest))
     if sign == "@" and plain:
-        return Place("time", int(rest))
+        return Place("time", max(int(rest), EARLIEST_MS))
     try:
         if sign == "-":
-            from segmentlog.quantities import parse_duration_ms
-
-            return Place("time", max(now_ms - parse_duration_ms(rest), 0))
+            return Place("time", max(now_ms - parse_duration_ms(rest), EARLIEST_MS))
         from datetime import datetime
 
-        return Place("time", max(round(datetime.fromisoformat(text).timestamp() * 1000), 0))
-    except (ValueError, OverflowError, OSError):
+        return Place("time", milliseconds_of(datetime.fromisoformat(text)))
+    except ValueError:
         raise ValueError(
             f"{text!r} is not a place: earliest, latest, an offset, -N (the last N), or a time such as"
             " 2026-07-31T12:00, -1h (an hour ago) or @1785456000000 (milliseconds since 1970)"

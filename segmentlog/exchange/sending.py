@@ -59,11 +59,12 @@ def _header_bytes(pairs: Sequence[tuple[str, bytes | None]] | None) -> int:
 
 
 class BadRecord(ValueError):
-    """A record that cannot be understood; ``index`` counts from 0 in its list."""
+    """A record that cannot be understood or sent; ``index`` counts from 0 in its list."""
 
-    def __init__(self, index: int, why: str) -> None:
+    def __init__(self, index: int, why: str, *, has_no_key: bool = False) -> None:
         super().__init__(why)
         self.index = index
+        self.has_no_key = has_no_key
 
 
 Parse = Callable[[list[bytes]], Iterator[Lists]]
@@ -144,7 +145,7 @@ class Sender:
                 f" {error.limit_bytes}: raise it with 'segmentlog alter', or {self._how_to_leave_out(self.number + 1)}"
             ) from None
         except InvalidRecord as error:
-            raise BadRecord(self.number - self.first + error.index, str(error)) from None
+            raise BadRecord(self.number - self.first + error.index, error.reason, has_no_key=error.has_no_key) from None
 
     def told(self, error: ValueError, empty_lines: int) -> str:
         """That the next record is too long, and what to do."""
@@ -196,6 +197,11 @@ class Sender:
     def finish(self) -> None:
         """The input is at its end."""
 
+    @property
+    def has_appended(self) -> bool:
+        """Whether a record of the input is in the topic."""
+        return bool(self.records)
+
     def summary(self) -> str:
         """What was done."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
@@ -203,14 +209,18 @@ class Sender:
         return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"
 
     def how_to_go_on(self, error: Exception) -> str:
-        """After a failure; empty when there is no going on."""
-        advice = f"the first {self.number} records are appended; go on with --skip {self.number}"
+        """How to append the rest after a failure; empty where the same command does that, or nothing does."""
+        if not self.records:
+            return ""
+        appended = "record is" if self.number == 1 else f"{self.number} records are"
+        advice = f"the first {appended} appended; go on with --skip {self.number}" if self.number else ""
         if not self._beyond:
             return advice
         count, *others = sum(self._beyond.values()), *map(str, self._beyond)
         return (
-            f"{advice}. {count} of the records after them are appended, too, in partition{'s' * (len(others) > 1)}"
-            f" {', '.join(others)}: --skip {self.number} appends these {count} a second time"
+            f"{advice}{'. ' * bool(advice)}{count} later record{'s are' if count > 1 else ' is'} appended, too, in"
+            f" partition{'s' * (len(others) > 1)} {', '.join(others)}: going on appends {'them' if count > 1 else 'it'}"
+            " a second time"
         )
 
 
@@ -247,6 +257,10 @@ class NamedSender(Sender):
 
     def finish(self) -> None:
         self._resumption.check_complete(self._partition)
+
+    @property
+    def has_appended(self) -> bool:
+        return bool(self.records or self._there)
 
     def summary(self) -> str:
         there = f"; {self._there:,} were there already" if self._there else ""

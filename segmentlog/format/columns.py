@@ -14,14 +14,15 @@ and writes it in one C call (23 and 14 ns a value here; slicing a blob in Python
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import InvalidRecord
+from segmentlog.quantities import EARLIEST_MS, NO_TIMESTAMP, milliseconds_of
 from segmentlog.records import Headers
 
 Values = Sequence[bytes | None]
@@ -32,7 +33,6 @@ _blobs_decoder = msgspec.msgpack.Decoder(list[bytes | None])
 _headers_decoder = msgspec.msgpack.Decoder(list[Headers])
 
 _INT32_MAX = 2**31 - 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN_TYPES = frozenset((bytes, bytearray, type(None)))
 
 
@@ -128,7 +128,7 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     """The caller's timestamps (ints or an integer array, milliseconds; or datetimes) as int64, checked.
 
     A naive datetime is local time, one of numpy is UTC as ever. -1 is a record without a timestamp, which Kafka's
-    clients may send. Raises `InvalidRecord` for a wrong type, a wrong number of them, or one below -1.
+    clients may send. Raises `InvalidRecord` for a wrong type, a wrong number of them, or one before the year 1.
     """
     try:
         array = np.asarray(timestamps)
@@ -150,18 +150,20 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     if len(array) != count:
         raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one a value")
     wide = array.astype(np.int64, copy=False)
-    if count and int(wide.min()) < -1:
+    if count and int(wide.min()) < EARLIEST_MS:
         index = int(wide.argmin())
-        raise InvalidRecord("timestamps", index, str(int(wide[index])), "milliseconds since 1970, or -1 for none")
+        wanted = f"milliseconds since 1970, from {EARLIEST_MS} (the year 1) on, or -1 for none"
+        raise InvalidRecord("timestamps", index, str(int(wide[index])), wanted)
     return wide
 
 
 def _milliseconds(timestamp: int | datetime) -> int:
     """Since 1970; the part of a millisecond that a datetime has is left out."""
-    if isinstance(timestamp, datetime):
-        # In integers: a float's seconds do not hold every millisecond.
-        return (timestamp.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
-    return timestamp
+    if not isinstance(timestamp, datetime):
+        return timestamp
+    if (milliseconds := milliseconds_of(timestamp)) == NO_TIMESTAMP:
+        raise ValueError(f"{timestamp}, the one millisecond that stands for no timestamp")
+    return milliseconds
 
 
 # ---------------------------------------------------------------- encoding

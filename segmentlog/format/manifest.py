@@ -16,12 +16,15 @@ the segment file ``segment`` at ``position``. Names in the JSON are those of the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 import xxhash
 
+from segmentlog.errors import InvalidTopicName
 from segmentlog.format.checkpoint import Compacted
+from segmentlog.format.names import MAX_PARTITIONS, check_topic_name, is_topic_id
 from segmentlog.records import EpochStart, LostRange
 
 MANIFEST_KEY: Final = "manifest.json"
@@ -283,17 +286,67 @@ def decode_manifest(data: bytes) -> Manifest:
     tails = {tail.number: tail.size_bytes for tail in manifest.tails}
     if both := [tail.number for tail in manifest.tails if (tail.object is None) != bool(tail.data)]:
         raise MalformedManifest(f"the manifest contradicts itself: tail {both[0]} lies in two places, or in none")
+    if wrong := _contradiction_of_lists(manifest):
+        raise MalformedManifest(f"the manifest contradicts itself: {wrong}")
     for topic in manifest.topics:
+        if wrong := _contradiction_of_topic(topic):
+            raise MalformedManifest(f"the manifest contradicts itself at topic {topic.name!r}: {wrong}")
         for partition in topic.partitions:
             if wrong := _what_is_wrong(partition, tails):
                 raise MalformedManifest(f"the manifest contradicts itself at {topic.name}/{partition.number}: {wrong}")
     return manifest
 
 
+def _contradiction_of_lists(manifest: Manifest) -> str:
+    """Name an entry that the manifest lists twice although it can exist once; empty when there is none."""
+    lists: list[tuple[str, list[Any]]] = [
+        ("topic name", [topic.name for topic in manifest.topics]),
+        ("topic id", [topic.id for topic in manifest.topics]),
+        ("tail number", [tail.number for tail in manifest.tails]),
+        ("file path", [file.path for file in manifest.files]),
+    ]
+    for what, listed in lists:
+        if (twice := _repeated(listed)) is not None:
+            return f"it lists the {what} {twice!r} twice"
+    return ""
+
+
+def _contradiction_of_topic(topic: ShippedTopic) -> str:
+    """Say why no store can hold the topic; empty when nothing is wrong. Its partitions are checked separately."""
+    try:
+        check_topic_name(topic.name, internal=True)
+    except InvalidTopicName as error:
+        return error.rule
+    if not is_topic_id(topic.id):
+        return f"its id {topic.id!r} is not a topic id (a UUID)"
+    if not 1 <= topic.partition_count <= MAX_PARTITIONS:
+        return f"it has {topic.partition_count} partitions, and a topic has 1 to {MAX_PARTITIONS}"
+    numbers = [partition.number for partition in topic.partitions]
+    if beyond := [number for number in numbers if not 0 <= number < topic.partition_count]:
+        return f"it has {topic.partition_count} partitions, and the manifest lists partition {beyond[0]}"
+    if (twice := _repeated(numbers)) is not None:
+        return f"the manifest lists partition {twice} twice"
+    if not 0 <= topic.largest_batch_bytes <= _NUMBER_MAX:
+        return f"its largest batch has {topic.largest_batch_bytes} bytes"
+    return ""
+
+
+def _repeated(listed: list[Any]) -> Any:
+    """Return the first element that occurs a second time; None when each occurs once."""
+    seen = set()
+    for element in listed:
+        if element in seen:
+            return element
+        seen.add(element)
+    return None
+
+
 def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
     """Why a partition's entry cannot be; empty when nothing is wrong."""
     if not partition.epochs:
         return "no epoch"
+    if wrong := [number for number in _history_numbers(partition) if not 0 <= number <= _NUMBER_MAX]:
+        return f"an offset, an epoch or a time of {wrong[0]}"
     if not 0 <= partition.log_start_offset <= partition.end_offset <= partition.ceiling <= _NUMBER_MAX:
         return "its offsets do not ascend"
     if not -1 <= partition.stable_offset <= partition.end_offset:
@@ -318,9 +371,25 @@ def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
         if not 0 <= chunk.start <= tails.get(chunk.tail, -1) - chunk.size_bytes:
             return f"the chunk at offset {chunk.base_offset} lies in no tail"
         offset, continued = chunk.end_offset, (chunk.segment, chunk.position + chunk.size_bytes)
+    bases = {one.base_offset for one in partition.segments} | {one.segment for one in partition.chunks}
+    snapshots = [snapshot.segment for snapshot in partition.snapshots]
+    if alone := [segment for segment in snapshots if segment not in bases | {partition.active_base}]:
+        return f"it lists a snapshot of segment {alone[0]}, and no such segment"
+    if (twice := _repeated(snapshots)) is not None:
+        return f"it lists the snapshot of segment {twice} twice"
     if not max(offset if not partition.chunks else continued[0], 0) <= partition.active_base <= partition.end_offset:
         return f"the active segment at {partition.active_base} begins before others end"
     return ""
+
+
+def _history_numbers(partition: ShippedPartition) -> Iterator[int]:
+    """Yield the numbers that a restore copies into the checkpoint, which refuses those that are out of range."""
+    yield partition.generation
+    for entry in partition.epochs:
+        yield from (entry.epoch, entry.start_offset)
+    for lost in partition.lost_ranges:
+        yield from (lost.base_offset, lost.end_offset, lost.epoch)
+    yield from (partition.compacted.cleaned_offset, partition.compacted.due_ms, partition.compacted.begun_offset)
 
 
 def _adds_up(stored: Stored) -> bool:

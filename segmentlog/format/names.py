@@ -106,7 +106,8 @@ TRANSACTIONS_TOPIC: Final = "__transaction_state"
 SCHEMAS_TOPIC: Final = "_schemas"
 """Where other registries keep theirs as well: a topic like any other, so that it can be copied in and out."""
 
-_QUOTABLE_MAX: Final = 255
+_QUOTABLE_MAX_BYTES: Final = 2**15 - 1
+"""As long as a string may be in Kafka's protocol, where groups and transactional ids come from."""
 _QUOTED_MAX: Final = 150
 
 
@@ -114,20 +115,22 @@ def folder_name_of(name: object, what: str) -> str:
     """The file name that stands for the name of a group, a producer, a job: what no file name should hold is ``%XX``.
 
     A long one is cut, and told from others by a hash. Raises `InvalidConfig`, which says ``what`` it is
-    the name of, for what is none: 1 to 255 characters that UTF-8 can write.
+    the name of, for what is none: 1 to 32,767 bytes as UTF-8 writes it.
     """
-    if not isinstance(name, str) or not 1 <= len(name) <= _QUOTABLE_MAX:
-        raise InvalidConfig(what, name, f"a name of 1 to {_QUOTABLE_MAX} characters")
     try:
-        quoted = "".join(chr(byte) if chr(byte) in _LEGAL else f"%{byte:02X}" for byte in name.encode())
+        encoded = name.encode() if isinstance(name, str) else b""
     except UnicodeEncodeError:
         raise InvalidConfig(what, name, "a name that UTF-8 can write") from None
+    if not 1 <= len(encoded) <= _QUOTABLE_MAX_BYTES:
+        raise InvalidConfig(what, name, f"a name of 1 to {_QUOTABLE_MAX_BYTES:,} bytes as UTF-8 writes it")
+    seen = encoded[: _QUOTED_MAX + 1]  # what follows is in the hash alone
+    quoted = "".join(chr(byte) if chr(byte) in _LEGAL else f"%{byte:02X}" for byte in seen)
     if quoted.startswith("."):
         quoted = "%2E" + quoted[1:]
     if len(quoted) > _QUOTED_MAX:  # "@" is always quoted: no other name looks like that
         from hashlib import blake2b  # seldom needed
 
-        quoted = f"{quoted[:_QUOTED_MAX]}@{blake2b(name.encode(), digest_size=16).hexdigest()}"
+        quoted = f"{quoted[:_QUOTED_MAX]}@{blake2b(encoded, digest_size=16).hexdigest()}"
     return quoted
 
 
@@ -135,7 +138,7 @@ def check_topic_name(name: object, *, internal: bool = False) -> str:
     """The name, if Kafka's rule allows it. Raises `InvalidTopicName`.
 
     1 to 249 of ``[a-zA-Z0-9._-]``, not ``.`` or ``..``. So no name leaves the store's folder.
-    Names that start with two underscores are kept for the store itself (``internal``).
+    The names of `INTERNAL_TOPICS` are the store's own: they are names only with ``internal``.
     """
     if not isinstance(name, str):
         raise InvalidTopicName(name, f"a name is a str, not {type(name).__name__}")
@@ -147,8 +150,8 @@ def check_topic_name(name: object, *, internal: bool = False) -> str:
         raise InvalidTopicName(name, f"letters, digits, '.', '_' and '-' only; found {''.join(illegal)!r}")
     if name == STORE_FILE:
         raise InvalidTopicName(name, "the store keeps a file of that name")
-    if name.startswith("__") and not internal:
-        raise InvalidTopicName(name, "names that start with '__' are internal to the store")
+    if name in INTERNAL_TOPICS and not internal:
+        raise InvalidTopicName(name, "the store keeps its own records in the topic of that name")
     return name
 
 

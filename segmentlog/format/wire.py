@@ -37,6 +37,7 @@ from segmentlog.format.batch import (
     WIRE_HEADER_SIZE,
     BatchHeader,
 )
+from segmentlog.quantities import EARLIEST_MS
 
 crc32c_of: Final = iscsi
 # CRC32C of 100 kB here: fastcrc 1.9 us, crc32c 3.8 us and under the LGPL; google-crc32c takes no view that is writable.
@@ -44,7 +45,6 @@ crc32c_of: Final = iscsi
 Buffer = bytes | bytearray | memoryview
 
 WIRE_MAGIC: Final = 2
-NO_TIMESTAMP: Final = -1
 LENGTH_BEHIND: Final = 12
 """Bytes in front of what `batch_length` counts."""
 
@@ -145,8 +145,8 @@ def check_wire_batch(data: Buffer, limit_bytes: int | None = None) -> WireHeader
         raise InvalidWireBatch("producer", f"producer {producer_id} with epoch {epoch} and sequence {sequence}")
     if producer_id < 0 and attributes & TRANSACTIONAL:
         raise InvalidWireBatch("producer", "a transaction of no producer")
-    # As Kafka: -1 says that a record has none.
-    if base_timestamp < NO_TIMESTAMP or max_timestamp < NO_TIMESTAMP:
+    # As Kafka: -1 says that a record has none, and what is below it is before 1970.
+    if base_timestamp < EARLIEST_MS or max_timestamp < EARLIEST_MS:
         raise InvalidWireBatch("timestamp", f"timestamps from {base_timestamp} to {max_timestamp}")
     return header
 

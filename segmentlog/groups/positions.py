@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-METADATA_MAX_BYTES: Final = 4096
+METADATA_MAX: Final = 4096
+"""Characters, counted as Kafka counts them for ``offset.metadata.max.bytes``: in UTF-16 units, despite that name."""
 _VERSION: Final = 2
 _VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {
@@ -77,8 +78,8 @@ def encode(
     member: str = "",
 ) -> Encoded:
     """Keys and values of the records that commit ``positions``. Raises `InvalidConfig` for what is no position."""
-    if not isinstance(metadata, str) or len(metadata.encode(errors="surrogatepass")) > METADATA_MAX_BYTES:
-        raise InvalidConfig("metadata", metadata, f"text of at most {METADATA_MAX_BYTES} bytes")
+    if not isinstance(metadata, str) or not is_metadata(metadata):
+        raise InvalidConfig("metadata", metadata, f"text of at most {METADATA_MAX:,} characters")
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     for tp, position in positions.items():
@@ -90,6 +91,11 @@ def encode(
             msgspec.msgpack.encode(CommittedOffset(offset, epoch, metadata, committed_ms, generation, member))
         )
     return keys, values
+
+
+def is_metadata(text: str) -> bool:
+    """Whether a text may be committed with an offset."""
+    return len(text) <= METADATA_MAX and len(text.encode("utf-16-le", "surrogatepass")) <= 2 * METADATA_MAX
 
 
 def encode_key(group: str, where: PartitionId) -> bytes:

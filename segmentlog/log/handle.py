@@ -54,6 +54,7 @@ class Handle:
         clock: Clock,
         *,
         read_only: bool = False,
+        read_only_why: str = "",
         recovery: RecoveryMode = "tail",
         load_batch_limit: Callable[[], int] | None = None,
         on_open: Callable[[Handle], None] | None = None,
@@ -68,6 +69,8 @@ class Handle:
         self.log_name = f"{topic}/{partition}"
         self.clock = clock
         self.read_only = read_only
+        self.read_only_why = read_only_why
+        """Why it is, where the caller did not ask for it; see `ReadOnlyStore`."""
         self.recovery = recovery
         self.config = load_config()
         self._load_config = load_config
@@ -299,7 +302,7 @@ class Handle:
 
     def check_writable(self) -> None:
         if self.read_only:
-            raise ReadOnlyStore(self.folder, "append or change anything")
+            raise ReadOnlyStore(self.folder, "append or change anything", self.read_only_why)
 
     @property
     def is_moved(self) -> bool:

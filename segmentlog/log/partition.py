@@ -74,6 +74,7 @@ class Partition:
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         read_only: bool = False,
+        read_only_why: str = "",
         background: bool = False,
         recovery: RecoveryMode = "tail",
         load_batch_limit: Callable[[], int] | None = None,
@@ -83,7 +84,7 @@ class Partition:
     ) -> None:
         self._handle = Handle(
             fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
-            read_only=read_only, recovery=recovery, load_batch_limit=load_batch_limit,
+            read_only=read_only, read_only_why=read_only_why, recovery=recovery, load_batch_limit=load_batch_limit,
             on_open=on_open, on_roll=on_roll, ship_signals=ship_signals,
         )  # fmt: skip
         self._closed = False

@@ -1,7 +1,8 @@
 """S3, Google Cloud Storage, Azure and what speaks like them, through obstore (Rust's ``object_store``).
 
-Credentials, regions, endpoints, encryption are its own affair: environment variables, instance roles. It sends what
-can be sent twice again by itself, ever more seldom and with jitter.
+Credentials, regions, endpoints, encryption are its own affair: environment variables, metadata services. It does not
+read AWS's profiles; `aws_profiles` does. It sends what can be sent twice again by itself, ever more seldom and with
+jitter.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog.errors import InvalidConfig, ObjectStoreError
+from segmentlog.objects.aws_profiles import ProfileCredentials, profile_options
 from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
 from segmentlog.objects.pace import Pace
-from segmentlog.objects.words import Words, may_help, without_secrets
+from segmentlog.objects.words import Words, may_help, sources_of_credentials, without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -61,6 +63,8 @@ class Cloud:
             given["retry_config"] = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
             given["client_options"] = {"timeout": f"{_REQUEST_S}s"} | _client_settings(url)
             given["client_options"] |= options.pop("client_options", {})
+        given |= profile_options(url, options)
+        self._keys: ProfileCredentials | None = given.get("credential_provider")
         try:
             self._store: ObjectStore = self._obstore.store.from_url(url, **(given | options))
         except Exception as error:  # of whatever kind: the builder has many
@@ -161,21 +165,31 @@ class Cloud:
             _check_fork(self.url, key)
             yield
         except FileNotFoundError as error:
-            said = self._words.of(error)
+            said = self._said(error)
             if writes or not self._words.is_of_object(error):
                 raise ObjectStoreError(self.url, key, said, False) from None
             raise ObjectMissing(self.url, key) from None
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             if not self._words.is_of_object(error):
-                raise ObjectStoreError(self.url, key, self._words.of(error), False) from None
+                raise ObjectStoreError(self.url, key, self._said(error), False) from None
             raise ObjectChanged(self.url, key) from None
         except errors.NotSupportedError as error:
-            why = f"this object store cannot do it, shipping takes conditional puts ({self._words.of(error)})"
+            why = f"this object store cannot do it, shipping takes conditional puts ({self._said(error)})"
             raise ObjectStoreError(self.url, key, why, False) from None
         except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-            raise ObjectStoreError(self.url, key, f"not allowed to: {self._words.of(error)}", False) from None
+            raise ObjectStoreError(self.url, key, f"not allowed to: {self._said(error)}", False) from None
         except (errors.BaseError, OSError, ValueError) as error:
-            raise ObjectStoreError(self.url, key, self._words.of(error), may_help(error)) from None
+            raise ObjectStoreError(self.url, key, self._said(error), may_help(error)) from None
+
+    def _said(self, error: BaseException) -> str:
+        """What an error says, without secrets; of credentials that are missing, where they were looked for."""
+        if self._keys is None:
+            sources = sources_of_credentials(self.url, error)
+            said = self._words.of(error)
+            return f"no credentials were found in {sources} ({said})" if sources else said
+        if self._keys.failure:
+            return self._words.scrubbed(self._keys.failure)
+        return self._words.of(error, self._keys.secrets)
 
 
 def _tag(found: Any) -> str:

@@ -18,7 +18,6 @@ from segmentlog.arguments import as_positions, as_time_ms
 from segmentlog.errors import CorruptBatch, InvalidConfig, ShippingRefused
 from segmentlog.format.batch import check_payload
 from segmentlog.format.batches import record_batch
-from segmentlog.format.columns import as_timestamps
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedSegment, ShippedTopic, Snapshot
 from segmentlog.format.names import INTERNAL_TOPICS
 from segmentlog.format.scan import walk
@@ -26,7 +25,7 @@ from segmentlog.log.recovery.cutting import split_batch
 from segmentlog.log.recovery.tail import part_below
 from segmentlog.objects.decisions import Where
 from segmentlog.policy.lost_ranges import with_lost_range
-from segmentlog.quantities import format_time
+from segmentlog.quantities import format_time, milliseconds_of
 from segmentlog.records import EpochStart, LostRange, TopicPartition
 
 Cuts = dict[Where, int]
@@ -62,7 +61,10 @@ def target_of(at: int | datetime | None, offsets: Mapping[Any, int] | None) -> T
     if offsets is not None:
         return Target(offsets=as_positions("offsets", offsets))
     if isinstance(at, datetime):
-        at = int(as_timestamps([at], 1)[0])
+        try:
+            at = milliseconds_of(at)
+        except ValueError:
+            raise InvalidConfig("at", at, "a datetime, or milliseconds since 1970") from None
     return None if at is None else Target(as_time_ms("at", at))
 
 

@@ -44,10 +44,10 @@ def take_over(
 ) -> Restored:
     """Be the owner of the store that lies there, from the folder ``path`` on.
 
-    ``force``: also where the owner has ended shipping, and may have gone on since; what it appended then nobody here
-    knows of, and its offsets are handed out again. The folder is empty, or a replica that nobody keeps up: what it has
-    is kept. Raises `ShippingRefused`, `StoreFenced` when somebody else was
-    quicker, `ObjectStoreError`, `DiskFull`.
+    ``force``: also where the owner has ended shipping. The owner may have appended records since; their offsets are
+    then assigned a second time, to other records, and both stores use them. The folder is empty, or a replica that
+    nobody keeps up: what it has is kept. Raises `ShippingRefused`, `StoreFenced` when somebody else was quicker,
+    `ObjectStoreError`, `DiskFull`.
     """
     fs, clock = fs or FileSystem(), clock or Clock()
     manifest, tag = require_manifest(bucket)
@@ -77,8 +77,8 @@ def _check_goes_on(bucket: Bucket, manifest: Manifest, force: bool) -> None:
     """Raise `ShippingRefused` where the owner has ended shipping, unless that is to be no reason."""
     if manifest.ended and not force:
         why = (
-            f"{manifest.owner} has ended shipping, and may have gone on since: its offsets would be handed out"
-            " twice; restore it instead, or say --force"
+            f"{manifest.owner} has ended shipping, and may have appended records since: a takeover would assign their"
+            " offsets a second time, to other records; restore it instead, or say --force"
         )
         raise ShippingRefused(bucket.url, why)
 

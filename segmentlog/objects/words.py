@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -47,8 +47,8 @@ class Words:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._given = tuple({*_in_url(url), *_in_options(options)})
 
-    def of(self, error: BaseException) -> str:
-        """What an error says, without what may be secret."""
+    def of(self, error: BaseException, secrets: Iterable[str] = ()) -> str:
+        """What an error says, without what may be secret, and without these ``secrets``."""
         said, _, picture = str(error).partition("Debug source:")
         text = " ".join(said.split())
         if code := _CODE.search(text):
@@ -57,12 +57,12 @@ class Words:
         else:
             text = text.partition("<")[0].rstrip()
             text += next((f" ({why})" for sign, why in _CAUSES if sign in picture), "")
-        return self.scrubbed(text)[:_WORDS_MAX]
+        return self.scrubbed(text, secrets)[:_WORDS_MAX]
 
-    def scrubbed(self, text: str) -> str:
+    def scrubbed(self, text: str, secrets: Iterable[str] = ()) -> str:
         """A text without secrets."""
         text = _KEY_IDS.sub("...", _IN_URLS.sub(_without, text))
-        for secret in {*self._given, *_in_environment()}:
+        for secret in {*self._given, *_in_environment(), *secrets}:
             for form in (secret, quote(secret, safe="")):
                 text = text.replace(form, "...")
         return text
@@ -77,6 +77,27 @@ class Words:
 def without_secrets(url: str) -> str:
     """The URL without what may be a password or a token in it."""
     return _IN_URLS.sub(_without, url)
+
+
+_METADATA: Final = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
+_SOURCES: Final = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*_URI,"
+    " the profile 'default' (with the extra 'segmentlog[aws]'), and the metadata service of the instance, which"
+    " failed last. Set AWS_PROFILE to use another profile",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, GOOGLE_SERVICE_ACCOUNT_KEY, the file of"
+    " 'gcloud auth application-default login', and the metadata service, which failed last",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID with AZURE_CLIENT_SECRET or"
+    " AZURE_FEDERATED_TOKEN_FILE, and the identity of the machine, which failed last. AZURE_USE_AZURE_CLI=true takes"
+    " those of 'az login'",
+}
+
+
+def sources_of_credentials(url: str, error: BaseException) -> str:
+    """Where credentials were looked for, when the last of these places failed; else empty."""
+    if not _METADATA.search(str(error)):
+        return ""
+    scheme = url.partition(":")[0].lower()
+    return _SOURCES["gs" if scheme == "gs" else "az" if scheme.startswith(("az", "ab", "adl")) else "s3"]
 
 
 def may_help(error: BaseException) -> bool:

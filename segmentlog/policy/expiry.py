@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from segmentlog.config import EXPIRES_HEADER
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.quantities import NO_TIMESTAMP
 from segmentlog.records import Headers
 
 NEVER: Final = 2**63 - 1
@@ -23,7 +24,7 @@ def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64
     ends: npt.NDArray[np.int64] | None = None
     if ttl_ms is not None:
         stamps = batch.timestamps
-        ends = np.where(stamps < 0, NEVER, np.minimum(stamps, NEVER - ttl_ms) + np.int64(ttl_ms))
+        ends = np.where(stamps == NO_TIMESTAMP, NEVER, np.minimum(stamps, NEVER - ttl_ms) + np.int64(ttl_ms))
     if batch.has_headers:
         own = [_own_expiry(headers) for headers in batch.headers]
         if min(own, default=NEVER) != NEVER:
@@ -33,7 +34,9 @@ def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64
 
 def is_expired(timestamp: int, headers: Headers, ttl_ms: int | None, now_ms: int) -> bool:
     """The same for one record, as of now."""
-    return (ttl_ms is not None and 0 <= timestamp <= now_ms - ttl_ms) or _own_expiry(headers) <= now_ms
+    return (ttl_ms is not None and timestamp != NO_TIMESTAMP and timestamp <= now_ms - ttl_ms) or _own_expiry(
+        headers
+    ) <= now_ms
 
 
 def _own_expiry(headers: Headers) -> int:

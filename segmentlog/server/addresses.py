@@ -6,13 +6,14 @@ Light: whoever supervises imports it, too.
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import socket
 from collections.abc import Sequence
 from typing import Final
 
-from segmentlog.errors import SegmentlogError
+from segmentlog.errors import ReadOnlyStore, SegmentlogError
 from segmentlog.format.names import SERVER_FILE
 from segmentlog.server.cluster import Node
 from segmentlog.storage.file_locks import is_current
@@ -22,6 +23,9 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
 
 DEFAULT_PORT: Final = 9092
+
+
+_UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class AlreadyServed(SegmentlogError):
@@ -43,7 +47,13 @@ class ServerLock:
         self._path = f"{path}/{SERVER_FILE}"
         self._is_released = False
         while True:
-            self._fd = hold_open(self._fs, self._path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._fd = hold_open(self._fs, self._path, os.O_RDWR | os.O_CREAT)
+            except OSError as error:
+                if error.errno not in _UNWRITABLE:
+                    raise
+                why = self._fs.why_unwritable(path) or f"{self._path}: {error.strerror}"
+                raise ReadOnlyStore(path, "serve it to Kafka's clients", why) from None
             try:
                 self._fs.flock(self._fd, EXCLUSIVE | AT_ONCE)
             except BlockingIOError:

@@ -17,7 +17,7 @@ from segmentlog.server.cluster import Cluster
 from segmentlog.server.durability import SHIPPED_THREADS, Durability
 from segmentlog.server.fetch_sessions import FetchSessions
 from segmentlog.server.meter import Meter
-from segmentlog.server.names import TopicIds
+from segmentlog.server.names import TopicIds, is_visible
 from segmentlog.server.renderings import DiskRenderings, Renderings
 from segmentlog.server.settings import ServerSettings
 
@@ -92,7 +92,7 @@ class Broker:
         partition = self._partitions.get((topic, number))
         if partition is not None and not partition.is_stale:
             return partition
-        if topic.startswith("__"):
+        if not is_visible(topic):
             raise UnknownTopic(topic, "it is the store's own")
         partition = self.store.open_partition(topic, number)
         self._partitions[topic, number] = partition

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from segmentlog.errors import UnknownTopic
+from segmentlog.format.names import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
-
-INTERNAL_PREFIX: Final = "__"
-"""Of the store's own topics, whose records are no client's affair."""
 
 
 def wire_id(topic_id: str) -> bytes:
@@ -25,8 +23,8 @@ def wire_epoch(epoch: int) -> int:
 
 
 def is_visible(name: str) -> bool:
-    """Whether clients are told of a topic at all."""
-    return not name.startswith(INTERNAL_PREFIX)
+    """Whether clients may know of a topic: the store's own topics are hidden from them."""
+    return name not in INTERNAL_TOPICS
 
 
 class TopicIds:

@@ -19,6 +19,7 @@ from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.format.fitting import encode_until_it_fits
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Partitions, Rows, partitions_for_joined_keys
+from segmentlog.quantities import EARLIEST_MS
 from segmentlog.records import Headers
 
 
@@ -205,8 +206,8 @@ def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
     if pa.types.is_timestamp(array.type):
         per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
         found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
-        return found * 1000 if array.type.unit == "s" else found
-    return _filled(numbers, 1)
+        return _checked(found * 1000 if array.type.unit == "s" else found)
+    return _checked(_filled(numbers, 1))
 
 
 def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
@@ -215,6 +216,13 @@ def _filled(numbers: pa.Array, per_ms: int) -> npt.NDArray[np.int64]:
         numbers = numbers.fill_null(time.time_ns() // 1_000_000 * per_ms)
     filled: npt.NDArray[np.int64] = numbers.to_numpy()
     return filled
+
+
+def _checked(timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if int(timestamps.min()) < EARLIEST_MS:
+        row = int(timestamps.argmin())
+        raise InvalidRecord("timestamp", row, f"{timestamps[row]} ms", "a time from the year 1 on")
+    return timestamps
 
 
 def _as_headers(array: pa.Array, count: int) -> Sequence[Headers] | None:

@@ -333,7 +333,9 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
         timestamps = given.numbers(timestamps_option, "milliseconds since 1970")
         if any(time_ms < 0 for by_partition in timestamps.values() for time_ms in by_partition.values()):
             raise InvalidConfig(
-                timestamps_option, given.text(timestamps_option), "milliseconds since 1970: there is nothing before"
+                timestamps_option,
+                given.text(timestamps_option),
+                "milliseconds since 1970, from 0 on; 'earliest' reads older records too",
             )
         return Bound(timestamps_option, "timestamps", timestamps)
     text = given.text(offsets_option)

@@ -262,6 +262,25 @@ class FileSystem:
         """Whether the file system is mounted so that nothing can be changed."""
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
+    def why_unwritable(self, path: str) -> str:
+        """Say why this process may not write the file or folder ``path``; empty where it may, or nothing exists there.
+
+        Asks for the effective user, as an open does.
+        """
+        wanted = os.W_OK | os.X_OK if self.is_folder(path) else os.W_OK
+        if os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
+            return ""
+        try:
+            found = self.stat(path)
+        except OSError as error:
+            if is_interrupt(error):
+                raise
+            return ""
+        return (
+            f"user {os.geteuid()} may not write {path} (owner {found.st_uid}, group {found.st_gid},"
+            f" mode {stat.S_IMODE(found.st_mode):04o})"
+        )
+
     def kind_of_mount(self, path: str) -> str:
         """The type of the file system that holds ``path`` (ext4, nfs4, ...); empty when nobody can tell."""
         try:

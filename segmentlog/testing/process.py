@@ -72,6 +72,9 @@ class SimulatedProcess(FileSystem):
     def kind_of_mount(self, path: str) -> str:
         return "simulated"
 
+    def why_unwritable(self, path: str) -> str:
+        return ""
+
     def keep_in_place(self, fd: int) -> None:
         self._node(fd)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from segmentlog.arguments import as_partition
 from segmentlog.clock import Clock
@@ -19,7 +20,7 @@ from segmentlog.errors import (
     TopicExists,
     UnknownTopic,
 )
-from segmentlog.format.names import REPLICA_FILE, TOPIC_FILE, check_topic_name
+from segmentlog.format.names import REPLICA_FILE, STORE_FILE, TOPIC_FILE, check_topic_name
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
@@ -39,6 +40,7 @@ from segmentlog.topics.store_file import open_store_file
 logger = logging.getLogger("segmentlog")
 
 _T = TypeVar("_T")
+_NOT_PERMITTED: Final = frozenset((errno.EACCES, errno.EPERM))
 
 
 class Topic:
@@ -108,7 +110,9 @@ class Topics:
         self._shown_path = shown_path or path
         self.is_replica = fs.exists(f"{path}/{REPLICA_FILE}")
         """Kept up with a store elsewhere: nobody appends to it here."""
-        self.read_only = read_only or self.is_replica or self._is_on_read_only_disk()
+        self.read_only_why = "" if read_only else self._why_read_only()
+        """Why nothing can be written, where the caller did not ask for ``read_only``; empty where it can."""
+        self.read_only = read_only or bool(self.read_only_why)
         self.recovery = recovery
         self._finish_transactions = finish_transactions
         self._mutex = forks.reentrant_lock(self, "_mutex")
@@ -138,16 +142,21 @@ class Topics:
         """In a forked child: the mark is the parent's to remove, and of the same machine."""
         self._neighbour = None
 
-    def _is_on_read_only_disk(self) -> bool:
+    def _why_read_only(self) -> str:
+        if self.is_replica:
+            return "it is a replica"
         try:
-            read_only = self.fs.is_read_only(self.path)
-        except OSError as error:  # not there yet
+            is_on_read_only_disk = self.fs.is_read_only(self.path)
+        except OSError as error:  # there is no store yet
             if is_interrupt(error):
                 raise
-            return False
-        if read_only:
-            logger.warning("%s is on a read-only file system: opened read_only", self.path)
-        return read_only
+            return ""
+        why = "it is on a read-only file system" if is_on_read_only_disk else ""
+        if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):  # else it is to be created, which says what fails
+            why = self.fs.why_unwritable(self.path)
+        if why:
+            logger.warning("%s: opened read-only, as %s", self.path, why)
+        return why
 
     def _open(self, create: bool) -> str:
         """Read the store's own file, or make the store; its id."""
@@ -280,22 +289,7 @@ class Topics:
             try:
                 if not self.read_only:
                     self.administration.sync_names(name)
-                partition = Partition(
-                    f"{self.path}/{name}/{number}",
-                    name,
-                    number,
-                    lambda: self.read_topic_file(name, file.topic_id).config,
-                    topic_id=file.topic_id,
-                    load_batch_limit=lambda: self.read_topic_file(name, file.topic_id).largest_batch_bytes,
-                    fs=self.fs,
-                    clock=self.clock,
-                    read_only=self.read_only,
-                    recovery=self.recovery,
-                    background=self.background.has_threads,
-                    on_open=self._opened,
-                    on_roll=self.background.rolled,
-                    ship_signals=self.ship_signals,
-                )
+                partition = self._make_partition(name, number, file.topic_id)
             except FileNotFoundError:
                 self.read_topic_file(name, file.topic_id)  # deleted or renamed meanwhile?
                 raise
@@ -309,6 +303,45 @@ class Topics:
         if partition.last_stable_offset < partition.log_end_offset:
             self._finish_transactions()  # whoever comes first after a crash finishes what it left undecided
         return partition
+
+    def _make_partition(self, name: str, number: int, topic_id: str) -> Partition:
+        """Open a partition; read-only where this process may read its files and not write them."""
+        if self.read_only:
+            return self._new_partition(name, number, topic_id, self.read_only_why)
+        try:
+            return self._new_partition(name, number, topic_id)
+        except OSError as error:
+            why = self._why_unwritable(f"{self.path}/{name}/{number}") if error.errno in _NOT_PERMITTED else ""
+            if not why:
+                raise
+            logger.warning("%s/%d: opened read-only, as %s", name, number, why)
+            return self._new_partition(name, number, topic_id, why)
+
+    def _new_partition(self, name: str, number: int, topic_id: str, read_only_why: str = "") -> Partition:
+        return Partition(
+            f"{self.path}/{name}/{number}",
+            name,
+            number,
+            lambda: self.read_topic_file(name, topic_id).config,
+            topic_id=topic_id,
+            load_batch_limit=lambda: self.read_topic_file(name, topic_id).largest_batch_bytes,
+            fs=self.fs,
+            clock=self.clock,
+            read_only=self.read_only or bool(read_only_why),
+            read_only_why=read_only_why,
+            recovery=self.recovery,
+            background=self.background.has_threads,
+            on_open=self._opened,
+            on_roll=self.background.rolled,
+            ship_signals=self.ship_signals,
+        )
+
+    def _why_unwritable(self, folder: str) -> str:
+        """The first file of a partition, or the folder itself, that this process may not write; empty for none."""
+        for path in (folder, *(f"{folder}/{name}" for name in sorted(self.fs.listdir(folder)))):
+            if why := self.fs.why_unwritable(path):
+                return why
+        return ""
 
     def on_partition(self, where: PartitionId, do: Callable[[Partition], _T]) -> _T:
         """What ``do`` returns for a partition of a topic, which it may be told anew under the topic's new name.
@@ -442,4 +475,4 @@ class Topics:
         """Raise `ReadOnlyStore` or `StoreClosed`."""
         self.check_open()
         if self.read_only:
-            raise ReadOnlyStore(self._shown_path, what)
+            raise ReadOnlyStore(self._shown_path, what, self.read_only_why)

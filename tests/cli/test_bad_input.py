@@ -201,7 +201,7 @@ def test_wrong_usage_is_status_2(call: Run, command: str, told: str) -> None:
 FAILURES = [
     ("create words", "exists already"),
     ("create a/b", "letters, digits, '.', '_' and '-' only; found '/'"),
-    ("create __x", "internal"),
+    ("create __transaction_state", "internal"),
     ("create ..", "are not names"),
     ("create " + "a" * 250, "249"),
     ("create x -p 0", "from 1 to"),
@@ -360,7 +360,43 @@ def test_a_record_that_cannot_be_understood_is_told(call: Run, here: Path, shape
     assert status == 1
     check_told(err, 1, told)
     appended = len(values("store")) - 100
-    assert f"the first {appended} records are appended; go on with --skip {appended}" in err
+    if appended:
+        first = "record is" if appended == 1 else f"{appended} records are"
+        assert f"the first {first} appended; go on with --skip {appended}" in err
+    else:
+        assert "no record was appended" in err
+        assert "go on with --skip" not in err
+        assert "first 0" not in err
+
+
+KEYLESS = "it has no key; expected a key for each record: the topic is compacted (cleanup.policy)"
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "number", "appended", "hint"),
+    [
+        ((), b"a\nb\n", 1, 0, "; -k SEPARATOR takes keys from lines"),
+        (("-k", ":"), b"k:a\nb\n", 2, 0, ""),
+        (("-k", ":", "--batch-size", "1"), b"k:a\nb\n", 2, 1, ""),
+        (("-k", ":", "--batch-size", "1", "--skip", "1"), b"k:a\nb\n", 2, 0, ""),
+        (("--format", "json"), b'{"value":"a"}\n', 1, 0, ""),
+        (("--format", "nul"), b"a\0", 1, 0, "; -k SEPARATOR takes keys from lines"),
+    ],
+)
+def test_a_record_without_a_key_in_a_compacted_topic(
+    call: Run, here: Path, options: tuple[str, ...], data: bytes, number: int, appended: int, hint: str
+) -> None:
+    """The record is named by its number in the input; a summary is printed where something was appended."""
+    assert call("create", "users", "--cleanup-policy", "compact")[0] == 0
+    (here / "data").write_bytes(data)
+    status, err = call("produce", *options, "users", "data")
+    assert status == 1
+    error = err.splitlines()[-1]
+    assert error.startswith(f"error: record {number}: {KEYLESS}")
+    assert error.endswith("retains the last record of each key" + hint)
+    assert ("the first record is appended; go on with --skip 1" in err) == bool(appended)
+    assert ("no record was appended" in err) == (not appended)
+    assert "keys[" not in err
 
 
 @pytest.mark.parametrize("batch_size", ["1", "2", "4096"])

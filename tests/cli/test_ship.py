@@ -189,6 +189,32 @@ def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
     assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]
 
 
+def test_a_forced_takeover_says_what_it_does_and_asks(shell: Shell) -> None:
+    """On a terminal it asks, with no as the default; without one it wants --yes. Unforced, or with no need, as ever."""
+    shell.run("ship", shell.url)
+    shell.run("ship", "--stop")
+    shell.run("produce", "words", stdin="four\n")
+    command = ("takeover", shell.url, str(shell.folder / "other"))
+    assert "offsets a second time, to other records" in shell.run(*command, status=1)[1]
+    told = shell.run(*command, "--force", status=2)[1]
+    assert "assigns the offsets of those records a second time, to other records" in told
+    assert "--yes" in told
+    on_terminal = f"import pty, sys; sys.exit(pty.spawn({shell.command(*command, '--force')!r}) >> 8)"
+    asked = subprocess.run(
+        [sys.executable, "-c", on_terminal], input="\n", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "Take over and assign these offsets again? [y/N]" in asked.stdout
+    assert asked.returncode == 1
+    assert not any((shell.folder / "other").iterdir())
+    assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]
+    told = shell.run(*command, "--force", "--yes")[1]
+    assert "a second time" in told
+    assert shell.values("other") == ["one", "two", "three"]
+    shell.run("produce", "words", stdin="five\n", store="other")
+    again = shell.run("takeover", shell.url, str(shell.folder / "third"), "--force")[1]
+    assert "warning" not in again, "its owner ships: nothing is forced"
+
+
 def test_a_replica(shell: Shell) -> None:
     """Once, and again; how far it is; nobody writes to it, and it is of one place."""
     shell.run("ship", shell.url)

@@ -78,7 +78,8 @@ def test_a_list_that_fails_is_gone_on_with(store: LogStore, fs: FaultyFileSystem
     sender, failure, told = _send(store, fs, "one", fails_at=fails_at)
     assert isinstance(failure, DiskFull)
     assert sender.number == sender.records == LIST * (fails_at - 1)
-    assert sender.how_to_go_on(failure).endswith(f"go on with --skip {sender.number}")
+    advice = sender.how_to_go_on(failure)
+    assert advice.endswith(f"go on with --skip {sender.number}") if sender.number else advice == ""
     assert _appended(store, "one") == [VALUES[: sender.number]]
     again, failure, more = _send(store, fs, "one", skip=sender.number)
     assert failure is None
@@ -99,9 +100,9 @@ def test_what_some_partitions_have_of_a_list_is_counted(store: LogStore, fs: Fau
     assert VALUES[sender.number] not in there
     beyond = [value for value in VALUES[sender.number :] if value in there]
     advice = sender.how_to_go_on(failure)
-    assert f"--skip {sender.number}" in advice
+    assert (f"--skip {sender.number}" in advice) == (sender.number > 0)
     if beyond:
-        assert f"{len(beyond)} of the records after them are appended, too" in advice
+        assert f"{len(beyond)} later record" in advice
         named = re.search(r"partitions? ([\d, ]+):", advice)
         assert named is not None
         assert {int(number) for number in named[1].split(", ")} == {

@@ -355,7 +355,9 @@ def test_a_partition_that_is_none_is_told(filled: Path, partition: str) -> None:
     assert cli(filled, "import", "--by-key", "-", "to", stdin=stdin).returncode == 0
 
 
-@pytest.mark.parametrize("value", ["-9223372036854775809", "9223372036854775808", "true", '"1e400"', "1e400"])
+@pytest.mark.parametrize(
+    "value", ["-62135596800001", "9223372036854775808", "true", '"-62135596800001"', '"1e400"', "1e400"]
+)
 def test_a_timestamp_that_is_none_is_told(filled: Path, value: str) -> None:
     """It is neither replaced by the time nor rounded."""
     done = cli(filled, "import", "-", "to", stdin=b'{"value":"a","timestamp":%b}\n' % value.encode())

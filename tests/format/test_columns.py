@@ -25,6 +25,7 @@ from segmentlog.format.columns import (
     decode_timestamps,
     encode_columns,
 )
+from segmentlog.quantities import EARLIEST_MS
 
 
 def encode(given: Columns, scratch: bytearray) -> list[memoryview]:
@@ -224,13 +225,13 @@ def test_no_timestamps_for_no_records():
     ("times", "index"),
     [
         *[([1.5, 2], 0), (["1", "2"], 0), ([None, 1], 0), ([[1], [2]], 0), (5, 0), ([True, False], 0)],
-        *[([1], 1), ([1, 2, 3], 3), ([2**63, 1], 0), ([2**64, 1], 0)],
+        *[([1], 1), ([1, 2, 3], 3), ([1, EARLIEST_MS - 1], 1), ([2**63, 1], 0), ([2**64, 1], 0)],
         (np.array(["NaT", "2021-01-01"], "M8[ms]"), 0),
     ],
     ids=repr,
 )
 def test_timestamps_that_are_none_are_refused(times, index):
-    """Fractions, texts, wrong numbers of them, and times before 1970 or beyond int64 are refused."""
+    """Fractions, texts, wrong numbers of them, and times before the year 1 or beyond int64 are refused."""
     with pytest.raises(InvalidRecord) as caught:
         as_timestamps(times, 2)
     assert (caught.value.column, caught.value.index) == ("timestamps", index)

@@ -62,7 +62,7 @@ MANIFEST = Manifest(
     nonce="n",
     shipped_ms=1000,
     interval_ms=500,
-    topics=(ShippedTopic("id", "t", {"retention.ms": 5}, 1000, 2, (PARTITION,)),),
+    topics=(ShippedTopic("0f2ea2a5-6b1c-4a4c-8d29-3f1d7c5f0b11", "t", {"retention.ms": 5}, 1000, 2, (PARTITION,)),),
     tails=(Tail(7, stored("tails/7")), Tail(8, stored("tails/8", 30))),
     files=(StoreFile("@groups/@configs", stored("files/f")),),
     condemned=(Condemned("tails/6", 900),),
@@ -114,12 +114,58 @@ def test_objects_are_all_that_it_refers_to() -> None:
         ({"active_base": 61}, "active segment at 61"),
         ({"markers_end_offset": 59}, "markers"),
         ({"markers_end_offset": PARTITION.ceiling + 1}, "markers"),
+        ({"number": -7}, "has 2 partitions, and the manifest lists partition -7"),
+        ({"number": 2}, "has 2 partitions, and the manifest lists partition 2"),
+        ({"generation": -1}, "an epoch or a time of -1"),
+        ({"epochs": (EpochStart(-1, 0),)}, "an epoch or a time of -1"),
+        ({"epochs": (EpochStart(0, 2**63),)}, "an epoch or a time of 9223372036854775808"),
+        ({"lost_ranges": (LostRange(-5, 40, 1, "a power cut", 5),)}, "an epoch or a time of -5"),
+        ({"compacted": Compacted(-2, 1, 0, 0)}, "an epoch or a time of -2"),
+        ({"snapshots": (Snapshot(21, stored("x")),)}, "a snapshot of segment 21, and no such segment"),
+        ({"snapshots": PARTITION.snapshots * 2}, "the snapshot of segment 20 twice"),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
     """Whoever restores from it would make a log that never was."""
     with pytest.raises(MalformedManifest, match=why):
         decode_manifest(encode_manifest(with_partition(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"id": "no-uuid"}, "its id 'no-uuid' is not a topic id"),
+        ({"id": "../../../etc"}, "is not a topic id"),
+        ({"name": "../../x"}, "letters, digits"),
+        ({"partition_count": 0}, "it has 0 partitions, and a topic has 1 to 100000"),
+        ({"partition_count": -5}, "it has -5 partitions"),
+        ({"partition_count": 150_000}, "it has 150000 partitions"),
+        ({"partitions": (PARTITION, PARTITION)}, "lists partition 0 twice"),
+        ({"largest_batch_bytes": -1}, "its largest batch has -1 bytes"),
+    ],
+)
+def test_a_topic_that_no_store_can_hold_is_refused(changes: dict[str, Any], why: str) -> None:
+    """A restore would report success and leave a store that does not open, or a partition without its records."""
+    with pytest.raises(MalformedManifest, match=why):
+        decode_manifest(encode_manifest(replace(MANIFEST, topics=(replace(MANIFEST.topics[0], **changes),))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"topics": (MANIFEST.topics[0], replace(MANIFEST.topics[0], name="u"))}, "the topic id '0f2ea2a5-.*' twice"),
+        (
+            {"topics": (MANIFEST.topics[0], replace(MANIFEST.topics[0], id="0f2ea2a5-6b1c-4a4c-8d29-3f1d7c5f0b12"))},
+            "the topic name 't' twice",
+        ),
+        ({"tails": (*MANIFEST.tails, MANIFEST.tails[0])}, "the tail number 7 twice"),
+        ({"files": MANIFEST.files * 2}, "the file path '@groups/@configs' twice"),
+    ],
+)
+def test_an_entry_that_is_listed_twice_is_refused(changes: dict[str, Any], why: str) -> None:
+    """A restore would write both to one place, and the order of the list would decide which of them remains."""
+    with pytest.raises(MalformedManifest, match=why):
+        decode_manifest(encode_manifest(replace(MANIFEST, **changes)))
 
 
 def test_any_byte_that_is_another_one_is_noticed() -> None:

@@ -28,6 +28,7 @@ from segmentlog.format.wire_codecs import PADDING, compress_records, decompress_
 from segmentlog.format.wire_encode import empty_wire_batch, encode_wire_batch
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.format.wire_records import decode_records, varint
+from segmentlog.quantities import EARLIEST_MS
 
 GOLDEN = bytes.fromhex(
     "00000000000000000000"  # as aiokafka 0.14 made them of two records
@@ -174,8 +175,8 @@ REFUSED = {
     "a producer without a sequence": ("producer", forged(GOOD, base_sequence=-1)),
     "a producer without an epoch": ("producer", forged(GOOD, producer_epoch=-1)),
     "a transaction of nobody": ("producer", forged(GOOD, producer_id=-1, attributes=1 << 4)),
-    "a negative timestamp": ("timestamp", forged(GOOD, base_timestamp=-2)),
-    "a negative largest timestamp": ("timestamp", forged(GOOD, max_timestamp=-5)),
+    "a timestamp before the year 1": ("timestamp", forged(GOOD, base_timestamp=EARLIEST_MS - 1)),
+    "a largest timestamp before the year 1": ("timestamp", forged(GOOD, max_timestamp=-(2**62))),
 }
 
 

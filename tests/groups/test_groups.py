@@ -204,7 +204,7 @@ def test_commit_covers_what_was_handed_out(store: LogStore) -> None:
             consumer.commit({("t", 9): 1})
         with pytest.raises(InvalidConfig):
             consumer.commit({("t", 1): -1})
-        with pytest.raises(InvalidConfig, match="4096"):
+        with pytest.raises(InvalidConfig, match="4,096 characters"):
             consumer.commit(metadata="x" * 4097)
     assert store.topic("__consumer_offsets").partition(0).durable_offset > 0
 
@@ -289,7 +289,7 @@ def test_a_loop_body_that_polls_has_not_processed_what_it_is_at(store: LogStore)
 def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
     """By name, and the consumer is no member then."""
     for options in (
-        {"group": ""}, {"group": "x" * 256}, {"group": 1}, {"group": "\ud800"}, {"auto_commit": True},
+        {"group": ""}, {"group": "x" * 32_768}, {"group": 1}, {"group": "\ud800"}, {"auto_commit": True},
         {"group": "g", "assignment_strategy": "fair"}, {"group": "g", "max_poll_records": 0},
         {"group": "g", "max_poll_interval_ms": 0}, {"group": "g", "auto_commit_interval_ms": True},
     ):  # fmt: skip
@@ -309,7 +309,12 @@ def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", ["a/b", "..", ".", "@x", "naïve group", "日本" * 100, "x" * 255, "x" * 254 + "y", "%2E", "a\nb\0c"]
+    "group",
+    [
+        *("a/b", "..", ".", "@x", "naïve group", "日本" * 100, "x" * 255, "x" * 254 + "y", "%2E", "a\nb\0c"),
+        *("x" * 32_767, "é" * 16_383),
+    ],
+    ids=lambda name: ascii(name)[:20],
 )
 def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
     """Quoted for the file system; told as it is."""
@@ -328,9 +333,29 @@ def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
     assert store.groups.names() == []
 
 
+@pytest.mark.parametrize(
+    "group", ["", "x" * 32_768, "é" * 16_384, "\ud800", b"g", 5], ids=lambda name: ascii(name)[:10]
+)
+def test_what_is_no_name_of_a_group(store: LogStore, group: Any) -> None:
+    """Kafka's protocol has no longer ones; the refusal says how long a name may be."""
+    with pytest.raises(InvalidConfig, match=r"32,767 bytes|UTF-8 can write"):
+        store.consumer("t", group=group)
+
+
 def test_names_that_look_alike_when_quoted_stay_apart() -> None:
     """Long ones are told apart by a hash, odd ones by their quoting."""
-    names = ["x" * 200 + "1", "x" * 200 + "2", ".", "%2E", "a/b", "a%2Fb", "é" * 100, "é" * 99 + "e"]
+    names = [
+        "x" * 200 + "1",
+        "x" * 200 + "2",
+        ".",
+        "%2E",
+        "a/b",
+        "a%2Fb",
+        "é" * 100,
+        "é" * 99 + "e",
+        "x" * 32_766 + "1",
+        "x" * 32_766 + "2",
+    ]
     assert len({folder_name_of(name, "group") for name in names}) == len(names)
 
 

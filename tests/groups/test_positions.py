@@ -60,13 +60,15 @@ def test_keys_of_format_1_name_the_topic() -> None:
 
 
 def test_what_is_no_position_is_refused() -> None:
-    """Negative, of another type, too large; metadata over 4096 bytes."""
+    """Negative, of another type, too large; metadata over 4,096 characters."""
     for offset in (-1, True, 1.5, None, 1 << 63):
         with pytest.raises(InvalidConfig, match="t/0"):
             encode("g", {_T0: offset}, _id_of, committed_ms=0)  # type: ignore[dict-item]
-    encode("g", {_T0: 0}, _id_of, metadata="é" * 2048, committed_ms=0)
-    with pytest.raises(InvalidConfig, match="4096"):
-        encode("g", {_T0: 0}, _id_of, metadata="é" * 2049, committed_ms=0)
+    # Java's length of a text, in UTF-16 units: what is beyond U+FFFF counts twice.
+    for letter, most in (("x", 4096), ("é", 4096), ("日", 4096), ("😀", 2048)):
+        encode("g", {_T0: 0}, _id_of, metadata=letter * most, committed_ms=0)
+        with pytest.raises(InvalidConfig, match="4,096 characters"):
+            encode("g", {_T0: 0}, _id_of, metadata=letter * (most + 1), committed_ms=0)
 
 
 def test_the_view_follows_the_log(store: LogStore) -> None:

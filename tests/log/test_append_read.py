@@ -146,6 +146,7 @@ def _released() -> memoryview:
         ({"keys": ["a", "b"]}, InvalidRecord),
         ({"keys": b"ab"}, InvalidRecord),
         ({"timestamps": [1]}, InvalidRecord),
+        ({"timestamps": [1, -(2**62)]}, InvalidRecord),
         ({"timestamps": [1, 2.5]}, InvalidRecord),
         ({"timestamps": ["1", "2"]}, InvalidRecord),
         ({"timestamps": [1, 2**63]}, InvalidRecord),

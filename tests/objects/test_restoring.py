@@ -6,12 +6,18 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import msgspec
 import pytest
-from logs import values_by_offset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logs import NoSyncFileSystem, values_by_offset
 from objects.buckets import Memory
 
-from segmentlog.errors import ShippingRefused
+from segmentlog.errors import SegmentlogError, ShippingRefused
+from segmentlog.format.manifest import MANIFEST_KEY, Manifest, decode_manifest, encode_manifest
 from segmentlog.objects import checking
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.shipper import Shipper
@@ -191,3 +197,62 @@ def test_what_is_large_comes_in_parts(
     assert done.kept_bytes > 0 or len(list((tmp_path / "other").rglob("*.log"))) > 1
     with LogStore(tmp_path / "other", background=False) as other:
         assert contents(other) == contents(store)
+
+
+_LISTS = ("topics", "tails", "files")
+_NUMBERS = st.one_of(
+    st.sampled_from([-7, -1, 0, 1, 2, 3, 99, 100_001, 2**31, 2**63 - 1]),
+    st.integers(max_value=50),
+    st.integers(min_value=100_001),  # any number between the two is valid, and makes as many folders
+)
+_TEXTS = st.one_of(st.sampled_from(["", "a", "b", "..", "../../x", "no-uuid", "store.json", "@groups"]), st.text())
+_CHANGES = st.one_of(
+    st.tuples(st.sampled_from(["partition_count", "largest_batch_bytes"]), _NUMBERS),
+    st.tuples(st.just("number"), _NUMBERS),
+    st.tuples(st.sampled_from(["id", "name"]), _TEXTS),
+    st.tuples(st.just("twice"), st.sampled_from([*_LISTS, "partitions"])),
+)
+
+
+def _changed(document: dict[str, Any], change: tuple[str, Any], which: int) -> bytes:
+    """Return the manifest with one thing changed, under a checksum that is right."""
+    what, value = change
+    topic = document["topics"][which % len(document["topics"])]
+    if what == "twice":
+        listed = topic["partitions"] if value == "partitions" else document[value]
+        listed.extend(listed[-1:])
+    elif what == "number":
+        topic["partitions"][which % len(topic["partitions"])]["number"] = value
+    else:
+        topic[what] = value
+    return encode_manifest(msgspec.convert(document, Manifest))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(change=_CHANGES, which=st.integers(0, 5))
+def test_a_manifest_that_contradicts_itself_is_refused(
+    store: LogStore, bucket: Memory, change: tuple[str, Any], which: int
+) -> None:
+    """A restore either raises, or leaves a store that opens and holds every partition that the manifest lists."""
+    if not bucket._objects:  # once for all examples
+        ship(store, bucket)
+    document = msgspec.json.decode(msgspec.json.encode(decode_manifest(bucket.get(MANIFEST_KEY)[0])))
+    hostile = Memory()
+    hostile._objects = dict(bucket._objects)
+    hostile.put(MANIFEST_KEY, _changed(document, change, which))
+    with TemporaryDirectory() as folder:
+        try:
+            restore(hostile, f"{folder}/copy", fs=NoSyncFileSystem(), parallel=0)
+        except SegmentlogError:
+            assert not Path(folder, "copy", "store.json").exists()
+            return
+        by_id = {store.topic(name).id: name for name in store.topics()}
+        with LogStore(f"{folder}/copy", background=False) as copy:
+            assert sorted(copy.topics()) == sorted(topic["name"] for topic in document["topics"])
+            for topic in document["topics"]:
+                source = by_id.get(topic["id"], topic["name"])
+                for entry in topic["partitions"]:
+                    shown = values_by_offset(copy.topic(topic["name"]).partition(entry["number"]))
+                    originals = [values_by_offset(log) for log in store.topic(source).partitions()]
+                    assert shown in originals
+                    assert shown

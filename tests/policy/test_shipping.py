@@ -110,7 +110,7 @@ class Log:
         """Each byte from the beginning to the end that is told is there once, in the file that it belongs to."""
         shipped = self.shipped
         assert shipped is not None
-        topic = ShippedTopic("id", "t", {}, 1000, 1, (shipped,))
+        topic = ShippedTopic("0f2ea2a5-6b1c-4a4c-8d29-3f1d7c5f0b11", "t", {}, 1000, 1, (shipped,))
         decode_manifest(
             encode_manifest(Manifest("5" * 32, Owner(1, "a", "b", 1), 0, "n", 0, 1, (topic,), tuple(self.tails)))
         )

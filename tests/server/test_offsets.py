@@ -13,6 +13,7 @@ from server.transactions.clients import Client
 from server.wire_client import Desk
 from wire import NOW_MS, Sent, foreign
 
+from segmentlog.errors import InvalidWireBatch
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
@@ -101,6 +102,26 @@ def test_the_largest_timestamp_of_what_is_left(desk: Desk) -> None:
     assert largest(desk) == (5, NOW_MS + 3)
     delete(desk, -1)
     assert largest(desk) == NOTHING
+
+
+def test_records_of_before_1970(desk: Desk) -> None:
+    """They are taken; as in Kafka none of them is the largest, and no request can ask for a time before 1970."""
+    append(desk, -14_182_940_000, -62_135_596_800_000, -1)
+    append(desk, -2)
+    assert largest(desk) == NOTHING
+    append(desk, 0, 5, -5)
+    assert largest(desk) == (5, 5)
+    topics = [ListOffsetsTopic("t", [ListOffsetsPartition(0, -1, timestamp)]) for timestamp in (0, 1, -14_182_940_000)]
+    found = [desk.ask(2, 8, ListOffsetsRequest(-1, 0, [one])).topics[0].partitions[0] for one in topics]
+    assert [(one.error_code, one.offset) for one in found] == [(0, 4), (0, 5), (ErrorCode.UNSUPPORTED_VERSION, -1)]
+
+
+def test_records_of_before_the_year_1_are_refused(desk: Desk) -> None:
+    """No other interface could show their time: in the header, or in a record in the middle."""
+    for stamps in ((-62_135_596_800_001,), (-(2**62), 5)):
+        with pytest.raises(InvalidWireBatch, match="timestamp"):
+            append(desk, *stamps)
+    assert desk.broker.partition("t", 0).log_end_offset == 0
 
 
 def test_to_delete_what_is_gone_is_no_error(desk: Desk) -> None:

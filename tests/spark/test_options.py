@@ -35,6 +35,7 @@ import segmentlog
 from segmentlog.errors import InvalidConfig, InvalidRecord, InvalidTopicName, SegmentlogError, UnknownTopic
 from segmentlog.format.names import new_topic_id
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.quantities import EARLIEST_MS
 from segmentlog.records import TopicPartition
 from segmentlog.spark.arrow import LATEST_MS, ArrowRows
 from segmentlog.spark.arrow_records import records_of
@@ -230,7 +231,7 @@ def test_negative_offsets(name: str) -> None:
 
 
 def test_negative_timestamps() -> None:
-    """No record is from before 1970, and -1 is no latest there: it is refused, not taken for the beginning."""
+    """-1 is no latest there: it is refused, not taken for the beginning."""
     with pytest.raises(InvalidConfig, match="milliseconds since 1970"):
         read(startingOffsetsByTimestamp='{"t": {"0": -1}}')
 
@@ -735,7 +736,7 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
     log = store.create_topic("t").partition(0)
     headers = [[("a", b"1"), ("b", None)], None]
     log.append([b"v", b""], keys=[None, b"k"], timestamps=[0, 1_700_000_000_123], headers=headers)
-    log.append([b"w"])
+    log.append([b"w"], timestamps=[-14_182_940_000])
     log.append([None], keys=[b""])
     (rows,) = ArrowRows(FULL).of(batches(store))
     assert rows.schema == arrow_schema(FULL)
@@ -918,7 +919,7 @@ def test_columns_that_are_null_throughout() -> None:
 
 
 def test_timestamps_of_other_types() -> None:
-    """Numbers are milliseconds; null is now; -1 is a record without a timestamp, which what was read may have."""
+    """Numbers are milliseconds; null is now; -1 is a record without a timestamp; one before the year 1 is refused."""
     before = datetime.datetime.now().timestamp() * 1000
     ((_, columns, _),) = taken({"value": [b"1", b"2"], "timestamp": pa.array([5, None], pa.int64())}, "t")
     assert columns.timestamps[0] == 5
@@ -926,10 +927,15 @@ def test_timestamps_of_other_types() -> None:
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         ((_, columns, _),) = taken({"value": [b"1"], "timestamp": pa.array([7 * factor], pa.timestamp(unit))}, "t")
         assert columns.timestamps.tolist() == [7000]
-    stamps = [0, -1, LATEST_MS, -LATEST_MS]
+    stamps = [0, -1, LATEST_MS, EARLIEST_MS]
     for column in (pa.array([stamp * 1000 for stamp in stamps], pa.timestamp("us")), pa.array(stamps, pa.int64())):
         ((_, columns, _),) = taken({"value": [b"1"] * 4, "timestamp": column}, "t")
         assert columns.timestamps.tolist() == stamps
+    moon = {"value": [b"1", b"2"], "timestamp": pa.array([-14_182_940_000_001, -1], pa.timestamp("us"))}
+    ((_, columns, _),) = taken(moon, "t")
+    assert columns.timestamps.tolist() == [-14_182_940_001, -1], "rounded down; the last millisecond of 1969 is none"
+    with pytest.raises(InvalidRecord, match=r"timestamp\[1\] is -62135596800001 ms; expected .* the year 1 on"):
+        taken({"value": [b"1", b"2"], "timestamp": pa.array([0, -62_135_596_800_001], pa.timestamp("ms"))}, "t")
 
 
 def test_rows_of_several_topics() -> None:

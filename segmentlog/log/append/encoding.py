@@ -107,14 +107,14 @@ def check_size(columns: Columns, config: TopicConfig) -> None:
 
 def require_a_key(index: int, indices: tuple[int, ...] | None = None) -> InvalidRecord:
     """The error for a record without a key in a topic that needs one; ``indices`` of all of them."""
-    wanted = "a key for each record: the topic is compacted (cleanup.policy), and keeps the last record of each key"
+    wanted = "a key for each record: the topic is compacted (cleanup.policy) and retains the last record of each key"
     return InvalidRecord("keys", index, "None", wanted, indices)
 
 
 def _require_keys(columns: Columns) -> None:
     """Raise `InvalidRecord` for a record without a key."""
     if columns.keys is None:
-        raise InvalidRecord("keys", 0, "no keys", require_a_key(0).expected)
+        raise require_a_key(0)
     if has_null(columns.keys):
         raise require_a_key(list(columns.keys).index(None))
 

@@ -19,6 +19,7 @@ from segmentlog.log.append.appends import Ack, Appends
 from segmentlog.log.append.encoding import require_a_key
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
+from segmentlog.quantities import EARLIEST_MS
 from segmentlog.storage.state import CONFIG_WORD
 
 _NAMED_MAX = 10_000
@@ -87,6 +88,9 @@ def _check_numbers(records: WireRecords, wire: WireHeader) -> None:
     """Raise `InvalidWireBatch` for offset deltas other than 0, 1, 2 and so on, or a largest timestamp that is not."""
     if not np.array_equal(records.offset_deltas, np.arange(records.count)):
         raise InvalidWireBatch("records", "offset deltas that do not count from 0")
-    largest = int((records.timestamp_deltas + np.int64(wire.base_timestamp)).max())
+    stamps = records.timestamp_deltas + np.int64(wire.base_timestamp)
+    if int(stamps.min()) < EARLIEST_MS:
+        raise InvalidWireBatch("timestamp", f"a record of {int(stamps.min())} ms, before the year 1")
+    largest = int(stamps.max())
     if largest != wire.max_timestamp and not wire.attributes & LOG_APPEND_TIME:
         raise InvalidWireBatch("timestamp", f"records up to {largest}, where the batch says {wire.max_timestamp}")

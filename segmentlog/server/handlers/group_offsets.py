@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.coordinating import NewPosition
-from segmentlog.groups.positions import METADATA_MAX_BYTES, CommittedOffset
+from segmentlog.groups.positions import CommittedOffset, is_metadata
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
 from segmentlog.server.call import Call, PendingAnswer
@@ -126,7 +126,7 @@ def _commit(
 def _check_position(position: OffsetCommitRequestPartition, count: int) -> ErrorCode:
     if not 0 <= position.partition_index < count:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if len((position.committed_metadata or "").encode()) > METADATA_MAX_BYTES:
+    if not is_metadata(position.committed_metadata or ""):
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
     return ErrorCode.NONE if position.committed_offset >= EARLIEST else ErrorCode.INVALID_COMMIT_OFFSET_SIZE
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.coordinating import NewPosition
-from segmentlog.groups.positions import METADATA_MAX_BYTES
+from segmentlog.groups.positions import is_metadata
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
@@ -101,6 +101,6 @@ def _find_topic(call: Call, name: str) -> tuple[Topic | None, ErrorCode]:
 def _check_position(position: TxnOffsetCommitRequestPartition, count: int) -> ErrorCode:
     if not 0 <= position.partition_index < count:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if len((position.committed_metadata or "").encode()) > METADATA_MAX_BYTES:
+    if not is_metadata(position.committed_metadata or ""):
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
     return ErrorCode.NONE if position.committed_offset >= 0 else ErrorCode.INVALID_COMMIT_OFFSET_SIZE

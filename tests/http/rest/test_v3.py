@@ -71,7 +71,7 @@ def test_topics_are_made_grown_and_deleted(store: LogStore, client: Client, clus
     for wrong in (
         asked, {**asked, "topic_name": "u", "replication_factor": 3}, {"topic_name": "a b"},
         {"topic_name": "u", "configs": [{"name": "nope", "value": "1"}]}, {"topic_name": "u", "partitions_count": 5000},
-        {"topic_name": "u", "replicas_assignments": {"0": [1, 2]}}, {"topic_name": "__u"},
+        {"topic_name": "u", "replicas_assignments": {"0": [1, 2]}}, {"topic_name": "__consumer_offsets"},
     ):  # fmt: skip
         answer = client.post(f"{cluster}/topics", json=wrong)
         assert (answer.status_code, answer.json()["error_code"]) == (400, 40002), wrong

@@ -8,6 +8,8 @@ import time
 
 import pytest
 from server.clients.driver import Driver, Got, Sent, sorted_records, until
+from wire import Sent as Record
+from wire import foreign
 
 from segmentlog.store import LogStore
 
@@ -203,6 +205,18 @@ def test_the_log_says_when(client: Driver, store: LogStore) -> None:
     assert client.read("t", 1) == [found]
 
 
+def test_before_1970(client: Driver, store: LogStore) -> None:
+    """What the library writes under such a timestamp, a client reads under it; in both layouts, and without one."""
+    stamps = [-14_182_940_000, -2, -1, 0, -62_135_596_800_000]
+    log = store.create_topic("t", retention_ms=-1).partition(0)
+    log.append([b"%d" % stamp for stamp in stamps], timestamps=stamps)
+    log.append_wire(foreign([Record(None, b"%d" % stamp, stamp) for stamp in stamps]))
+    found = client.read("t", 2 * len(stamps))
+    assert [one.value for one in found] == [b"%d" % stamp for stamp in stamps * 2]
+    assert [one.timestamp for one in found] == stamps * 2
+    assert by_library(store, "t") == found
+
+
 def test_too_large(client: Driver, store: LogStore) -> None:
     """A batch beyond `max.message.bytes` is refused, with a word on its size; a smaller one is not."""
     store.create_topic("t", max_message_bytes=2000)
@@ -221,6 +235,21 @@ def test_large_batches(client: Driver, store: LogStore) -> None:
     found = client.read("t", 3)
     assert [len(one.value or b"") for one in found] == [3 << 20] * 3
     assert found == by_library(store, "t")
+
+
+@pytest.mark.parametrize("topic", ["__debezium-heartbeat.shop", "__"])
+def test_a_name_with_two_underscores(client: Driver, store: LogStore, topic: str) -> None:
+    """Debezium's heartbeats, Strimzi's canary: topics like any other. The store's own two are refused."""
+    client.write(topic, [Sent(0, b"k", b"v", _START_MS)])
+    assert [one.value for one in by_library(store, topic)] == [b"v"]
+    assert [one.value for one in client.read(topic, 1)] == [b"v"]
+    if client.has_admin:
+        client.delete(topic)
+        assert store.topics() == []
+        client.create(topic, 1, {})
+        with pytest.raises(Exception, match=r"(?i)invalid.*topic|topic.*(invalid|illegal|not valid)|InvalidTopic"):
+            client.create("__consumer_offsets", 1, {})
+    assert store.topics() == [topic]
 
 
 def test_made_when_asked_for(client: Driver, store: LogStore) -> None:

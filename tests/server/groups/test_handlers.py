@@ -107,12 +107,12 @@ class _Door:
         """JoinGroup, again with the id if it is told one."""
         protocols = [join_group.JoinGroupRequestProtocol("range", encode_topics(("t",)))]
         request = join_group.JoinGroupRequest(
-            "g",
+            options.setdefault("group_id", "g"),
             10_000,
             member_id=options.pop("member_id", ""),
             protocol_type="consumer",
             protocols=protocols,
-            **options,
+            **{name: value for name, value in options.items() if name != "group_id"},
         )
         if version >= 1:
             request.rebalance_timeout_ms = 10_000
@@ -121,10 +121,10 @@ class _Door:
             return self.join(version, member_id=answer.member_id, **options)
         return answer
 
-    def sync(self, joined: Any, version: int = 5) -> Any:
+    def sync(self, joined: Any, version: int = 5, group: str = "g") -> Any:
         """SyncGroup, of one that leads itself alone."""
         assignments = [sync_group.SyncGroupRequestAssignment(joined.member_id, encode_partitions({"t": [0, 1]}))]
-        request = sync_group.SyncGroupRequest("g", joined.generation_id, joined.member_id, assignments=assignments)
+        request = sync_group.SyncGroupRequest(group, joined.generation_id, joined.member_id, assignments=assignments)
         return self.ask(groups.sync_group, 14, version, request)
 
     def commit(self, offset: int, joined: Any = None, version: int = 9, **options: Any) -> int:
@@ -220,7 +220,8 @@ def test_commits_that_are_refused(door: _Door) -> None:
     assert door.commit(1, joined, topic="__consumer_offsets") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert door.commit(1, joined, topic="not/a topic") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert door.commit(1, joined, version=10, topic_id=bytes(15) + b"1") == ErrorCode.UNKNOWN_TOPIC_ID
-    assert door.commit(1, joined, metadata="m" * 4097) == ErrorCode.OFFSET_METADATA_TOO_LARGE
+    for letter, most in (("m", 4096), ("日", 4096), ("😀", 2048)):
+        assert door.commit(1, joined, metadata=letter * (most + 1)) == ErrorCode.OFFSET_METADATA_TOO_LARGE
     assert door.commit(-3, joined) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     joined.generation_id += 1
     assert door.commit(1, joined) == ErrorCode.ILLEGAL_GENERATION
@@ -236,6 +237,22 @@ def test_a_beginning_and_an_end_are_committed(door: _Door) -> None:
     assert door.fetch(group="alone").topics[0].partitions[0].committed_offset == 4
     assert door.commit(-1, group="alone") == 0
     assert door.fetch(group="alone").topics[0].partitions[0].committed_offset == 10
+
+
+@pytest.mark.parametrize("group", ["g" * 32_767, "é" * 16_383, "日" * 10_922], ids=len)
+def test_the_longest_names_and_metadata_that_kafka_takes(door: _Door, group: str) -> None:
+    """A group's id as long as a string of the protocol; 4,096 characters with a position, and not 4,096 bytes."""
+    assert door.commit(5, group=group, metadata="日" * 4096) == 0
+    found = door.fetch(group=group).topics[0].partitions[0]
+    assert (found.committed_offset, found.metadata) == (5, "日" * 4096)
+    assert door.commit(6, group=group, metadata="😀" * 2048) == 0
+    joined = door.join(group_id=group)
+    assert joined.error_code == 0
+    door.sync(joined, group=group)
+    assert door.commit(7, joined, group=group) == 0
+    assert door.store.groups.names() == [group]
+    with LogStore(door.store.path, read_only=True) as other:
+        assert [one.offset for one in other.group_offsets.positions(group).values()] == [7]
 
 
 def test_who_is_no_member_commits_to_an_empty_group(door: _Door) -> None:

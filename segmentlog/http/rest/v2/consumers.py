@@ -27,6 +27,7 @@ from segmentlog.http.rest.v2.words import (
     Partitions,
     Subscribed,
 )
+from segmentlog.quantities import milliseconds_of
 from segmentlog.records import Record, TopicPartition
 from segmentlog.security.principals import Operation, ResourceType
 
@@ -188,9 +189,8 @@ async def seek(call: Call) -> Reply:
 
 def _milliseconds(text: str) -> int:
     try:
-        moment = datetime.fromisoformat(text)
-        return max(round(moment.timestamp() * 1000), 0)
-    except (ValueError, OverflowError):
+        return milliseconds_of(datetime.fromisoformat(text))
+    except ValueError:
         raise HttpProblem(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"{text!r} is no time as ISO 8601 has it",
             error_code=faults.INVALID_PAYLOAD,

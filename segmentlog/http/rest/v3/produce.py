@@ -21,6 +21,7 @@ from segmentlog.http.rest.replies import Flow, Reply, encode_json, json_reply
 from segmentlog.http.rest.v3 import record_words
 from segmentlog.http.rest.v3.links import Links
 from segmentlog.http.rest.v3.topics import visible_topic
+from segmentlog.quantities import milliseconds_of
 from segmentlog.security.principals import Operation
 
 if TYPE_CHECKING:
@@ -74,10 +75,8 @@ def _milliseconds(text: str | None) -> int | None:
         return None
     try:
         moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
-    except (ValueError, OverflowError):
+        return milliseconds_of(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+    except ValueError:
         raise _bad(f"timestamp={text!r} is no time as ISO 8601 has it.") from None
 
 
