@@ -153,6 +153,24 @@ def restore(
             at=None if at is None else at.number, offsets=wanted, progress=shown(progress),
         )  # fmt: skip
     _tell_restored(done, folder, as_json)
+    _tell_gaps(done, topics)
+
+
+def _tell_gaps(done: Restored, wanted: tuple[str, ...]) -> None:
+    """Report once, here, what the first process that opens each partition would otherwise report as news."""
+    from segmentlog.objects.restoring import is_wanted
+
+    gaps = [
+        part.end_offset < part.ceiling
+        for topic in done.manifest.topics
+        if is_wanted(topic.name, wanted)
+        for part in topic.partitions
+    ]
+    if any(gaps):
+        say(
+            f"{sum(gaps):,} partitions resume after a gap in the offsets, because the owner of the store may have"
+            " assigned those; 'segmentlog details TOPIC' shows the gaps as lost ranges"
+        )
 
 
 @click.command()
