@@ -205,7 +205,7 @@ def test_a_wrong_password_with_the_nonce_twice_is_refused(users: Users) -> None:
 
 
 def test_no_other_nonce_is_accepted(users: Users) -> None:
-    """Only the nonce of this exchange, and that form of it: not the client's alone, not thrice, none of another exchange."""
+    """Only the nonce of this exchange, in that form: not the client's alone, not thrice, none of another exchange."""
     other = begun(users)
     other_first = other[0].authenticate(other[1].first())[2]
     forms = [
