@@ -79,20 +79,28 @@ def _matches(name: str, host: str) -> bool:
     return bool(label and dot) and "." in rest and rest == name[2:]
 
 
+def names_in(cert_path: str) -> tuple[str, ...]:
+    """Return the names of the first certificate in a PEM file; none where it cannot be read or has none."""
+    return _names_in(cert_path) or ()
+
+
+def _names_in(cert_path: str) -> tuple[str, ...] | None:
+    """None where there is no certificate: what loads it reports that."""
+    try:
+        with open(cert_path, encoding="latin-1") as file:
+            found = _PEM.search(file.read())
+        return None if found is None else alternative_names(ssl.PEM_cert_to_DER_cert(found[0]))
+    except (OSError, ValueError):
+        return None
+
+
 def uncovered(cert_path: str, host: str) -> str | None:
     """Say why clients that connect to ``host`` will refuse the certificate in a PEM file, and what to do; None if not.
 
     A file that cannot be read, or is not a certificate, is reported where it is loaded, and is None here.
     """
-    try:
-        with open(cert_path, encoding="latin-1") as file:
-            found = _PEM.search(file.read())
-        if found is None:
-            return None
-        names = alternative_names(ssl.PEM_cert_to_DER_cert(found[0]))
-    except (OSError, ValueError):
-        return None
-    if covers(names, host):
+    names = _names_in(cert_path)
+    if names is None or covers(names, host):
         return None
     there = f"is for {', '.join(names)}" if names else "has no subjectAltName"
     instead = f"one of its names ({names[0]}:PORT)" if names else "a name that the certificate is for"

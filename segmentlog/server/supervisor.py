@@ -293,6 +293,8 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler of its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+            if number > 1:  # every process reads the files of users and rules; the first one says that they changed
+                logging.getLogger("segmentlog.server.reloads").setLevel(logging.ERROR)
             os.close(self._alive_write)
             for child in self._children:
                 if child.status_fd >= 0:
