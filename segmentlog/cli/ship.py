@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 @click.option("--bytes", "max_bytes", type=SIZE, help="With --follow: ship as soon as so many are new, too.")
 @click.option("--limit", type=SIZE, metavar="SIZE", help="Put at most so many bytes a second.")
 @click.option("--stop", is_flag=True, help="Ship no more, for good: appends need no grants of the object store then.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="With --follow: what it logs to stderr.")  # fmt: skip
 @json_option
 @click.pass_context
 def ship(
     ctx: click.Context, url: str | None, topics: tuple[str, ...], follow: bool, interval: int, max_bytes: int | None,
-    limit: int | None, stop: bool, as_json: bool,
+    limit: int | None, stop: bool, log_format: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Copy the store to an object store at URL, all topics or those that match, and exit once all of it lies there.
 
@@ -42,6 +44,10 @@ def ship(
       segmentlog ship s3://bucket/store --follow
       segmentlog ship file:///mnt/backup/store 'orders*'
     """
+    if follow:
+        from segmentlog.server.logs import set_up_logs
+
+        set_up_logs(log_format)
     with stoppable() as stopped, open_store(ctx, background=False) as store:
         if stop:
             if topics or follow:
@@ -54,13 +60,8 @@ def ship(
             _tell(done, as_json)
             return 0
         store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
-        said = ""
         while not stopped:
             time.sleep(_LOOK_S)
-            status = store.shipping.status()
-            if status is not None and status.error and status.error != said:
-                say(f"error: {status.error}; trying again")
-                said = status.error
     return 0
 
 
