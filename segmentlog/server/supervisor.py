@@ -293,6 +293,8 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler of its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+            # The metrics tell how far it is shipped; programs read where it listens from the first line of the log.
+            logging.getLogger("segmentlog.ship").setLevel(logging.WARNING)
             if number > 1:  # every process reads the files of users and rules; the first one says that they changed
                 logging.getLogger("segmentlog.server.reloads").setLevel(logging.ERROR)
             os.close(self._alive_write)
