@@ -170,7 +170,8 @@ def _tell_gaps(done: Restored, wanted: tuple[str, ...]) -> None:
     if any(gaps):
         say(
             f"{sum(gaps):,} partitions resume after a gap in the offsets, because the owner of the store may have"
-            " assigned those; 'segmentlog details TOPIC' shows the gaps as lost ranges"
+            " assigned those; 'segmentlog details TOPIC' shows each gap as a lost range, once something has written"
+            " to the partition"
         )
 
 
@@ -197,6 +198,7 @@ def takeover(url: str, folder: str, force: bool, as_json: bool) -> None:
             store.topic(topic).partitions()  # each goes on in its new epoch
         store.ship(url)
     _tell_restored(done, folder, as_json)
+    _tell_gaps(done, ())
 
 
 def absolute(folder: str) -> str:

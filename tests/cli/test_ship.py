@@ -69,7 +69,12 @@ def test_there_and_back_again(shell: Shell) -> None:
     assert shell.values("copy") == ["one", "two", "three", "four"]
     assert "is a store" in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
 
-    shell.run("takeover", shell.url, str(shell.folder / "other"))
+    assert shell.run("topics", store="copy")[1] == "", "no warning for each command"
+    assert shell.json("topics", store="copy")[0]["offsets"] == 4
+
+    told = shell.run("takeover", shell.url, str(shell.folder / "other"))[1]
+    assert "1 partitions resume after a gap" in told
+    assert "machine death" not in told
     shell.run("produce", "words", stdin="five\n", store="other")
     assert "1 more offsets" in shell.run("ship", store="other")[1]
     assert shell.values("other") == ["one", "two", "three", "four", "five"]
