@@ -307,7 +307,7 @@ def _after_lost_range(
     between the two offsets. An offset inside a lost range stays, so that the client's fetch reports the loss.
     """
     try:
-        partition = call.broker.partition(topic, number)
+        partition = call.broker.store.topic(topic).partition(number)
         if partition.topic_id != topic_id or not partition.epoch or committed.offset >= partition.log_end_offset:
             return committed.offset, committed.epoch
         offset = partition.check_position(committed.offset)
