@@ -95,6 +95,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
                      ``clean``          closed cleanly under another boot: nothing to do
                      ``torn write``     a process died inside an append; its bytes were cut off
                      ``machine death``  scanned from the recovery point, resumed at the ceiling
+                     ``restored``       the first open since a restore from an object store; resumed at the ceiling
                      ``failed fsync``   the unsynced tail was written anew and synced
                      ``no checkpoint``  scanned whole; resumed far beyond what may have been handed out
     scanned_bytes    how much of the log was read and checked

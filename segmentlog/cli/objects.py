@@ -20,15 +20,16 @@ def objects() -> None:
 @click.argument("url")
 @json_option
 def list_(url: str, as_json: bool) -> None:
-    """List what the manifest at URL refers to."""
+    """List what the manifest at URL refers to, and the manifest. Few new records are in the manifest itself."""
     with loading():
         from segmentlog.objects.location import open_bucket
         from segmentlog.objects.ownership import require_manifest
-        from segmentlog.objects.tidying import described
+        from segmentlog.objects.tidying import described, described_manifest, stored_manifest
 
-    manifest, _ = require_manifest(open_bucket(url))
+    bucket = open_bucket(url)
+    manifest, _ = require_manifest(bucket)
     count = size_bytes = 0
-    for what, stored in described(manifest):
+    for what, stored in (*described(manifest), (described_manifest(manifest), stored_manifest(bucket))):
         if as_json:
             show_json({"key": stored.key, "size_bytes": stored.size_bytes, "what": what, "xxh3_64": stored.xxh3_64})
         else:
@@ -45,7 +46,7 @@ def list_(url: str, as_json: bool) -> None:
 @click.argument("url")
 @json_option
 def verify(url: str, as_json: bool) -> int:
-    """Read every object that the manifest at URL refers to, and compare its checksums."""
+    """Read the manifest at URL and every object that it refers to, and compare checksums."""
     with loading():
         from segmentlog.objects.location import open_bucket
         from segmentlog.objects.tidying import verify as check

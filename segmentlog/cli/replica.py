@@ -94,7 +94,7 @@ def _tell(status: ReplicaStatus, folder: str, as_json: bool) -> None:
             "error": status.error,
         })  # fmt: skip
         return
-    behind, ago_s = f"{status.lag_records:,} records behind", max(status.lag_s, 0)
+    behind, ago_s = f"{status.lag_records:,} offsets behind", max(status.lag_s, 0)
     say(f"{folder}: {status.size_bytes:,} bytes, {behind} as of {ago_s:.1f} s ago")
     if status.error:
         say(f"error: {status.error}")

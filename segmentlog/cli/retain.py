@@ -22,6 +22,7 @@ from segmentlog.cli.options import SELECTOR, Selector, chosen_partitions, json_o
 from segmentlog.cli.tables import show_json
 
 if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
     from segmentlog.records import RetentionReport
 
 _KEY = re.compile(r"\(([a-z.]+)\)$")
@@ -41,6 +42,7 @@ def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: b
     topics are included only when they are named.
     """
     reports: list[RetentionReport] = []
+    offsets = 0
     failures = Failures()
     with stoppable() as stopped, open_store(ctx, read_only=dry_run, background=False) as store:
         partitions = chosen_partitions(store, topic)
@@ -55,12 +57,13 @@ def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: b
                 with failures.noted(name, progress):
                     report = patience.with_(partial(owner.partition(number).retain, dry_run=dry_run))
                     reports.append(report)
+                    offsets += _offsets_of(owner.partition(number), report)
                     if report.busy:
                         failures.busy(name)
                     with progress.hidden():
                         _tell(report, dry_run, as_json)
                 progress.advance(1)
-        say(_summary(reports, dry_run) + stopped_by(stopped))
+        say(_summary(reports, offsets, dry_run) + stopped_by(stopped))
     return failures.status(stopped)
 
 
@@ -91,14 +94,18 @@ def _extent(segment: Any) -> dict[str, Any]:
     return {"base_offset": segment.base_offset, "end_offset": segment.end_offset, "size_bytes": segment.size_bytes}
 
 
-def _summary(reports: list[RetentionReport], dry_run: bool) -> str:
+def _offsets_of(partition: Partition, report: RetentionReport) -> int:
+    """Count the offsets of the deleted segments, without those in lost ranges."""
+    return sum(partition.count_offsets(segment.base_offset, segment.end_offset) for segment, _ in report.removed)
+
+
+def _summary(reports: list[RetentionReport], offsets: int, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
     removed = [entry for report in reports for entry in report.removed]
     rolled = sum(report.rolled for report in reports)
     sealed = f"; {rolled:,} active segments {would}sealed" if rolled else ""
     if not removed:
         return f"nothing to delete in {len(reports):,} partitions{sealed}"
-    offsets = sum(segment.end_offset - segment.base_offset for segment, _ in removed)
     size = sum(segment.size_bytes for segment, _ in removed)
     keys = Counter(found[1] if (found := _KEY.search(why)) else why for _, why in removed)
     whys = ", ".join(f"{count:,} by {key}" for key, count in keys.most_common())

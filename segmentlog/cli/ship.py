@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 @click.option("--bytes", "max_bytes", type=SIZE, help="With --follow: ship as soon as so many are new, too.")
 @click.option("--limit", type=SIZE, metavar="SIZE", help="Put at most so many bytes a second.")
 @click.option("--stop", is_flag=True, help="Ship no more, for good: appends need no grants of the object store then.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="With --follow: what it logs to stderr.")  # fmt: skip
 @json_option
 @click.pass_context
 def ship(
     ctx: click.Context, url: str | None, topics: tuple[str, ...], follow: bool, interval: int, max_bytes: int | None,
-    limit: int | None, stop: bool, as_json: bool,
+    limit: int | None, stop: bool, log_format: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Copy the store to an object store at URL, all topics or those that match, and exit once all of it lies there.
 
@@ -44,6 +46,10 @@ def ship(
       segmentlog ship s3://bucket/store --follow
       segmentlog ship file:///mnt/backup/store 'orders*'
     """
+    if follow:
+        from segmentlog.server.logs import set_up_logs
+
+        set_up_logs(log_format)
     with stoppable() as stopped, open_store(ctx, background=False) as store:
         if stop:
             if topics or follow:
@@ -56,13 +62,8 @@ def ship(
             _tell(done, as_json)
             return 0
         store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
-        said = ""
         while not stopped:
             time.sleep(_LOOK_S)
-            status = store.shipping.status()
-            if status is not None and status.error and status.error != said:
-                say(f"error: {status.error}; trying again")
-                said = status.error
     return 0
 
 
@@ -155,6 +156,25 @@ def restore(
             at=None if at is None else at.number, offsets=wanted, progress=shown(progress),
         )  # fmt: skip
     _tell_restored(done, folder, as_json)
+    _tell_gaps(done, topics)
+
+
+def _tell_gaps(done: Restored, wanted: tuple[str, ...]) -> None:
+    """Report once, here, what the first process that opens each partition would otherwise report as news."""
+    from segmentlog.objects.restoring import is_wanted
+
+    gaps = [
+        part.end_offset < part.ceiling
+        for topic in done.manifest.topics
+        if is_wanted(topic.name, wanted)
+        for part in topic.partitions
+    ]
+    if any(gaps):
+        say(
+            f"{sum(gaps):,} partitions resume after a gap in the offsets, because the owner of the store may have"
+            " assigned those; 'segmentlog details TOPIC' shows each gap as a lost range, once something has written"
+            " to the partition"
+        )
 
 
 @click.command()
@@ -186,6 +206,7 @@ def takeover(url: str, folder: str, force: bool, yes: bool, as_json: bool) -> No
             store.topic(topic).partitions()  # each goes on in its new epoch
         store.ship(url)
     _tell_restored(done, folder, as_json)
+    _tell_gaps(done, ())
 
 
 def _wants_offsets_twice(manifest: Manifest, url: str, folder: str, yes: bool) -> bool:

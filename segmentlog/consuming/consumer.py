@@ -344,9 +344,12 @@ class Consumer(Generic[K, V]):
         return cursor.position
 
     def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets lie between the position and the end, for every partition."""
+        """Count the offsets from the position to the end, for every partition. Lost ranges do not count.
+
+        Compaction and transactions leave offsets without a record, so fewer records may be waiting.
+        """
         cursors = self._cursors
-        return {cursor.tp: max(cursors.end_of(cursor.log) - cursor.position, 0) for cursor in cursors}
+        return {cursor.tp: cursor.log.count_offsets(cursor.position, cursors.end_of(cursor.log)) for cursor in cursors}
 
     def pause(self, topic: str, partition: int = 0) -> None:
         """Read no more of a partition until `resume`."""

@@ -47,6 +47,10 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
     begun_offset: int = 0
 
 
+RESTORED: Final = "restored"
+"""The boot id in the checkpoint of a log that was restored from an object store and not recovered since."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """What is durable about a partition.
 
@@ -56,7 +60,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     log_start_offset     records below it were deleted
     offset_ceiling       no offset at or above it was ever handed out
     clean                nothing was appended since: the log ends at recovery_offset
-    boot_id              of the machine when it was written
+    boot_id              of the machine when it was written; `RESTORED` in a log that a restore made
     epochs, lost_ranges  histories, ascending
     compacted            how far compaction has come; a checkpoint without it is of a log that never was
     has_producers        a batch with a producer id may be in the log
@@ -78,6 +82,11 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     def epoch(self) -> int:
         """The current partition epoch."""
         return self.epochs[-1].epoch
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the log was restored from an object store, and no process has recovered it since."""
+        return self.boot_id == RESTORED
 
 
 def point_at(base: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from segmentlog.groups.folder import GroupFolder
 from segmentlog.groups.member import Member
 from segmentlog.groups.positions import CommittedOffset, CommittedPositions, encode
 from segmentlog.groups.remote import RemoteGroup
+from segmentlog.policy.lost_ranges import Ranges, count_offsets
 from segmentlog.records import TopicPartition
 from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.files import read_file
@@ -54,7 +56,8 @@ class PartitionDescription(msgspec.Struct, frozen=True):
     log_end_offset: int | None
     """None when the partition is gone."""
     lag: int | None
-    """Offsets between the committed position and the end."""
+    """Offsets from the committed position to the end, without those in lost ranges. Compaction and transactions leave
+    offsets without a record, so fewer records may be waiting."""
     member: str
     """Who reads it; empty: nobody."""
     pending: bool
@@ -72,6 +75,13 @@ class GroupDescription(msgspec.Struct, frozen=True):
     partitions: tuple[PartitionDescription, ...]
     holder: str = ""
     """Who holds the group, when its members are clients of a server."""
+
+
+class _Extent(NamedTuple):
+    """How `Groups.describe` finds out how far logs reach."""
+
+    end_of: Callable[[TopicPartition], int | None]
+    lost_of: Callable[[TopicPartition], Ranges]
 
 
 class Groups:
@@ -134,22 +144,27 @@ class Groups:
         except FileNotFoundError:
             return []
 
-    def describe(self, group: str, end_of: Callable[[TopicPartition], int | None] | None = None) -> GroupDescription:
+    def describe(
+        self, group: str, end_of: Callable[[TopicPartition], int | None] | None = None,
+        lost_of: Callable[[TopicPartition], Ranges] | None = None,
+    ) -> GroupDescription:  # fmt: skip
         """Members, assignment, positions and lag. Of a group that nobody knows: "Empty", without anything.
 
-        Looks only, and takes no lock that a member waits for: works in a read-only store, too. ``end_of`` is for who
-        knows where logs end; without it the partitions are opened to see.
+        Looks only, and takes no lock that a member waits for: works in a read-only store, too. ``end_of`` and
+        ``lost_of`` are for callers that already know where logs end and which of their offsets are lost. Without them
+        the partitions are opened; without ``lost_of`` only those where the group is not at the end.
         """
-        if end_of is not None and (not callable(end_of) or isinstance(end_of, type)):
-            raise InvalidConfig("end_of", end_of, "a function of a partition, or None")
-        end_of = end_of or self._end_of
+        for key, function in (("end_of", end_of), ("lost_of", lost_of)):
+            if function is not None and (not callable(function) or isinstance(function, type)):
+                raise InvalidConfig(key, function, "a function of a partition, or None")
+        extent = _Extent(end_of or self._end_of, lost_of or self._lost_of)
         folder = self._folder(group)
         live = folder.live_members()
         assignment = folder.read_assignment()
         now_ms = self._clock.monotonic_ms()
         held_by = folder.remote_holder(now_ms)
         if held_by is not None and not live:
-            return self._describe_remote(group, *held_by, end_of)
+            return self._describe_remote(group, *held_by, extent)
         members = tuple(
             MemberDescription(
                 member, state.info.client_id, state.info.pid, state.info.host, state.info.topics, state.info.joined_ms,
@@ -168,12 +183,10 @@ class Groups:
             state = "Stable"
         return GroupDescription(
             group, state, assignment.generation if assignment else 0, assignment.strategy if assignment else "",
-            members, self._describe_partitions(group, assigned_to, owners, end_of),
+            members, self._describe_partitions(group, assigned_to, owners, extent),
         )  # fmt: skip
 
-    def _describe_remote(
-        self, group: str, remote: RemoteGroup, holder: str, end_of: Callable[[TopicPartition], int | None]
-    ) -> GroupDescription:
+    def _describe_remote(self, group: str, remote: RemoteGroup, holder: str, extent: _Extent) -> GroupDescription:
         members = tuple(
             MemberDescription(
                 member.id, member.client_id, None, member.client_host, member.topics, None, None,
@@ -186,16 +199,15 @@ class Groups:
         state = "Stable" if remote.state == "Stable" else "Rebalancing"
         return GroupDescription(
             group, state, remote.generation, remote.protocol, members,
-            self._describe_partitions(group, owners, owners, end_of), holder,
+            self._describe_partitions(group, owners, owners, extent), holder,
         )  # fmt: skip
 
     def _describe_partitions(
-        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str],
-        end_of: Callable[[TopicPartition], int | None],
-    ) -> tuple[PartitionDescription, ...]:  # fmt: skip
+        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str], extent: _Extent
+    ) -> tuple[PartitionDescription, ...]:
         committed, pending = self.positions.committed(group), self.positions.pending(group)
         return tuple(
-            _describe_partition(tp, committed.get(tp), end_of(tp), owners.get(tp, ""), tp in pending)
+            _describe_partition(tp, committed.get(tp), extent, owners.get(tp, ""), tp in pending)
             for tp in sorted({*committed, *assigned, *pending})
         )
 
@@ -214,6 +226,12 @@ class Groups:
             return self._topics.topic(tp.topic).partition(tp.partition).log_end_offset
         except UnknownTopic:
             return None
+
+    def _lost_of(self, tp: TopicPartition) -> Ranges:
+        try:
+            return self._topics.topic(tp.topic).partition(tp.partition).lost_ranges()
+        except UnknownTopic:
+            return ()
 
     # ------------------------------------------------------------ changing
 
@@ -349,7 +367,10 @@ class Groups:
 
 
 def _describe_partition(
-    tp: TopicPartition, committed: CommittedOffset | None, end: int | None, member: str, pending: bool
+    tp: TopicPartition, committed: CommittedOffset | None, extent: _Extent, member: str, pending: bool
 ) -> PartitionDescription:
-    lag = max(end - committed.offset, 0) if committed is not None and end is not None else None
+    end, lag = extent.end_of(tp), None
+    if committed is not None and end is not None:
+        is_behind = committed.offset < end
+        lag = count_offsets(extent.lost_of(tp), committed.offset, end) if is_behind else 0
     return PartitionDescription(tp.topic, tp.partition, committed, end, lag, member, pending)

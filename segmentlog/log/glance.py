@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, STATE_FILE
+from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem, opened
@@ -80,9 +81,9 @@ def sealed_size(fs: FileSystem, folder: str, log: LogState) -> tuple[int, int]:
     return count, size_bytes
 
 
-def lost_count(fs: FileSystem, folder: str, log: LogState) -> int:
-    """Offsets that crashes and truncations took. Raises OSError."""
+def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, ...]:
+    """The offsets that crashes and truncations took, ascending. Raises OSError."""
     if not log.epoch:  # the first epoch ends with the first loss
-        return 0
+        return ()
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
-    return 0 if checkpoint is None else sum(lost.end_offset - lost.base_offset for lost in checkpoint.lost_ranges)
+    return () if checkpoint is None else checkpoint.lost_ranges

@@ -37,6 +37,7 @@ from segmentlog.log.read.reader import Reader, SkipListener
 from segmentlog.log.recovery.opening import find_live_page, open_partition
 from segmentlog.log.retainer import Retainer
 from segmentlog.log.shortening import trim, truncate
+from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.records import (
     CompactionReport,
     EpochStart,
@@ -459,6 +460,14 @@ class Partition:
     def lost_ranges(self) -> list[LostRange]:
         """The ranges of offsets that crashes and truncations took, ascending."""
         return list(self._reader.lost_ranges())
+
+    def count_offsets(self, base_offset: int, end_offset: int) -> int:
+        """Count the offsets in ``[base_offset, end_offset)`` that no lost range covers: a lag, or a size in offsets.
+
+        Compaction, control batches and aborted transactions leave offsets without a record too, so the number of
+        records may be smaller. Thread-safe. Raises OSError when the checkpoint cannot be read.
+        """
+        return count_offsets(self._reader.lost_ranges(), base_offset, end_offset)
 
     @property
     def generation(self) -> int:

@@ -11,6 +11,7 @@ from segmentlog.objects.capture import as_shipped
 from segmentlog.objects.decisions import Where
 from segmentlog.objects.known import Part
 from segmentlog.objects.planning import Interval
+from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.policy.shipping import entry, promise
 
 
@@ -53,6 +54,10 @@ def said(manifest: Manifest) -> object:
 
 
 def records_of(manifest: Manifest | None) -> int:
-    """Offsets that are shipped, by and large."""
+    """Offsets that are shipped, without those in lost ranges."""
     topics = () if manifest is None else manifest.topics
-    return sum(part.end_offset - part.log_start_offset for topic in topics for part in topic.partitions)
+    return sum(
+        count_offsets(part.lost_ranges, part.log_start_offset, part.end_offset)
+        for topic in topics
+        for part in topic.partitions
+    )

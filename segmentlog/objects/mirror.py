@@ -37,6 +37,7 @@ from segmentlog.objects.ownership import require_manifest
 from segmentlog.objects.restoring import checkpoint_of, is_wanted
 from segmentlog.objects.spans import Spans, segment_spans, size_of
 from segmentlog.objects.uploads import PARALLEL, beside_each_other
+from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
 from segmentlog.topics.folders import TopicFile, TopicFolders
@@ -361,4 +362,5 @@ def _stable_offset(partition: ShippedPartition) -> int:
 
 
 def _behind(one: _Round) -> int:
-    return max(one.wanted.end_offset - (one.part.there.end_offset if one.part.there else 0), 0)
+    shown_offset = one.part.there.end_offset if one.part.there else 0
+    return count_offsets(one.wanted.lost_ranges, shown_offset, one.wanted.end_offset)

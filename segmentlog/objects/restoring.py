@@ -4,9 +4,10 @@
     DIR/TOPIC/N/...     segments, checked against the manifest's checksums as they come
     DIR/store.json      last of all: from here on it is a store
 
-Each log is left as after the death of a machine: the next open goes on at the ceiling, in a new epoch, and tells what
-was lost. Killed and run again it keeps what it finds whole. What a restore to a time or to offsets leaves out is the
-business of `rewinding`.
+Each log gets a checkpoint that says it was restored. The first process that opens it for writing resumes at the
+ceiling, in a new epoch, and reports a lost range: the store's owner may have assigned those offsets. A restore that was
+killed and is run again keeps the files that are whole. `rewinding` leaves out what a restore to a time or to offsets
+leaves out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from segmentlog.arguments import as_patterns
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import ObjectStoreError, ShippingRefused
-from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.checkpoint import RESTORED, Checkpoint
 from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition, ShippedSegment, ShippedTopic, Stored
 from segmentlog.format.names import (
     CHECKPOINT_FILE,
@@ -409,7 +410,7 @@ class Restoring:
 
 
 def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_position: int) -> Checkpoint:
-    """Of a log that was shipped, as after the death of its machine; a recovery begins there in the active segment."""
+    """Return the checkpoint of a restored log. Recovery starts at that offset and byte of the active segment."""
     return Checkpoint(
         recovery_offset=recovery_offset,
         recovery_segment=partition.active_base,
@@ -417,6 +418,7 @@ def checkpoint_of(partition: ShippedPartition, recovery_offset: int, recovery_po
         log_start_offset=partition.log_start_offset,
         offset_ceiling=partition.ceiling,
         clean=False,
+        boot_id=RESTORED,
         epochs=partition.epochs,
         lost_ranges=partition.lost_ranges,
         compacted=partition.compacted,

@@ -18,6 +18,7 @@ from segmentlog.objects.binding import read_binding
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import end, unbind
 from segmentlog.objects.recalling import bring_all_back
+from segmentlog.objects.ship_log import ShipLog
 from segmentlog.objects.shipper import Progress, ShippedNow, Shipper
 from segmentlog.storage import forks
 from segmentlog.storage.files import read_file
@@ -117,7 +118,7 @@ class Shipping:
                 raise InvalidConfig("topics", topics, why)
             _flush(self._topics)
             return self._run.shipper.ship(progress)
-        run = _Run(self._topics, url, wanted=topics, bytes_per_s=bytes_per_s, threads=False)
+        run = _Run(self._topics, url, wanted=topics, bytes_per_s=bytes_per_s, threads=False, goes_on=False)
         try:
             _flush(self._topics)
             return run.shipper.ship(progress)
@@ -219,6 +220,7 @@ class _Run:
         max_bytes: int | None = None,
         bytes_per_s: int | None = None,
         threads: bool = True,
+        goes_on: bool = True,
     ) -> None:
         topics.check_writable("ship it")
         interval_ms = as_int("ship_interval_ms", interval_ms, 1, _INTERVAL_MAX_MS)
@@ -228,6 +230,7 @@ class _Run:
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
         self.shipper = Shipper(topics, open_bucket(url, bytes_per_s), wanted=wanted, interval_ms=interval_ms)
+        self._log = ShipLog(topics.path, self.shipper.bucket.url) if goes_on else None
         self._ticked_s = 0.0
         self._watch: Watch | None = None
         self._worker = Worker("ship", self.tick) if threads else None
@@ -249,11 +252,22 @@ class _Run:
     def tick(self, now_ms: int | None = None) -> float:
         """One turn; seconds until the next. Raises what `Shipper.tick` does."""
         began_s = self._ticked_s = time.monotonic()
-        self.shipper.tick(now_ms)
+        self._ship(now_ms)
         if not self.shipper.is_owner:
             return _STANDBY_S
         ahead_s = min(_AHEAD_S, self._interval_s / 20)
         return max(began_s + self._interval_s - ahead_s - time.monotonic(), _PAUSE_MIN_S)
+
+    def _ship(self, now_ms: int | None = None) -> None:
+        shipper = self.shipper
+        try:
+            done = shipper.tick(now_ms)
+        except Exception:
+            if self._log is not None:
+                self._log.note_failure()
+            raise
+        if self._log is not None:
+            self._log.note_cycle(is_owner=shipper.is_owner, put=done.put, records=done.records, stuck=shipper.stuck)
 
     def _watch_tick(self) -> float:
         """Wake the one that ticks when somebody waits for it, or when there is much."""
@@ -296,10 +310,14 @@ class _Run:
                 worker.join(_CLOSING_S)
         if self._watch is not None:
             self._watch.close()
+        is_whole = False
         if self.shipper.is_owner:
             try:
                 _flush(self._topics)
-                self.shipper.tick()
+                self._ship()
+                is_whole = True
             except (SegmentlogError, OSError) as error:
                 logger.warning("%s: what was appended last is not shipped: %s", self._topics.path, error)
+        if self._log is not None:
+            self._log.end(is_whole=is_whole)
         self.shipper.close()

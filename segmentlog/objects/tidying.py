@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
+import xxhash
 from msgspec.structs import replace
 
 from segmentlog.errors import ObjectStoreError, ShippingRefused
@@ -20,6 +21,7 @@ from segmentlog.format.names import SHIPPED_FILES
 from segmentlog.objects.bucket import Bucket, ObjectChanged, ObjectMissing
 from segmentlog.objects.checking import check_object
 from segmentlog.objects.ownership import require_manifest
+from segmentlog.objects.spans import chunk_data
 from segmentlog.objects.uploads import nonce
 
 GRACE_MS: Final = 24 * 3600_000
@@ -50,10 +52,13 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> Checked:
-    """Read every object that the manifest refers to, and compare checksums. Raises `ShippingRefused` without one."""
+    """Read the manifest and every object that it refers to, and compare checksums, those of inline records too.
+
+    Raises `ShippingRefused` without a manifest.
+    """
     manifest, _ = require_manifest(bucket)
-    problems: list[tuple[str, str]] = []
-    size_bytes = count = 0
+    problems = [(MANIFEST_KEY, why) for why in _inline_problems(manifest)]
+    size_bytes, count = stored_manifest(bucket).size_bytes, 1
     for stored in manifest.objects():
         try:
             data, _ = bucket.get(stored.key)
@@ -102,6 +107,30 @@ def sweep(bucket: Bucket, now_ms: int, *, grace_ms: int = GRACE_MS, dry_run: boo
             continue
         return swept
     raise ObjectStoreError(bucket.url, "gc", f"the manifest changed {_TRIES} times meanwhile; try again")
+
+
+def _inline_problems(manifest: Manifest) -> Iterator[str]:
+    """The inline records that are not what was shipped."""
+    tails = {tail.number: tail for tail in manifest.tails if tail.object is None}
+    for topic in manifest.topics:
+        for partition in topic.partitions:
+            for chunk in partition.chunks:
+                tail = tails.get(chunk.tail)
+                if tail is not None and xxhash.xxh3_64_hexdigest(chunk_data(chunk, tail)) != chunk.xxh3_64:
+                    where = f"{topic.name}/{partition.number} up to offset {chunk.end_offset}"
+                    yield f"damaged: the inline records of {where} are not what was shipped"
+
+
+def stored_manifest(bucket: Bucket) -> Stored:
+    """The manifest as an object: its key, its size and its checksum. Raises `ObjectStoreError`, `ObjectMissing`."""
+    data, _ = bucket.get(MANIFEST_KEY)
+    return Stored(MANIFEST_KEY, len(data), xxhash.xxh3_64_hexdigest(data))
+
+
+def described_manifest(manifest: Manifest) -> str:
+    """What the manifest holds, for people: the newest records are in it as long as they are few."""
+    inline = sum(tail.size_bytes for tail in manifest.tails if tail.object is None)
+    return f"the manifest, with {inline:,} bytes of records inline" if inline else "the manifest"
 
 
 def described(manifest: Manifest) -> Iterator[tuple[str, Stored]]:

@@ -41,6 +41,16 @@ def is_lost(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
     return first_behind(ranges, base_offset) >= end_offset
 
 
+def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
+    """Count the offsets in ``[base_offset, end_offset)`` that no lost range covers; 0 for an empty interval.
+
+    Every count and every lag comes from here. It is an upper bound of the number of records: compaction, control
+    batches and aborted transactions leave further offsets without a record.
+    """
+    lost = (min(one.end_offset, end_offset) - max(one.base_offset, base_offset) for one in ranges)
+    return max(end_offset - base_offset, 0) - sum(count for count in lost if count > 0)
+
+
 def with_lost_range(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
     """The ranges with one more at their end, which takes in those that it covers."""
     apart = [known for known in ranges if known.base_offset < lost.base_offset or known.end_offset > lost.end_offset]

@@ -12,6 +12,7 @@
     unclean      end < ceiling                ceiling                + 1      offsets in between may have been seen
     unclean      end > ceiling                end + 2^32             + 1      the ceiling is from a checkpoint that
                                                                               was replaced: as if there were none
+    restored     end <= ceiling                the same as unclean; the report says what made the log
     one slot     end                          max(end, ceiling)      + 1      the damaged slot may have held a
     damaged                                   + 2^32                          higher ceiling
 
@@ -62,6 +63,11 @@ def decide(
         return RecoveryVerdict(resume, next_epoch, f"the log goes past the checkpoint's offset ceiling {ceiling}")
     if checkpoint.clean and end_offset == checkpoint.recovery_offset == ceiling:
         return RecoveryVerdict(end_offset, checkpoint.epoch, "it was closed cleanly")
+    if checkpoint.is_restored:
+        why = "restored from an object store"
+        if end_offset < ceiling:
+            why += f"; the owner of the store may have assigned offsets up to the ceiling {ceiling} before that"
+        return RecoveryVerdict(ceiling, next_epoch, why)
     if end_offset == ceiling:
         return RecoveryVerdict(end_offset, next_epoch, "every offset that was handed out survived")
     return RecoveryVerdict(

@@ -11,8 +11,11 @@
 
 Operations: all read write create delete alter describe cluster-action describe-configs alter-configs
 idempotent-write. A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a
-star at the end for a prefix; ``topic=raw*`` is the one name that ends with a star. What starts with ``#`` is a comment,
-and stays when a Kafka client adds or deletes rules.
+star at the end for a prefix; ``group=raw*`` is the one group whose name ends with a star. What starts with ``#`` is a
+comment, and stays when a Kafka client adds or deletes rules.
+
+A rule that can never apply is refused: a topic by a name that no topic can have, an operation that the kind of resource
+does not have, an address that no client has. A rule that most likely never applies is a `Doubt`.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from segmentlog.errors import InvalidTopicName
+from segmentlog.format.names import MAX_NAME_LENGTH, check_topic_name
 from segmentlog.security.acl_rules import ANYTHING, SUPPORTED, Pattern, Permission, Rule
 from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
@@ -43,6 +48,18 @@ class Acls(NamedTuple):
 
     rules: tuple[Rule, ...]
     super_users: frozenset[str]
+    doubts: tuple[str, ...] = ()
+    """Sentences about rules that are legal and most likely a mistake, each with its line."""
+
+    def changes_from(self, before: Acls) -> str:
+        """Say how many rules and super users there are now, and how many came and went. Names nobody."""
+        rules, had = set(self.rules), set(before.rules)
+        return (
+            f"{len(self.rules):,} rules, {len(self.super_users):,} super users;"
+            f" {len(rules - had):,} rules added, {len(had - rules):,} removed,"
+            f" {len(self.super_users - before.super_users):,} super users added,"
+            f" {len(before.super_users - self.super_users):,} removed"
+        )
 
 
 class _Malformed(ValueError):
@@ -59,10 +76,12 @@ def parse_acls(path: str, data: bytes) -> Acls:
     """The rules in a file. Raises `SecurityFileError`, which tells the line and what would be right."""
     rules: list[Rule] = []
     super_users: list[str] = []
-    for line in _lines(path, data):
+    doubts: list[str] = []
+    for number, line in enumerate(_lines(path, data), 1):
         rules += line.rules
         super_users += line.super_users
-    return Acls(tuple(rules), frozenset(super_users))
+        doubts += [f"{path}, line {number}: {doubt}" for doubt in _doubts(line)]
+    return Acls(tuple(rules), frozenset(super_users), tuple(doubts))
 
 
 def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
@@ -102,10 +121,50 @@ def check_rule(rule: Rule) -> None:
         raise _Malformed(f"{what} is nothing that is done with a {_text_of(rule.resource_type)}: {possible}")
     if not rule.name:
         raise _Malformed("the name is empty")
+    if rule.resource_type is ResourceType.TOPIC:
+        _check_topic(rule)
     if rule.resource_type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER_NAME, Pattern.LITERAL):
         raise _Malformed(f"there is one cluster, {CLUSTER_NAME}")
     if rule.host != ANYTHING and (not rule.host or normal_host(rule.host) != rule.host):
         raise _Malformed(f"{rule.host!r} is no address of a machine, as 10.0.0.7, nor * for all")
+    if rule.host != ANYTHING and not _may_be_a_client(rule.host):
+        raise _Malformed(f"no client comes from {rule.host}, so the rule would never apply: leave 'from' out for all")
+
+
+def _check_topic(rule: Rule) -> None:
+    """Raises `_Malformed` for a name, or the beginning of one, that no topic can have."""
+    if rule.name == ANYTHING and rule.pattern is Pattern.LITERAL:
+        return
+    is_whole = rule.pattern is Pattern.LITERAL or len(rule.name) >= MAX_NAME_LENGTH
+    try:
+        check_topic_name(rule.name if is_whole else f"{rule.name}a", internal=True)
+    except InvalidTopicName as error:
+        why = f"no topic has the name {rule.name!r}" if is_whole else f"no topic's name begins with {rule.name!r}"
+        advice = ""
+        if "," in rule.name:
+            parts = [part for part in rule.name.split(",") if part]
+            advice = f" A rule has one name: write a line each for {' and '.join(f'topic:{part}' for part in parts)}."
+        elif "*" in rule.name:
+            advice = " A star stands for any characters at the end of a name only: topic:raw-*; topic:* is all topics."
+        raise _Malformed(f"{why} ({error.rule}), so the rule would never apply.{advice}") from None
+
+
+def _may_be_a_client(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    return not (address.is_unspecified or address.is_multicast)
+
+
+def _doubts(line: _Line) -> Iterator[str]:
+    """What is legal on a line, and most likely not what was meant."""
+    for rule in line.rules[:1]:
+        if rule.resource_type in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID) and "," in rule.name:
+            kind = _text_of(rule.resource_type)
+            yield f"the rule is about the one {kind} {rule.name!r}; a rule has one name, so write a line for each"
+        elif rule.name != ANYTHING and "*" in rule.name:
+            yield f"the star in {rule.name!r} stands for itself; only at the end, after ':', it stands for the rest"
+    for principal in dict.fromkeys((*(rule.principal for rule in line.rules), *line.super_users)):
+        if f",{_PRINCIPAL}" in principal:
+            yield f"{principal!r} is one user with a comma in the name; write a line for each user"
 
 
 def normal_host(host: str) -> str:

@@ -10,7 +10,7 @@ from segmentlog.security.acl_rules import SUPPORTED, Rule, RuleFilter, RuleIndex
 from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import Operation, Principal, ResourceType
 from segmentlog.security.replacing import change_file
-from segmentlog.security.watched import LOOK_EVERY_S, WatchedFile
+from segmentlog.security.watched import LOOK_EVERY_S, WatchedFile, reloads
 from segmentlog.storage.fs import FileSystem
 
 _KNOWN_MAX: Final = 20_000
@@ -47,6 +47,16 @@ class _Decisions:
         return is_allowed
 
 
+def _changes(before: _Decisions, now: _Decisions) -> str:
+    _warn(now)
+    return now.acls.changes_from(before.acls)
+
+
+def _warn(decisions: _Decisions) -> None:
+    for doubt in decisions.acls.doubts:
+        reloads.warning("%s", doubt)
+
+
 class Authorizer:
     """Decides by the rules of a file, those of half a second ago at the oldest. Thread-safe.
 
@@ -63,8 +73,10 @@ class Authorizer:
         more = frozenset(super_users)
         try:
             self._file = WatchedFile(
-                path, lambda data: _Decisions(parse_acls(path, data), more), fs=self._fs, look_every_s=look_every_s
-            )
+                path, lambda data: _Decisions(parse_acls(path, data), more), _changes, fs=self._fs,
+                look_every_s=look_every_s,
+            )  # fmt: skip
+            _warn(self._file.current())
         except FileNotFoundError:
             raise SecurityFileError(path, "there is no such file; an empty one denies everything") from None
 
@@ -96,6 +108,10 @@ class Authorizer:
     def is_open(self) -> bool:
         """Whether there are no rules to show or to change, and everything is allowed."""
         return False
+
+    def look(self) -> None:
+        """Read the file if it changed, as a decision does; for a server that no client asks."""
+        self._file.current()
 
     def reload(self) -> None:
         """Look at the file now, and not within the next half second."""
@@ -148,6 +164,9 @@ class OpenAuthorizer(Authorizer):
     @property
     def is_open(self) -> bool:
         return True
+
+    def look(self) -> None:
+        """There is nothing to read."""
 
     def reload(self) -> None:
         """There is nothing to read."""

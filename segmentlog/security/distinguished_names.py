@@ -33,16 +33,16 @@ _ENCODINGS: Final = {
 }
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 _VERSION: Final = 0xA0
-_Element = tuple[int, bytes, bytes]
+Element = tuple[int, bytes, bytes]
 """Tag, contents, all of it."""
 
 
 def subject_of(certificate: bytes) -> str:
     """The distinguished name of whom a certificate (DER) is for. Raises ValueError for what is no certificate."""
     try:
-        (_, outer, _), *_ = _elements(certificate)
-        (_, inner, _), *_ = _elements(outer)
-        parts = [part for part in _elements(inner) if part[0] != _VERSION]
+        (_, outer, _), *_ = elements(certificate)
+        (_, inner, _), *_ = elements(outer)
+        parts = [part for part in elements(inner) if part[0] != _VERSION]
         _, name, _ = parts[4]  # behind serial number, algorithm, issuer and validity
         return name_of(name)
     except (IndexError, ValueError) as error:
@@ -51,19 +51,19 @@ def subject_of(certificate: bytes) -> str:
 
 def name_of(contents: bytes) -> str:
     """A Name (the contents of its SEQUENCE) in the form of RFC 2253."""
-    parts = ["+".join(map(_attribute, _elements(one_part))) for _, one_part, _ in _elements(contents)]
+    parts = ["+".join(map(_attribute, elements(one_part))) for _, one_part, _ in elements(contents)]
     return ",".join(reversed(parts))
 
 
-def _attribute(element: _Element) -> str:
-    (_, identifier, _), (tag, value, whole) = _elements(element[1])
-    dotted = _dotted(identifier)
-    keyword = _KEYWORDS.get(dotted)
+def _attribute(element: Element) -> str:
+    (_, identifier, _), (tag, value, whole) = elements(element[1])
+    oid = dotted(identifier)
+    keyword = _KEYWORDS.get(oid)
     if keyword is not None and tag in _ENCODINGS:
         # A string may not be of the type that it says (Latin-1 as a PrintableString): authorities sign such names.
         with contextlib.suppress(UnicodeDecodeError):
             return f"{keyword}={_escape(value.decode(_ENCODINGS[tag]))}"
-    return f"{keyword or dotted}=#{whole.hex()}"
+    return f"{keyword or oid}=#{whole.hex()}"
 
 
 def _escape(text: str) -> str:
@@ -76,7 +76,7 @@ def _escape(text: str) -> str:
     return "\\ " * before + core + "\\ " * behind
 
 
-def _elements(data: bytes) -> Iterator[_Element]:
+def elements(data: bytes) -> Iterator[Element]:
     """What lies one behind the other in DER. Raises ValueError and IndexError for what is none."""
     at = 0
     while at < len(data):
@@ -92,7 +92,8 @@ def _elements(data: bytes) -> Iterator[_Element]:
         at += size
 
 
-def _dotted(identifier: bytes) -> str:
+def dotted(identifier: bytes) -> str:
+    """Return an object identifier's contents as text: ``2.5.4.3``."""
     numbers = []
     number = 0
     for byte in identifier:

@@ -80,6 +80,7 @@ class ScramExchange:
                 self._was_challenged = True
                 self._server.set_client_first(text)
                 return str(self._server.get_server_first()).encode()
+            self._accept_doubled_nonce(text)
             self._server.set_client_final(text)
             answer = str(self._server.get_server_final()).encode()
         except (ScramException, ValueError):  # also what is no UTF-8
@@ -92,6 +93,19 @@ class ScramExchange:
             )
         self.name = self._claimed
         return answer
+
+    def _accept_doubled_nonce(self, client_final: str) -> None:
+        """Accept the nonce of librdkafka before 2.6.1, which puts the client's nonce before the whole nonce once more.
+
+        RFC 5802 wants the nonce of the server's first message, and Kafka 4.3.1 refuses any other; Kafka 3.8.1 took this
+        one (librdkafka's pull request 4895). Accepting it is safe: it is accepted in this one form, which contains
+        the server's nonce; and the proof covers the server's first message as this exchange sent it, so that a
+        message of another exchange does not fit.
+        """
+        nonce, of_server = self._server.nonce, str(self._server.s_nonce)
+        doubled = str(nonce).removesuffix(of_server) + str(nonce)
+        if nonce is not None and f"r={doubled}" in client_final.split(","):
+            self._server.nonce = type(nonce)(doubled)
 
     def _credential(self, name: str) -> tuple[bytes, bytes, bytes, int]:
         """What scramp asks for: of a name nobody has it is made up, so that this cannot be told from outside."""

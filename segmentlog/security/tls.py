@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from segmentlog.security.certificate_names import names_in
 from segmentlog.security.distinguished_names import subject_of
 from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import Principal
-from segmentlog.security.watched import LOOK_EVERY_S
+from segmentlog.security.watched import LOOK_EVERY_S, reloads
 from segmentlog.storage import forks
 from segmentlog.storage.locks import if_free
 
@@ -97,7 +98,10 @@ class ServerTls:
             return
         self._versions, self._is_settled, self._complaint = versions, is_settled, ""
         if is_changed:
-            logger.info("%s: read anew", self._paths[0])
+            cert, _, client_ca = self._paths
+            names = ", ".join(names_in(cert)) or "no name"
+            told = f"; the authority of clients is in {client_ca}" if client_ca is not None else ""
+            reloads.info("%s or its key changed and was read again: the certificate is for %s%s", cert, names, told)
 
     def _look(self) -> tuple[list[tuple[int, int, int]], bool]:
         versions = []

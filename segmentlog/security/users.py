@@ -94,7 +94,7 @@ class Users:
         self.path = path
         fs = fs or FileSystem()
         try:
-            self._file = WatchedFile(path, lambda data: _Known(_decode(path, data)), fs=fs)
+            self._file = WatchedFile(path, lambda data: _Known(_decode(path, data)), _Known.changes_to, fs=fs)
         except FileNotFoundError:
             why = "there is no such file; 'segmentlog users add NAME --users FILE' makes it"
             raise SecurityFileError(path, why) from None
@@ -137,6 +137,15 @@ class _Known:
         """So many has somebody whom there is not: as most have, or that would tell him."""
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
+
+    def changes_to(self, now: _Known) -> str:
+        """Say how many users there are now, and how many came, went and got another password. Names nobody."""
+        there = self._users.keys() & now._users.keys()
+        return (
+            f"{len(now._users):,} users; {len(now._users.keys() - there):,} added,"
+            f" {len(self._users.keys() - there):,} removed,"
+            f" {sum(self._users[name] != now._users[name] for name in there):,} with another password"
+        )
 
     def mechanism_for(self, name: str) -> str:
         """By which a password in the clear is verified."""

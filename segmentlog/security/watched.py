@@ -14,6 +14,8 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import if_free
 
 logger = logging.getLogger("segmentlog.server")
+reloads = logging.getLogger("segmentlog.server.reloads")
+"""Where a process says what a changed file says now. Of several processes that read one file, one says it."""
 
 T = TypeVar("T")
 
@@ -28,13 +30,15 @@ class WatchedFile(Generic[T]):
     """What ``parse`` makes of the file at ``path``. Thread-safe.
 
     The first look raises whatever is wrong. Later on a file that is gone or broken changes nothing: what was known
-    goes on to count, and an error is logged, once for each state of the file.
+    goes on to count, and an error is logged, once for each state of the file. A file that says something else is logged
+    with ``describe(before, now)``, which must hold no secret.
     """
 
     def __init__(
         self,
         path: str,
         parse: Callable[[bytes], T],
+        describe: Callable[[T, T], str],
         *,
         fs: FileSystem | None = None,
         look_every_s: float = LOOK_EVERY_S,
@@ -42,6 +46,7 @@ class WatchedFile(Generic[T]):
     ) -> None:
         self.path = path
         self._parse = parse
+        self._describe = describe
         self._fs = fs or FileSystem()
         self._look_every_s = look_every_s
         self._clock = clock
@@ -75,8 +80,8 @@ class WatchedFile(Generic[T]):
                 return
             found = read_file(self._fs, self.path)
             if found != self._bytes:
-                self._value = self._parse(found)
-                logger.info("%s: read anew", self.path)
+                before, self._value = self._value, self._parse(found)
+                reloads.info("%s changed and was read again: %s", self.path, self._describe(before, self._value))
         except (OSError, SegmentlogError) as error:
             complaint = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             if complaint != self._complaint:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from segmentlog.errors import ReadOnlyStore, SegmentlogError
@@ -21,6 +22,8 @@ from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import hold_open, let_go
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+
+logger = logging.getLogger("segmentlog.server")
 
 DEFAULT_PORT: Final = 9092
 
@@ -98,6 +101,17 @@ def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str,
     own = ports[1:] or ports
     nodes = [Node(index + 1, name, port) for index, port in enumerate(own)]
     return nodes, f"[{name}]:{ports[0]}" if ":" in name else f"{name}:{ports[0]}"
+
+
+def warn_of_names(cert_path: str | None, nodes: Iterable[Node]) -> None:
+    """Log a warning for each advertised name that the server's certificate does not have: clients refuse it then."""
+    if cert_path is None:
+        return
+    from segmentlog.security.certificate_names import uncovered  # with `ssl`, which a supervisor has no other use for
+
+    for host in dict.fromkeys(node.host for node in nodes):
+        if (why := uncovered(cert_path, host)) is not None:
+            logger.warning("%s", why)
 
 
 def cluster_id_of(store_id: str) -> str:

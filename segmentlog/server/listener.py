@@ -26,6 +26,7 @@ from segmentlog.server.meter import Event, Meter
 from segmentlog.server.outbox import Answer
 from segmentlog.server.sasl_session import SaslSession
 from segmentlog.server.settings import Limits
+from segmentlog.server.tls_refusals import TlsRefusals
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
 from segmentlog.storage import forks
 
@@ -99,6 +100,7 @@ class Listener:
         self._afterwards = afterwards
         self._meter = meter or Meter()
         self._refusals = Seldom()
+        self._tls_refusals = TlsRefusals()
         self._received_bytes = self._sent_bytes = 0
         """Over connections that are closed."""
         self._mutex = threading.Lock()
@@ -280,7 +282,7 @@ class Listener:
             self._enter(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
         except (OSError, ssl.SSLError, ValueError) as error:
             self._meter.event(Event.TLS_FAILED)
-            logger.info("%s: no TLS: %s", host, error, extra={"client_host": host})
+            self._tls_refusals.note(host, error)
             sock.close()
             self._forget(host, guest)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from segmentlog.security.listening import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
 from segmentlog.security.settings import Security
-from segmentlog.server.addresses import ServerLock, cluster_id_of, nodes_of
+from segmentlog.server.addresses import ServerLock, cluster_id_of, nodes_of, warn_of_names
 from segmentlog.server.cluster import Cluster
 from segmentlog.server.settings import ServerSettings
 from segmentlog.server.supervisor import FINISH_S
@@ -66,6 +66,7 @@ class Server:
         try:
             sockets.append(listen(host, port))
             nodes, self.bootstrap_servers = nodes_of(host, sockets, advertised)
+            warn_of_names(security.tls_cert, nodes)
             cluster = Cluster(cluster_id_of(store.store_id), nodes, nodes[0].node_id)
             worker = self.worker = Worker(store, sockets, cluster, settings, security, host)
             if metrics_at is not None:

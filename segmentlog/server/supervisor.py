@@ -29,7 +29,7 @@ from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.listening import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
 from segmentlog.security.settings import Security
-from segmentlog.server.addresses import ServerLock, nodes_of
+from segmentlog.server.addresses import ServerLock, nodes_of, warn_of_names
 from segmentlog.server.cluster import Node
 from segmentlog.server.settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
@@ -140,6 +140,7 @@ class Supervisor:
                 for number in range(1, plan.workers + 1):
                     self._sockets.append(listen(plan.host, plan.port + number if plan.port else 0))
             self.nodes, self.bootstrap_servers = nodes_of(plan.host, self._sockets, advertised)
+            warn_of_names(security.tls_cert, self.nodes)
             self._lock.tell(self.bootstrap_servers)
             if beside is not None:
                 self._socket_beside = listen(beside.host, beside.port)
@@ -292,6 +293,10 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler of its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+            # The metrics tell how far it is shipped; programs read where it listens from the first line of the log.
+            logging.getLogger("segmentlog.ship").setLevel(logging.WARNING)
+            if number > 1:  # every process reads the files of users and rules; the first one says that they changed
+                logging.getLogger("segmentlog.server.reloads").setLevel(logging.ERROR)
             os.close(self._alive_write)
             for child in self._children:
                 if child.status_fd >= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,15 @@ class Worker:
     ) -> None:
         authorizer = OpenAuthorizer() if security.acls is None else Authorizer(security.acls)
         self.broker = Broker(store, cluster, settings, authorizer)
+        door, users = _door(security, host)
+        self._looks: list[Callable[[], object]] = [authorizer.look]
+        if users is not None:
+            self._looks.append(users.version)
+        if door.tls is not None:
+            self._looks.append(door.tls.context)
         self.listener = Listener(
             sockets,
-            _door(security, host),
+            door,
             settings.limits,
             self.broker.buffers,
             Dispatcher(self.broker).handle,
@@ -51,6 +57,11 @@ class Worker:
         """Serve from now on, in threads."""
         self.listener.start()
         self.broker.take_up_groups()
+
+    def refresh(self) -> None:
+        """Read the files of users, rules and certificates if they changed, so that this is logged without a client."""
+        for look in self._looks:
+            look()
 
     def is_well(self, patience_s: float) -> bool:
         """Whether what every request needs can be had."""
@@ -73,11 +84,12 @@ class Worker:
         self.broker.close()
 
 
-def _door(security: Security, host: str) -> Door:
+def _door(security: Security, host: str) -> tuple[Door, Users | None]:
     tls = None
     if security.tls_cert is not None and security.tls_key is not None:
         tls = ServerTls(security.tls_cert, security.tls_key, security.tls_client_ca)
     if security.users is None:
-        return Door(tls)
+        return Door(tls), None
     mechanisms = mechanisms_for(host, tls is not None, security.insecure)
-    return Door(tls, partial(SaslSession, Users(security.users), mechanisms))
+    users = Users(security.users)
+    return Door(tls, partial(SaslSession, users, mechanisms)), users

@@ -32,6 +32,7 @@ def run(
         address = None if metrics is None else metrics.address
 
         def said() -> dict[str, object]:
+            worker.refresh()
             return {
                 "connections": worker.listener.connection_count,
                 "metrics": address,

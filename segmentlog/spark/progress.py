@@ -29,7 +29,7 @@ class Behind(msgspec.Struct, frozen=True):
 
     path: str
     offsets: dict[TopicPartition, int]
-    """How many, by partition; 0 for those that it is through with."""
+    """How many, by partition, without those in lost ranges; 0 for those that it is through with."""
     size_bytes: int
     """About so many, as they are stored."""
 
@@ -72,7 +72,7 @@ def behind(progress: Mapping[str, Any] | None, path: str) -> Behind:
                     with contextlib.suppress(UnknownTopic):  # it was deleted since, and made anew perhaps
                         log = store.open_partition(*tp, latest.topic_ids.get(tp.topic))
                         size_bytes += _bytes_between(log, ends[tp], end)
-                        offsets[tp] = max(0, end - ends[tp])
+                        offsets[tp] = log.count_offsets(ends[tp], end)
     return Behind(without_secrets(path), dict(sorted(offsets.items())), round(size_bytes))
 
 
@@ -84,10 +84,10 @@ def _positions(text: str | None) -> Positions:
 
 
 def _bytes_between(log: Partition, start: int, end: int) -> float:
-    """Of each segment as large a part as of its offsets."""
+    """Estimate the stored bytes: of each segment the share that its offsets in the interval have of all its offsets."""
     size = 0.0
     for segment in log.segments():
-        inside = min(end, segment.end_offset) - max(start, segment.base_offset)
-        if inside > 0:
-            size += segment.size_bytes * inside / (segment.end_offset - segment.base_offset)
+        inside = log.count_offsets(max(start, segment.base_offset), min(end, segment.end_offset))
+        if inside:
+            size += segment.size_bytes * inside / log.count_offsets(segment.base_offset, segment.end_offset)
     return size

@@ -16,8 +16,10 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.log.glance import Glance, glance, lost_count, sealed_size
+from segmentlog.log.glance import Glance, glance, lost_ranges, sealed_size
 from segmentlog.log.partition import Partition
+from segmentlog.policy.lost_ranges import count_offsets
+from segmentlog.records import LostRange
 from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import StateDamaged
@@ -34,7 +36,7 @@ class _Known(msgspec.Struct, gc=False):
     files: tuple[int, int, int] = (-1, -1, -1)
     sealed: tuple[int, int] = (0, 0)
     epoch: int = -1
-    lost: int = 0
+    lost: tuple[LostRange, ...] = ()
     clean_ms: int = 0
     """When a scrape last found everything on disk."""
 
@@ -47,8 +49,24 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
     glance: Glance
     segment_count: int
     size_bytes: int
-    lost_offsets: int
+    lost: tuple[LostRange, ...]
+    """Ascending."""
     unsynced_s: float
+
+    @property
+    def lost_offsets(self) -> int:
+        """How many offsets the lost ranges cover."""
+        return sum(one.end_offset - one.base_offset for one in self.lost)
+
+    @property
+    def offset_count(self) -> int:
+        """Offsets from the log's start to its end, without those in lost ranges."""
+        return count_offsets(self.lost, self.glance.log.log_start_offset, self.glance.log.log_end_offset)
+
+    @property
+    def unshipped_count(self) -> int:
+        """Offsets that are not in the object store, without those in lost ranges."""
+        return count_offsets(self.lost, self.glance.shipped_offset, self.glance.log.log_end_offset)
 
 
 class TopicStates(NamedTuple):
@@ -122,7 +140,7 @@ class Partitions:
             if files != known.files:
                 known.sealed, known.files = sealed_size(self._fs, folder, log), files
             if log.epoch != known.epoch:
-                known.lost, known.epoch = lost_count(self._fs, folder, log), log.epoch
+                known.lost, known.epoch = lost_ranges(self._fs, folder, log), log.epoch
         except OSError as error:  # what was known before, and the next time once more
             if is_interrupt(error):
                 raise

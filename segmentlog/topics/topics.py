@@ -299,7 +299,9 @@ class Topics:
                 self.background.flush_soon()
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
-                logger.warning("%s/%d: %s: %s", name, number, report.verdict, report.why)
+                # The person who restored the store knows of it: no warning, and no line for each reading command.
+                level = logging.INFO if report.verdict == "restored" else logging.WARNING
+                logger.log(level, "%s/%d: %s: %s", name, number, report.verdict, report.why)
         if partition.last_stable_offset < partition.log_end_offset:
             self._finish_transactions()  # whoever comes first after a crash finishes what it left undecided
         return partition

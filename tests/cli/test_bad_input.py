@@ -201,7 +201,7 @@ def test_wrong_usage_is_status_2(call: Run, command: str, told: str) -> None:
 FAILURES = [
     ("create words", "exists already"),
     ("create a/b", "letters, digits, '.', '_' and '-' only; found '/'"),
-    ("create __transaction_state", "internal"),
+    ("create __transaction_state", "the store keeps its own records"),
     ("create ..", "are not names"),
     ("create " + "a" * 250, "249"),
     ("create x -p 0", "from 1 to"),

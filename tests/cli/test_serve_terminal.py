@@ -177,3 +177,28 @@ def test_metrics_that_others_could_read_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1
     assert "--metrics 0.0.0.0: others can reach that address" in done.stderr.decode()
+
+
+def test_a_change_of_rules_is_logged_by_one_process(tmp_path: Path) -> None:
+    """Within seconds, without a client that asks, once for a server of two workers and pages; a doubt likewise."""
+    (tmp_path / "acls").write_text("super User:ANONYMOUS\n")
+    log = tmp_path / "log"
+
+    def wait_for(text: str) -> None:
+        ends_s = time.monotonic() + WAIT_S
+        while text not in log.read_text():
+            assert time.monotonic() < ends_s, log.read_text()
+            time.sleep(0.02)
+
+    with open(log, "w") as file:
+        command = ("serve", "--listen", "127.0.0.1:0", "--workers", "2", "--http", "127.0.0.1:0")
+        with started(tmp_path / "store", *command, "--acls", str(tmp_path / "acls"), stderr=file) as server:
+            wait_for("listening on")
+            (tmp_path / "acls").write_text("super User:ANONYMOUS\nallow User:ann read group:a,b\n")
+            wait_for("1 rules added")
+            (tmp_path / "acls").write_text("super User:ANONYMOUS\n")
+            wait_for("1 removed")
+            server.terminate()
+            server.wait(WAIT_S)
+    assert log.read_text().count("1 rules added") == 1, log.read_text()
+    assert log.read_text().count("write a line for each") == 1

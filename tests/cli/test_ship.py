@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from segmentlog.cli.offsets_file import parse_offsets
 from segmentlog.store import LogStore
@@ -68,7 +69,12 @@ def test_there_and_back_again(shell: Shell) -> None:
     assert shell.values("copy") == ["one", "two", "three", "four"]
     assert "is a store" in shell.run("restore", shell.url, str(shell.folder / "copy"), status=1)[1]
 
-    shell.run("takeover", shell.url, str(shell.folder / "other"))
+    assert shell.run("topics", store="copy")[1] == "", "no warning for each command"
+    assert shell.json("topics", store="copy")[0]["offsets"] == 4
+
+    told = shell.run("takeover", shell.url, str(shell.folder / "other"))[1]
+    assert "1 partitions resume after a gap" in told
+    assert "machine death" not in told
     shell.run("produce", "words", stdin="five\n", store="other")
     assert "1 more offsets" in shell.run("ship", store="other")[1]
     assert shell.values("other") == ["one", "two", "three", "four", "five"]
@@ -87,8 +93,9 @@ def test_there_and_back_again(shell: Shell) -> None:
 def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
     """And ships what is left."""
     follower = subprocess.Popen(
-        shell.command("ship", shell.url, "--follow", "--interval", "50ms"), stderr=subprocess.PIPE, text=True
-    )
+        shell.command("ship", shell.url, "--follow", "--interval", "50ms", "--log-format", "json"),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         with LogStore(shell.folder / "store") as store:
             log = store.topic("words").partition(0)
@@ -99,10 +106,17 @@ def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
             log.append([b"four"], ack="shipped")
             log.append([b"five"], ack="durable")
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(60) == 0, follower.stderr and follower.stderr.read()
+        _, told = follower.communicate(timeout=60)
+        assert follower.returncode == 0, told
     finally:
         follower.kill()
         follower.communicate()
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}
+    said = [str(line["message"]) for line in lines]
+    assert f"shipping to {shell.url}" in said[0]
+    assert "shipped 3 offsets in 1 uploads" in said[1], said
+    assert re.search(r"ended: 5 offsets in \d+ uploads; all of it is there", said[-1]), said
     shell.run("restore", shell.url, str(shell.folder / "copy"))
     assert shell.values("copy") == ["one", "two", "three", "four", "five"]
 
@@ -118,12 +132,27 @@ def test_only_the_topics_that_match(shell: Shell) -> None:
         assert store.topics() == ["orders-2"]
 
 
+def test_what_a_small_ship_stored_is_listed(shell: Shell) -> None:
+    """Its records are in the manifest: that is an object, with its size, and a damage in it is found."""
+    shell.run("ship", shell.url)
+    listed, summary = shell.run("objects", "ls", shell.url)
+    manifest = shell.folder / "bucket" / "manifest.json"
+    assert re.search(
+        rf"{manifest.stat().st_size:,}  manifest.json  the manifest, with \d+ bytes of records inline", listed
+    )
+    assert summary.startswith(f"1 objects, {manifest.stat().st_size:,} bytes, 1 topics")
+    (row,) = shell.json("objects", "ls", shell.url)
+    assert row["xxh3_64"] == xxhash.xxh3_64_hexdigest(manifest.read_bytes())
+    assert "1 objects" in shell.run("objects", "verify", shell.url)[1]
+
+
 def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
     """Damage is found, with its key; what nobody refers to goes in two turns."""
     shell.run("create", "large")  # else it stands in the manifest
     shell.run("produce", "large", stdin=random.Random(1).randbytes(10_000).hex() + "\n")
     shell.run("ship", shell.url)
-    (tail,) = shell.json("objects", "ls", shell.url)
+    tail, manifest = shell.json("objects", "ls", shell.url)
+    assert (manifest["key"], manifest["what"]) == ("manifest.json", "the manifest")
     assert str(tail["key"]).startswith("tails/")
     assert shell.json("objects", "verify", shell.url) == []
     bucket = shell.folder / "bucket"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logs import NoSyncFileSystem, values_by_offset
+from logs import NoSyncFileSystem, machine_dies, values_by_offset
 from objects.buckets import Memory
 
 from segmentlog.errors import SegmentlogError, ShippingRefused
@@ -256,3 +257,54 @@ def test_a_manifest_that_contradicts_itself_is_refused(
                     originals = [values_by_offset(log) for log in store.topic(source).partitions()]
                     assert shown in originals
                     assert shown
+
+
+def test_a_restore_is_no_crash(tmp_path: Path, bucket: Memory, caplog: pytest.LogCaptureFixture) -> None:
+    """Every process that opens a restored log gets "restored" as the verdict, until one resumes it; nothing warns."""
+    with LogStore(tmp_path / "store", background=False) as store:
+        store.create_topic("a", 2, fsync="always").partition(0).append([b"1"])
+        ship(store, bucket)
+    path = tmp_path / "restored"
+    restore(bucket, str(path), parallel=0)
+    caplog.set_level(logging.INFO, "segmentlog")
+    for read_only in (True, True, False):
+        with LogStore(path, background=False, read_only=read_only) as store:
+            for log in store.topic("a").partitions():
+                report = log.recovery_report
+                assert report.verdict == "restored"
+                assert "restored from an object store" in report.why
+                assert "machine died" not in report.why
+                assert report.log_end_offset == (log.log_end_offset if read_only else report.lost.end_offset)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    with LogStore(path, background=False) as store:
+        assert {log.recovery_report.verdict for log in store.topic("a").partitions()} == {"clean"}
+
+
+def test_a_restored_log_skips_offsets_once(tmp_path: Path, bucket: Memory) -> None:
+    """One gap in each partition, whoever opens it how often, over a machine's death too; a second restore has the same.
+
+    The gap reaches to the ceiling: the owner of the store may have assigned everything below, also in a partition of
+    which the object store has no record.
+    """
+    with LogStore(tmp_path / "store", background=False) as store:
+        logs = store.create_topic("a", 2, fsync="always").partitions()
+        logs[0].append([b"1"])
+        ship(store, bucket)
+        logs[1].append([b"not shipped"])
+    gaps = []
+    for path in (tmp_path / "one", tmp_path / "two"):
+        restore(bucket, str(path), parallel=0)
+        for read_only in (True, False, False):
+            with LogStore(path, background=False, read_only=read_only) as store:
+                store.topic("a").partitions()
+        with LogStore(path, background=False) as store:
+            for log in store.topic("a").partitions():
+                machine_dies(log)
+        with LogStore(path, background=False) as store:
+            logs = store.topic("a").partitions()
+            assert [len(log.lost_ranges()) for log in logs] == [1, 1]
+            gaps.append([(one.base_offset, one.end_offset) for log in logs for one in log.lost_ranges()])
+            assert all(log.append([b"new"]) == log.lost_ranges()[0].end_offset for log in logs)
+    assert gaps[0] == gaps[1]
+    assert gaps[0][1][0] == 0
+    assert gaps[0][1][1] > 1  # the offset of what was not shipped is not used again

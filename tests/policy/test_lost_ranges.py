@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from segmentlog.policy.lost_ranges import (
     add_lost_ranges,
     containing,
+    count_offsets,
     first_behind,
     is_lost,
     overlapping,
@@ -94,3 +95,9 @@ def test_a_truncation_absorbs_what_it_covers(known: tuple[LostRange, ...], base:
     assert is_history(both)
     assert both[-1] == lost
     assert numbers(both) == numbers(known) | numbers((lost,))
+
+
+@given(histories(), offsets, offsets)
+def test_a_count_leaves_lost_ranges_out(ranges: tuple[LostRange, ...], base: int, end: int) -> None:
+    """`count_offsets` is the size of the interval without the offsets of the ranges; 0 for an empty one."""
+    assert count_offsets(ranges, base, end) == len(set(range(base, end)) - numbers(ranges))

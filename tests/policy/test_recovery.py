@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.checkpoint import RESTORED, Checkpoint
 from segmentlog.policy.recovery import UNKNOWN_CEILING_GAP, RecoveryVerdict, decide
 from segmentlog.records import EpochStart
 
@@ -22,7 +23,12 @@ def checkpoint(recovery_offset: int, ceiling: int, *, clean: bool, epoch: int = 
 CLEAN = checkpoint(100, 100, clean=True)
 UNCLEAN = checkpoint(100, 500, clean=False)
 
+RESTORED_LOG = structs.replace(UNCLEAN, boot_id=RESTORED)
+
 ROWS = [
+    ("restored, some may be missing", RESTORED_LOG, False, True, 100, 3, 500, 4, "object store; the owner"),
+    ("restored, all of it", structs.replace(RESTORED_LOG, offset_ceiling=100), False, True, 100, 3, 100, 4, "restored"),
+    ("restored, one slot damaged", RESTORED_LOG, True, True, 100, 3, 500 + GAP, 4, "one slot"),
     # checkpoint, one slot damaged, has segments, end, highest epoch met -> resume, epoch, part of the reason
     ("new", None, False, False, 0, 0, 0, 0, "new"),
     ("checkpoint gone", None, False, True, 70, 5, 70 + GAP, 6, "missing or damaged"),

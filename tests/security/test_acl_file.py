@@ -28,7 +28,7 @@ def parse(text: str) -> list[Rule]:
         ("allow User:ann read topic:clicks", Rule("User:ann", ALLOW, Operation.READ, TOPIC, "clicks")),
         ("allow User:ann read topic:*", Rule("User:ann", ALLOW, Operation.READ, TOPIC, "*")),
         ("deny User:* all topic:a-*", Rule("User:*", DENY, Operation.ALL, TOPIC, "a-", Pattern.PREFIXED)),
-        ("deny User:* all topic:**", Rule("User:*", DENY, Operation.ALL, TOPIC, "*", Pattern.PREFIXED)),
+        ("deny User:* all group:**", Rule("User:*", DENY, Operation.ALL, GROUP, "*", Pattern.PREFIXED)),
         ("allow User:a read group=a*", Rule("User:a", ALLOW, Operation.READ, GROUP, "a*")),
         ("allow User:a read group:a:b", Rule("User:a", ALLOW, Operation.READ, GROUP, "a:b")),
         ("allow User:a create cluster", Rule("User:a", ALLOW, Operation.CREATE, CLUSTER, CLUSTER_NAME)),
@@ -50,7 +50,7 @@ def parse(text: str) -> list[Rule]:
             Rule(r"User:CN=Ann Lee,O=Acme\, Inc.", ALLOW, Operation.READ, GROUP, "my group"),
         ),
         (r"allow User:CN=a\,b read topic:a", Rule(r"User:CN=a\,b", ALLOW, Operation.READ, TOPIC, "a")),
-        ("\tallow\tUser:a#b  read topic:a#b\r", Rule("User:a#b", ALLOW, Operation.READ, TOPIC, "a#b")),
+        ("\tallow\tUser:a#b  read group:a#b\r", Rule("User:a#b", ALLOW, Operation.READ, GROUP, "a#b")),
     ],
 )
 def test_a_line_is_a_rule(text: str, rule: Rule) -> None:
@@ -94,6 +94,17 @@ def test_a_line_may_have_several_operations_and_several_super_users() -> None:
         ('allow User:"a" read topic:t', "quote"),
         ('allow "User:\\q" read topic:t', "escape"),
         ('allow "User:\\ud800" read topic:t', "surrogates"),
+        ("allow User:a read topic:out,in", "line each for topic:out and topic:in"),
+        ("deny User:* all topic:**", "no topic's name begins with '*'"),
+        ("deny User:* all topic:*-raw", "no topic has the name '*-raw'"),
+        ("allow User:a read topic=raw*", "topic:raw-*"),
+        ("allow User:a read topic:a/b", "no topic has the name 'a/b'"),
+        ("allow User:a read topic:bücher", "no topic has the name"),
+        ("allow User:a read topic:..", "no topic has the name '..'"),
+        (f"allow User:a read topic:{'x' * 250}", "1 to 249 characters"),
+        (f"allow User:a read topic:{'x' * 250}*", "1 to 249 characters"),
+        ("allow User:a read topic:t from 0.0.0.0", "no client comes from 0.0.0.0"),
+        ("allow User:a read topic:t from 224.0.0.1", "no client comes from"),
         ("super", "super User:NAME"),
         ("super User:*", "nobody in particular"),
         ("super ann", "nobody in particular"),
@@ -105,6 +116,41 @@ def test_a_mistake_is_told_with_its_line(line: str, told: str) -> None:
         parse(f"# one\nsuper User:admin\n{line}\nallow User:b read topic:t")
     assert str(error.value).startswith("acls, line 3: ")
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("allow User:a read group:one,two", "the one group 'one,two'"),
+        ("allow User:a write transactional-id:a,b*", "the one transactional-id 'a,b'"),
+        ("allow User:a read group:*-workers", "the star in '*-workers'"),
+        ("allow User:a,User:b read topic:t", "one user with a comma"),
+        ("super User:a,User:b", "one user with a comma"),
+    ],
+)
+def test_a_rule_that_is_most_likely_a_mistake_is_a_doubt(line: str, told: str) -> None:
+    """It counts, and a sentence says what it means and what to write, once a line."""
+    acls = parse_acls("acls", f"# one\n{line}\nallow User:a read,write topic:t\n".encode())
+    assert len(acls.doubts) == 1
+    assert acls.doubts[0].startswith("acls, line 2: ")
+    assert told in acls.doubts[0]
+
+
+def test_usual_rules_raise_no_doubt() -> None:
+    """Names at the bounds of what there is: long topics, the store's own, users that certificates name."""
+    text = f"""super User:a User:b
+    allow User:a read topic:{"x" * 249}
+    allow User:a read topic:{"x" * 249}*
+    allow User:a read topic:*
+    allow User:a read topic:.*
+    allow User:a read topic:__consumer_offsets
+    allow User:a read group:*
+    allow User:a read group:my-*
+    allow User:CN=Ann,O=Acme read topic:t from ::1
+    """
+    acls = parse_acls("acls", text.encode())
+    assert len(acls.rules) == 8
+    assert acls.doubts == ()
 
 
 def test_bytes_that_are_no_text_are_told_with_their_line() -> None:
@@ -139,6 +185,7 @@ def test_rules_are_removed_and_comments_stay() -> None:
     assert without_rules("acls", after, lambda rule: False) == (after, [])
 
 
+_TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=20).filter(lambda name: name not in (".", "..", "store.json"))
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
@@ -147,11 +194,11 @@ def rules(draw: st.DrawFn) -> Rule:
     """Any rule that Kafka's tools could make."""
     resource_type = draw(st.sampled_from(ResourceType))
     operation = draw(st.sampled_from([Operation.ALL, *SUPPORTED[resource_type]]))
-    pattern, name = draw(st.sampled_from(Pattern)), draw(_NAMES)
+    pattern, name = draw(st.sampled_from(Pattern)), draw(_TOPICS if resource_type is TOPIC else _NAMES)
     if resource_type is CLUSTER:
         pattern, name = Pattern.LITERAL, CLUSTER_NAME
     principal = f"User:{draw(_NAMES)}"
-    host = draw(st.one_of(st.just("*"), st.ip_addresses(v=4).map(str)))
+    host = draw(st.one_of(st.just("*"), st.ip_addresses(v=4, network="10.0.0.0/8").map(str)))
     return Rule(principal, draw(st.sampled_from(Permission)), operation, resource_type, name, pattern, host)
 
 

@@ -235,6 +235,23 @@ def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.Lo
     assert not authorizer.allows(BOB, HOST, Operation.READ, TOPIC, "t"), "an empty file denies everything"
 
 
+def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """What came and went, and doubts about what is there; nothing while the file says the same, and no user's name."""
+    caplog.set_level(logging.INFO, "segmentlog.server")
+    authorizer = make("allow User:ann read topic:t", "super User:root")
+    assert not caplog.records
+    Path(authorizer.path).write_text(
+        "# mine\nallow User:ann write topic:t\nallow User:bob read group:a,b\nsuper User:root User:other\n"
+    )
+    for _ in range(3):
+        authorizer.look()
+    (doubt,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "line 3" in doubt
+    (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
+    assert "2 rules, 2 super users; 2 rules added, 1 removed, 1 super users added, 0 removed" in line
+    assert not any(name in line.replace(authorizer.path, "") for name in ("ann", "bob", "root"))
+
+
 def test_a_second_change_within_the_step_of_a_clock_is_seen(make: Make) -> None:
     """File systems' times have steps: a young file is read again, whatever its time says."""
     authorizer = make("allow User:ann read topic:t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -227,3 +228,19 @@ def test_files_that_do_not_fit_are_told(
         server_context(broken[certificate], broken[key], None if client_ca is None else broken[client_ca])
     assert told in str(error.value)
     assert "PRIVATE" not in str(error.value)
+
+
+def test_a_renewed_certificate_is_logged_once_with_its_names(
+    tmp_path: Path, authority: trustme.CA, server: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it takes for both files to be the new ones."""
+    caplog.set_level(logging.INFO, "segmentlog.server")
+    tls = ServerTls(server.certificate, server.key, look_every_s=0)
+    tls.context()
+    assert not caplog.records
+    write_pair(tmp_path, "server", authority.issue_cert("db.example", "10.0.0.7"))
+    for _ in range(3):
+        tls.context()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "db.example, 10.0.0.7" in line
+    assert server.certificate in line

@@ -349,3 +349,19 @@ def test_unknown_users_look_like_others(path: str) -> None:
 def known_parts(credential: users_module.Credential) -> tuple[bytes, bytes, bytes]:
     """What is random in it."""
     return credential.salt, credential.stored_key, credential.server_key
+
+
+def test_a_change_is_logged_with_counts(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """How many users came, went and got another password; no name, no salt and no key."""
+    caplog.set_level(logging.INFO, "segmentlog.server")
+    for name in ("ann", "bob", "zoe"):
+        add_user(path, name, "secret", iterations=4096)
+    users = Users(path)
+    remove_user(path, "bob")
+    add_user(path, "ann", "other", iterations=4096)
+    add_user(path, "kim", "secret", iterations=4096)
+    users.reload()
+    users.reload()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "3 users; 1 added, 1 removed, 1 with another password" in line
+    assert not any(word in line.replace(path, "") for word in ("ann", "bob", "kim", "secret"))

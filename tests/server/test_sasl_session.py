@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from security.scram_client import ScramClient
 
 from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 from segmentlog.security.principals import Principal
-from segmentlog.security.users import Users, add_user, remove_user
+from segmentlog.security.users import Users, add_user, derive, remove_user
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
 from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
@@ -171,6 +172,73 @@ def begun(users: Users) -> tuple[SaslSession, ScramClient]:
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256")
     return session, ScramClient("SCRAM-SHA-256", "bob", "other", nonce="0123456789")
+
+
+def _doubled(client: ScramClient, server_first: bytes) -> str:
+    """The nonce of librdkafka before 2.6.1: its own, and then what the server sent, which begins with its own."""
+    return client.nonce + client.parse(server_first)[0]
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
+def test_old_librdkafka_sends_its_nonce_twice_and_gets_in(users: Users, mechanism: str) -> None:
+    """With the right password, and the server proves itself to it; Debian's kcat has librdkafka 2.0.2."""
+    session, client = (
+        SaslSession(users),
+        ScramClient(mechanism, NAME, PASSWORD, nonce="-./0189:;<=>?@AZ[]^_`az{|}~nonce"),
+    )
+    session.handshake(mechanism)
+    _, _, server_first = session.authenticate(client.first())
+    code, message, answer = session.authenticate(client.final(server_first, nonce=_doubled(client, server_first)))
+    assert (code, message) == (ErrorCode.NONE, None)
+    assert session.principal == ANN
+    assert client.check(answer)
+
+
+def test_a_wrong_password_with_the_nonce_twice_is_refused(users: Users) -> None:
+    """The nonce that is accepted is no way around the proof."""
+    session, client = SaslSession(users), ScramClient("SCRAM-SHA-256", NAME, "wrong")
+    session.handshake("SCRAM-SHA-256")
+    _, _, server_first = session.authenticate(client.first())
+    token = client.final(server_first, nonce=_doubled(client, server_first))
+    assert session.authenticate(token)[0] == FAILED
+    assert session.principal is None
+
+
+def test_no_other_nonce_is_accepted(users: Users) -> None:
+    """Only the nonce of this exchange, in that form: not the client's alone, not thrice, none of another exchange."""
+    other = begun(users)
+    other_first = other[0].authenticate(other[1].first())[2]
+    forms = [
+        lambda own, full: own,
+        lambda own, full: full.removeprefix(own),
+        lambda own, full: own + own + full,
+        lambda own, full: full + full,
+        lambda own, full: "x" + full,
+        lambda own, full: own + full + "x",
+        lambda own, full: own + other[1].parse(other_first)[0],
+    ]
+    for form in forms:
+        session, client = begun(users)
+        _, _, server_first = session.authenticate(client.first())
+        token = client.final(server_first, nonce=form(client.nonce, client.parse(server_first)[0]))
+        assert session.authenticate(token)[0] == FAILED
+        assert session.principal is None
+
+
+def test_what_librdkafka_2_0_2_sends_byte_for_byte(path: str, users: Users, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log-in of Debian's kcat 1.7.1, recorded: with the salt and the server's nonce of that day it gets in again."""
+    recorded = json.loads((Path(__file__).parent / "librdkafka_2_0_2_scram.json").read_text())
+    credential = derive(recorded["mechanism"], recorded["password"], bytes.fromhex(recorded["salt"]), 4096)
+    monkeypatch.setattr(users, "challenge", lambda name, mechanism: (credential, name == recorded["name"]))
+    monkeypatch.setattr("scramp.core.token_hex", lambda: recorded["server_nonce"])
+    session = SaslSession(users)
+    session.handshake(recorded["mechanism"])
+    sent = [token.encode() for token in recorded["sent"]]
+    code, _, server_first = session.authenticate(sent[0])
+    assert (code, server_first.decode()) == (ErrorCode.NONE, recorded["server_first"])
+    assert sent[1].decode().count(recorded["client_nonce"]) == 2
+    code, _, server_final = session.authenticate(sent[1])
+    assert (code, server_final.decode()) == (ErrorCode.NONE, recorded["server_final"])
 
 
 def test_scram_tokens_cut_anywhere_are_refused(users: Users) -> None:

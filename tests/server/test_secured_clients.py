@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +77,26 @@ def test_who_logs_in_sees_his_topics(store: LogStore, security: dict[str, str], 
         assert seen(client(server, "ann", PASSWORD, mechanism)) == ["mine"]
         assert seen(client(server, "bob", "other", mechanism)) == []
         assert seen(client(server, "root", "r", mechanism)) == ["mine", "secret"]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kcat_logs_in(store: LogStore, security: dict[str, str], mechanism: str) -> None:
+    """kcat with the librdkafka that it was built with: before 2.6.1 that sends its SCRAM nonce twice."""
+    kcat = shutil.which("kcat")
+    if kcat is None:
+        pytest.skip("there is no kcat: 'apt-get install kcat' installs it")
+    with served(store, **security) as server:
+        for password, is_right in ((PASSWORD, True), ("wrong", False)):
+            settings = {
+                "security.protocol": "sasl_plaintext", "sasl.mechanism": mechanism, "sasl.username": "ann",
+                "sasl.password": password,
+            }  # fmt: skip
+            options = [word for key, value in settings.items() for word in ("-X", f"{key}={value}")]
+            done = subprocess.run(
+                [kcat, "-L", "-m", "5", "-b", server.bootstrap_servers, *options],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S, check=False,
+            )  # fmt: skip
+            assert ('topic "mine"' in done.stdout) == is_right, (done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -13,11 +13,17 @@ from logs import NoSyncFileSystem, log_files, machine_dies
 from server.wire_client import WireClient
 
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
-from segmentlog.records import LostRange
+from segmentlog.records import LostRange, TopicPartition
 from segmentlog.security.settings import Security
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
 from segmentlog.server.codec.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
@@ -128,6 +134,35 @@ def test_offsets_by_time_and_at_the_ends(server: Server, lost: LostRange) -> Non
             topic = ListOffsetsTopic("t", [ListOffsetsPartition(0, -1, timestamp)])
             answer = client.ask(2, 7, ListOffsetsRequest(-1, 0, [topic])).topics[0].partitions[0]
             assert (answer.error_code, answer.offset) == (0, offset)
+
+
+@pytest.mark.parametrize("version", [5, 7, 8])
+def test_committed_offsets_around_what_was_lost(server: Server, lost: LostRange, version: int) -> None:
+    """An offset where the loss begins is answered as its end, with the epoch that begins there; no other is moved.
+
+    One inside stays: the client's fetch there reports the loss. So does one at the end of the log, and before the loss.
+    """
+    epoch = server.store.open_partition("t", 0).epoch
+    end = server.store.open_partition("t", 0).append([b"new"]) + 1
+    tp = TopicPartition("t", 0)
+    with WireClient(server.bootstrap_servers) as client:
+        for committed, told in ((5, lost.end_offset), (3, 3), (7, 7), (lost.end_offset, lost.end_offset), (end, end)):
+            server.store.groups.reset("g", {tp: committed})
+            if version < 8:
+                topics = [OffsetFetchRequestTopic("t", [0])]
+                found = client.ask(9, version, OffsetFetchRequest(group_id="g", topics=topics)).topics[0].partitions[0]
+            else:
+                group = OffsetFetchRequestGroup(
+                    group_id="g", topics=[OffsetFetchRequestTopics("t", partition_indexes=[0])]
+                )
+                found = client.ask(9, version, OffsetFetchRequest(groups=[group])).groups[0].topics[0].partitions[0]
+            assert (found.error_code, found.committed_offset) == (0, told)
+            if told != committed:
+                assert found.committed_leader_epoch == epoch
+                asked = OffsetForLeaderPartition(0, -1, found.committed_leader_epoch)
+                topic = OffsetForLeaderTopic("t", [asked])
+                answer = client.ask(23, 4, OffsetForLeaderEpochRequest(-2, [topic])).topics[0].partitions[0]
+                assert answer.end_offset >= told, "a client takes it for no truncation (KIP-320)"
 
 
 @pytest.mark.long

@@ -16,12 +16,13 @@ from segmentlog.records import TopicPartition
 from segmentlog.security.principals import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
 
     from segmentlog.groups.admin import GroupDescription, PartitionDescription
+    from segmentlog.records import LostRange
 
 _GROUPS: Final = 50
 _PARTITIONS: Final = 200
@@ -34,8 +35,8 @@ class Move(NamedTuple):
     tp: TopicPartition
     old: int | None
     new: int
-    start: int
-    end: int
+    lag: int
+    """Offsets from there to the end, without lost ranges."""
 
     @property
     def by(self) -> int | None:
@@ -56,8 +57,8 @@ class GroupPages:
         names = [name for name in self._store.groups.names() if self._may(request, name, Operation.DESCRIBE)]
         found = [name for name in names if part in name.lower()] if part else names
         paging = Paging(request, len(found), _GROUPS)
-        ends = self._known_ends()
-        groups = [self._describe(name, ends) for name in found[paging.begin : paging.end]]
+        extent = self._known_extent()
+        groups = [self._describe(name, *extent) for name in found[paging.begin : paging.end]]
         rows = []
         for group in groups:
             seen = self._visible(request, group)
@@ -153,7 +154,8 @@ class GroupPages:
             log = self._store.topic(tp.topic).partition(tp.partition)
             start, end = log.log_start_offset, log.log_end_offset
             wanted = one.committed.offset + shift if place is None else resolve(place, log)
-            moves.append(Move(tp, one.committed.offset, min(max(wanted, start), end), start, end))
+            new = min(max(wanted, start), end)
+            moves.append(Move(tp, one.committed.offset, new, log.count_offsets(new, end)))
         return moves
 
     # ------------------------------------------------------------ looking
@@ -170,22 +172,36 @@ class GroupPages:
             raise HttpProblem(404, f"group {name!r} has no members and no positions")
         return found
 
-    def _describe(self, name: str, end_of: Callable[[TopicPartition], int | None]) -> GroupDescription:
-        group = self._store.groups.describe(name, end_of)
+    def _describe(
+        self, name: str, end_of: Callable[[TopicPartition], int | None],
+        lost_of: Callable[[TopicPartition], Sequence[LostRange]] | None = None,
+    ) -> GroupDescription:  # fmt: skip
+        group = self._store.groups.describe(name, end_of, lost_of)
         lag = _lag(group.partitions)
         if lag is not None:
             self._console.lags.note(name, self._console.now_ms(), lag)
         return group
 
-    def _known_ends(self) -> Callable[[TopicPartition], int | None]:
-        """Where logs ended a moment ago, without opening one: for many groups at once."""
+    def _known_extent(
+        self,
+    ) -> tuple[Callable[[TopicPartition], int | None], Callable[[TopicPartition], Sequence[LostRange]]]:
+        """Where logs ended a moment ago and what they had lost, without opening one: for many groups at once."""
         states, ends = self._console.look().partitions, self._ends()
 
         def end_of(tp: TopicPartition) -> int | None:
             state = states.get((tp.topic, tp.partition))
             return ends(tp) if state is None else state.glance.log.log_end_offset
 
-        return end_of
+        def lost_of(tp: TopicPartition) -> Sequence[LostRange]:
+            state = states.get((tp.topic, tp.partition))
+            if state is not None:
+                return state.lost
+            try:
+                return self._store.topic(tp.topic).partition(tp.partition).lost_ranges()
+            except (SegmentlogError, OSError):  # deleted since `end_of` was asked
+                return ()
+
+        return end_of, lost_of
 
     def _ends(self) -> Callable[[TopicPartition], int | None]:
         """Where logs end now: the last look at all of them is a moment old, and may be behind what is committed."""

@@ -49,7 +49,7 @@ class TopicLook(msgspec.Struct, frozen=True, gc=False):
     unknown_count: int
     """Partitions with records that nobody has opened since the machine started."""
     record_count: int
-    """Offsets from the log's start to its end: compaction and crashes leave gaps."""
+    """Offsets from the log's start to its end, without lost ranges. Compaction leaves fewer records than that."""
     size_bytes: int
     segment_count: int
     rate: float | None
@@ -213,7 +213,7 @@ def _look_at(
                 stored += max(log.appended_bytes - earlier.glance.log.appended_bytes, 0)
     return TopicLook(
         name, found.topic.id, found.config, len(found.partitions), unknown_count,
-        sum(state.glance.log.log_end_offset - state.glance.log.log_start_offset for state in known),
+        sum(state.offset_count for state in known),
         sum(state.size_bytes for state in known),
         sum(state.segment_count for state in known),
         records / over_s if is_counted else None,

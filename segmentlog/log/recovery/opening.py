@@ -60,7 +60,8 @@ def _open(handle: Handle) -> RecoveryReport:
         with handle.sync_locked():
             report = recover(handle, page)
         # What the page is doubted for matters where that costs something.
-        return replace(report, why=f"{report.why}; {doubt}") if doubt and report.lost is not None else report
+        matters = report.lost is not None and report.verdict != "restored"
+        return replace(report, why=f"{report.why}; {doubt}") if doubt and matters else report
     finally:
         handle.fs.flock(handle.lock_fd, UNLOCK)
 

@@ -144,7 +144,9 @@ def _verdict_name(found: _Found, verdict: RecoveryVerdict) -> str:
         return "failed fsync"
     if found.checkpoint is None:
         return "new" if not found.bases and not verdict.epoch else "no checkpoint"
-    return "clean" if verdict.epoch == found.checkpoint.epoch else "machine death"
+    if verdict.epoch == found.checkpoint.epoch:
+        return "clean"
+    return "restored" if found.checkpoint.is_restored and not found.slot_damaged else "machine death"
 
 
 def _lost_range(handle: Handle, found: _Found, verdict: RecoveryVerdict) -> LostRange | None:

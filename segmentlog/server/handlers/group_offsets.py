@@ -247,14 +247,14 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
                 numbers.setdefault(where.topic_id, []).append(where.partition)
         for topic_id, partitions in numbers.items():
             told = OffsetFetchResponseTopics(name=names[topic_id], topic_id=wire_id(topic_id))
-            told.partitions = _tell(topic_id, partitions, known, pending)
+            told.partitions = _tell(call, names[topic_id], topic_id, partitions, known, pending)
             response.topics.append(told)
         return response
     for asked in _topics_once(wanted.topics):
         topic, error = _find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
         told = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
         if topic is not None:
-            told.partitions = _tell(topic.id, asked.partition_indexes, known, pending)
+            told.partitions = _tell(call, topic.name, topic.id, asked.partition_indexes, known, pending)
         else:
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 # As in Kafka, which does not look: that there is no position. Java's consumer fails for good otherwise.
@@ -277,8 +277,9 @@ def _refusal_of_member(call: Call, wanted: OffsetFetchRequestGroup) -> ErrorCode
 
 
 def _tell(
-    topic_id: str, partitions: Iterable[int], known: Mapping[PartitionId, CommittedOffset], pending: set[PartitionId]
-) -> list[OffsetFetchResponsePartitions]:
+    call: Call, topic: str, topic_id: str, partitions: Iterable[int], known: Mapping[PartitionId, CommittedOffset],
+    pending: set[PartitionId],
+) -> list[OffsetFetchResponsePartitions]:  # fmt: skip
     told = []
     for number in partitions:
         where = PartitionId(topic_id, number)
@@ -288,11 +289,34 @@ def _tell(
             answer.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
             answer.committed_offset = _ASK_AGAIN
         elif found is not None:
-            answer.committed_offset = found.offset
-            answer.committed_leader_epoch = found.epoch if found.epoch < 0 else wire_epoch(found.epoch)
+            offset, epoch = _after_lost_range(call, topic, topic_id, number, found)
+            answer.committed_offset = offset
+            answer.committed_leader_epoch = epoch if epoch < 0 else wire_epoch(epoch)
             answer.metadata = found.metadata
         told.append(answer)
     return told
+
+
+def _after_lost_range(
+    call: Call, topic: str, topic_id: str, number: int, committed: CommittedOffset
+) -> tuple[int, int]:
+    """(the committed offset, its epoch), moved to the end of a lost range that starts at the committed offset.
+
+    Kafka's tools compute a lag as log end offset - committed offset. A client commits after a record, and a lost range
+    has none, so the lag of a group that has read everything would stay at the length of the range. No record lies
+    between the two offsets. An offset inside a lost range stays, so that the client's fetch reports the loss.
+    """
+    try:
+        partition = call.broker.store.topic(topic).partition(number)
+        if partition.topic_id != topic_id or not partition.epoch or committed.offset >= partition.log_end_offset:
+            return committed.offset, committed.epoch
+        offset = partition.check_position(committed.offset)
+        if offset == committed.offset:
+            return committed.offset, committed.epoch
+        # The epoch of that offset: with the earlier one the client would take the move for a truncation (KIP-320).
+        return offset, max(one.epoch for one in partition.epochs() if one.start_offset <= offset)
+    except (SegmentlogError, OSError):  # the fetch of the partition reports the error
+        return committed.offset, committed.epoch
 
 
 # ---------------------------------------------------------------- deleting

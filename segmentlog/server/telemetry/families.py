@@ -140,7 +140,9 @@ GROUP_MEMBERS: Final = Family(
 )
 GROUP_GENERATION: Final = Family("segmentlog_group_generation", "gauge", ("group",), "Grows with every rebalance")
 COMMITTED: Final = Family("segmentlog_group_committed_offset", "gauge", _POSITION, "Where the group goes on")
-LAG: Final = Family("segmentlog_group_lag", "gauge", _POSITION, "Offsets from there to the end of the log")
+LAG: Final = Family(
+    "segmentlog_group_lag", "gauge", _POSITION, "Offsets from there to the end of the log, without lost ranges"
+)
 STORE_SECONDS: Final = Family(
     "segmentlog_store_scrape_duration_seconds", "gauge", (), "What it took to read all this of the store"
 )

@@ -15,9 +15,11 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.partition_states import Partitions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from segmentlog.clock import Clock
     from segmentlog.groups.admin import GroupDescription
-    from segmentlog.records import TopicPartition
+    from segmentlog.records import LostRange, TopicPartition
     from segmentlog.server.telemetry.families import Family
     from segmentlog.store import LogStore
     from segmentlog.topics.partition_states import PartitionState
@@ -42,23 +44,23 @@ class StoreTelemetry:
         """In Prometheus' text format. Raises `StoreClosed`."""
         with self._mutex:
             began_s = time.perf_counter()
-            ends, parts = self._render_partitions()
-            parts += self._render_groups(ends)
+            states, parts = self._render_partitions()
+            parts += self._render_groups(states)
             parts.append(render(families.STORE_SECONDS, [("", time.perf_counter() - began_s)]))
             return "".join(parts)
 
-    def _render_partitions(self) -> tuple[dict[tuple[str, int], int], list[str]]:
-        """(where each log ends, lines)."""
-        ends: dict[tuple[str, int], int] = {}
+    def _render_partitions(self) -> tuple[dict[tuple[str, int], PartitionState], list[str]]:
+        """(the partitions that have a state, lines)."""
+        states: dict[tuple[str, int], PartitionState] = {}
         labels: dict[tuple[str, int], str] = {}
         rows = []
         shipped: list[tuple[int, int]] = []
         for state in self._partitions.look():
             key = (state.topic, state.number)
-            ends[key] = state.glance.log.log_end_offset
+            states[key] = state
             labels[key] = self._labels.get(key) or labels_of(families.LOG_END.labels, key)
             rows.append(_values(state))
-            shipped.append((state.glance.log.log_end_offset, state.glance.shipped_offset))
+            shipped.append((state.glance.shipped_offset, state.unshipped_count))
         self._labels = labels
         counts = self._partitions
         parts = [
@@ -72,15 +74,17 @@ class StoreTelemetry:
             parts.append(render(family, zip(named, column, strict=True)))
             time.sleep(0)
         if is_bound(self._fs, self._store.path):
-            parts.append(render(families.SHIPPED, zip(named, (offset for _, offset in shipped), strict=True)))
-            parts.append(
-                render(families.UNSHIPPED, zip(named, (max(end - offset, 0) for end, offset in shipped), strict=True))
-            )
-        return ends, parts
+            parts.append(render(families.SHIPPED, zip(named, (offset for offset, _ in shipped), strict=True)))
+            parts.append(render(families.UNSHIPPED, zip(named, (count for _, count in shipped), strict=True)))
+        return states, parts
 
-    def _render_groups(self, ends: dict[tuple[str, int], int]) -> list[str]:
+    def _render_groups(self, states: dict[tuple[str, int], PartitionState]) -> list[str]:
         def end_of(tp: TopicPartition) -> int | None:
-            return ends.get((tp.topic, tp.partition))
+            state = states.get((tp.topic, tp.partition))
+            return None if state is None else state.glance.log.log_end_offset
+
+        def lost_of(tp: TopicPartition) -> Sequence[LostRange]:
+            return states[tp.topic, tp.partition].lost
 
         samples: dict[Family, _Samples] = {
             family: []
@@ -91,7 +95,7 @@ class StoreTelemetry:
         }  # fmt: skip
         for group in self._store.groups.names():
             try:
-                found = self._store.groups.describe(group, end_of)
+                found = self._store.groups.describe(group, end_of, lost_of)
             except (SegmentlogError, OSError):  # deleted meanwhile, most likely
                 continue
             _add(samples, found)

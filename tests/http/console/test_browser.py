@@ -167,7 +167,7 @@ def test_everything_is_reached_by_keyboard(page: Callable[..., Any]) -> None:
         reached.append(shown.evaluate(_NAME))
         if reached[-1]:  # else the last one is passed
             frames.add(shown.evaluate("getComputedStyle(document.activeElement).outlineStyle"))
-    wanted = ["internal", "Filter", "Topic ↑", "Records", "customers", "empty", "hostile", "orders"]
+    wanted = ["internal", "Filter", "Topic ↑", "Offsets", "customers", "empty", "hostile", "orders"]
     assert [one for one in reached if one in wanted] == wanted
     assert frames == {"solid"}
     shown.locator("a", has_text="orders").focus()

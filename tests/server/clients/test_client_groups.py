@@ -7,10 +7,18 @@ import signal
 import subprocess
 import threading
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
-from server.clients.driver import Driver, text_of, until
+from server.clients.driver import SESSION_TIMEOUT_MS, Driver, text_of, until
 
+import segmentlog
+from segmentlog.objects.location import open_bucket
+from segmentlog.objects.restoring import restore
+from segmentlog.security.settings import Security
+from segmentlog.server.groups.words import GroupSettings
+from segmentlog.server.serving import Server
+from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 _PARTITIONS = 6
@@ -45,6 +53,41 @@ def test_a_position_that_is_gone(client: Driver, store: LogStore) -> None:
     client.consume("g", "t", 5)
     partition.trim(12)
     assert [one.offset for one in client.consume("g", "t", 8)] == list(range(12, 20))
+
+
+def _serving(store: LogStore) -> Server:
+    """A server of a store, for members that are missed soon."""
+    groups = GroupSettings(min_session_timeout_ms=SESSION_TIMEOUT_MS)
+    return Server(
+        store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(groups=groups), security=Security(),
+        owns_store=False,
+    )  # fmt: skip
+
+
+def test_no_lag_where_a_restore_left_a_gap(kind: type[Driver], tmp_path: Path) -> None:
+    """A group that had read everything has no lag after a restore, as each client computes it, and reads on."""
+    bucket = f"file://{tmp_path}/bucket"
+    with segmentlog.open(tmp_path / "first", background=False) as first:
+        first.create_topic("t").partition(0).append([b"%d" % number for number in range(5)])
+        with _serving(first) as server:
+            assert len(kind(server.bootstrap_servers).consume("g", "t", 5)) == 5
+        first.ship(bucket)
+    restore(open_bucket(bucket), str(tmp_path / "restored"))
+    with segmentlog.open(tmp_path / "restored", background=False) as restored:
+        partition = restored.open_partition("t", 0)
+        (lost,) = partition.lost_ranges()
+        assert (lost.base_offset, lost.end_offset) == (5, partition.log_end_offset)
+        with _serving(restored) as server:
+            client = kind(server.bootstrap_servers)
+            if kind.has_admin:
+                assert client.lag("g", "t") == {0: 0}
+            partition.append([b"new", b"newer"])
+            if kind.has_admin:
+                assert client.lag("g", "t") == {0: 2}
+            found = [(one.offset, one.value) for one in client.consume("g", "t", 2)]
+            assert found == [(lost.end_offset, b"new"), (lost.end_offset + 1, b"newer")]
+            if kind.has_admin:
+                assert client.lag("g", "t") == {0: 0}
 
 
 class _Member:

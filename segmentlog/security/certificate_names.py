@@ -1,0 +1,110 @@
+"""The names that a server's certificate is for, and whether clients can check it for the name they connect by.
+
+A client connects to the address that the server advertises, and refuses a certificate that does not have that name
+among its subject alternative names (RFC 6125). Python's `ssl` reads these of a peer's certificate only, so the
+extension is read from the DER here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from typing import Final
+
+from segmentlog.security.distinguished_names import dotted, elements
+
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_EXTENSIONS: Final = 0xA3
+_OCTETS: Final = 0x04
+_ALTERNATIVE_NAMES: Final = "2.5.29.17"
+_DNS_NAME: Final = 0x82
+_IP_ADDRESS: Final = 0x87
+
+
+def alternative_names(certificate: bytes) -> tuple[str, ...]:
+    """Return the DNS names and IP addresses of a certificate (DER), in its order.
+
+    Raises ValueError when the bytes are not a certificate.
+    """
+    try:
+        (_, outer, _), *_ = elements(certificate)
+        (_, inner, _), *_ = elements(outer)
+        for tag, wrapped, _ in elements(inner):
+            if tag != _EXTENSIONS:
+                continue
+            ((_, extensions, _),) = elements(wrapped)
+            for _, extension, _ in elements(extensions):
+                (_, identifier, _), *_, (kind, value, _) = elements(extension)
+                if dotted(identifier) == _ALTERNATIVE_NAMES and kind == _OCTETS:
+                    ((_, names, _),) = elements(value)
+                    return tuple(
+                        _text_of(tag, name) for tag, name, _ in elements(names) if tag in (_DNS_NAME, _IP_ADDRESS)
+                    )
+    except (IndexError, ValueError) as error:
+        raise ValueError("not a certificate in DER") from error
+    return ()
+
+
+def _text_of(tag: int, name: bytes) -> str:
+    return name.decode("ascii") if tag == _DNS_NAME else str(ipaddress.ip_address(name))
+
+
+def covers(names: tuple[str, ...], host: str) -> bool:
+    """Whether a client that connects to ``host`` finds it among these names.
+
+    A ``*`` stands for the whole first label of a DNS name. An IP address is only found as an IP address.
+    """
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return any(_matches(name, _ascii(host)) for name in names)
+    return str(address) in names
+
+
+def _ascii(host: str) -> str:
+    """The form of a name in which certificates have it."""
+    try:
+        return host.rstrip(".").encode("idna").decode().lower()
+    except UnicodeError:
+        return host.lower()
+
+
+def _matches(name: str, host: str) -> bool:
+    name = name.rstrip(".").lower()
+    if not name.startswith("*."):
+        return name == host
+    label, dot, rest = host.partition(".")
+    return bool(label and dot) and "." in rest and rest == name[2:]
+
+
+def names_in(cert_path: str) -> tuple[str, ...]:
+    """Return the names of the first certificate in a PEM file; none where it cannot be read or has none."""
+    return _names_in(cert_path) or ()
+
+
+def _names_in(cert_path: str) -> tuple[str, ...] | None:
+    """None where there is no certificate: what loads it reports that."""
+    try:
+        with open(cert_path, encoding="latin-1") as file:
+            found = _PEM.search(file.read())
+        return None if found is None else alternative_names(ssl.PEM_cert_to_DER_cert(found[0]))
+    except (OSError, ValueError):
+        return None
+
+
+def uncovered(cert_path: str, host: str) -> str | None:
+    """Say why clients that connect to ``host`` will refuse the certificate in a PEM file, and what to do; None if not.
+
+    A file that cannot be read, or is not a certificate, is reported where it is loaded, and is None here.
+    """
+    names = _names_in(cert_path)
+    if names is None or covers(names, host):
+        return None
+    there = f"is for {', '.join(names)}" if names else "has no subjectAltName"
+    instead = f"one of its names ({names[0]}:PORT)" if names else "a name that the certificate is for"
+    return (
+        f"{cert_path}: the certificate {there}, but clients are told to connect to {host}: they will refuse it."
+        f" Set --advertise to {instead}, or use a certificate that has {host} in its subjectAltName"
+    )

@@ -1,0 +1,112 @@
+"""TLS handshakes that failed, as they are logged: each reason once, with what to do about it, and then now and then.
+
+A client whose handshake fails tries again at once and for ever, so a line for each try would fill the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+logger = logging.getLogger("segmentlog.server")
+
+AGAIN_S: Final = 600.0
+"""A reason that goes on is logged again after so long, with the number of handshakes since."""
+_REASONS_MAX: Final = 64
+"""Reasons that are told apart; a client's certificate may add words of its own."""
+
+_DISTRUSTED: Final = (
+    "the client refuses the server's certificate: it does not trust its authority, or it connected by a name that the"
+    " certificate does not have. Give the client the authority's certificate (ssl.ca.location,"
+    " ssl.truststore.location), and let --advertise be a name in the server's certificate"
+)
+_IN_THE_CLEAR: Final = "the client does not speak TLS. Set security.protocol to SSL or SASL_SSL there"
+_TOO_OLD: Final = (
+    "the client and the server have no TLS version or cipher in common. The server takes TLS 1.2 and newer"
+)
+_REMEDIES: Final = {
+    "TLSV1_ALERT_UNKNOWN_CA": _DISTRUSTED,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _DISTRUSTED,
+    "TLSV1_ALERT_BAD_CERTIFICATE": _DISTRUSTED,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _DISTRUSTED,
+    "TLSV1_ALERT_CERTIFICATE_UNKNOWN": _DISTRUSTED,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _DISTRUSTED,
+    "TLSV1_ALERT_UNRECOGNIZED_NAME": _DISTRUSTED,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
+        "the client refuses the server's certificate, because it has expired. Put a renewed one in its place; the"
+        " server reads it within a second"
+    ),
+    "WRONG_VERSION_NUMBER": _IN_THE_CLEAR,
+    "RECORD_LAYER_FAILURE": _IN_THE_CLEAR,
+    "PACKET_LENGTH_TOO_LONG": _IN_THE_CLEAR,
+    "UNKNOWN_PROTOCOL": _IN_THE_CLEAR,
+    "HTTP_REQUEST": "the client speaks HTTP. The HTTP interface has an address of its own (--http)",
+    "HTTPS_PROXY_REQUEST": "the client speaks HTTP. The HTTP interface has an address of its own (--http)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+        "the client has no certificate. With --tls-client-ca it needs one of that authority"
+        " (ssl.certificate.location and ssl.key.location, ssl.keystore.location)"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "the client's certificate is refused. It has to be one that --tls-client-ca vouches for, and still valid"
+    ),
+    "UNSUPPORTED_PROTOCOL": _TOO_OLD,
+    "VERSION_TOO_LOW": _TOO_OLD,
+    "NO_SHARED_CIPHER": _TOO_OLD,
+    "TLSV1_ALERT_PROTOCOL_VERSION": _TOO_OLD,
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": _TOO_OLD,
+}
+"""By OpenSSL's name for the reason."""
+
+
+class Refusal(NamedTuple):
+    """Why a handshake failed."""
+
+    reason: str
+    """As the system or OpenSSL says it; the same for every client of which it is true."""
+    remedy: str
+    """What is behind it and what to do; empty where a client merely went away."""
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Explain the exception that a handshake ended with."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refusal(f"client certificate: {error.verify_message}", _REMEDIES["CERTIFICATE_VERIFY_FAILED"])
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return Refusal(error.reason.lower().replace("_", " "), _REMEDIES.get(error.reason, ""))
+    if isinstance(error, OSError) and error.strerror:
+        return Refusal(error.strerror, "")
+    return Refusal(str(error) or type(error).__name__, "")
+
+
+class TlsRefusals:
+    """Logs failed handshakes: each reason when it is new, and again after `AGAIN_S`. Thread-safe."""
+
+    def __init__(self, again_s: float = AGAIN_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._again_s = again_s
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._said: dict[str, tuple[float, int]] = {}
+        """By reason: when it was logged last, and how many handshakes failed for it since."""
+
+    def note(self, host: str, error: Exception) -> None:
+        """A client's handshake failed."""
+        found = refusal_of(error)
+        now_s = self._clock()
+        with self._mutex:
+            reason = found.reason if found.reason in self._said or len(self._said) < _REASONS_MAX else ""
+            last_s, count = self._said.get(reason, (float("-inf"), 0))
+            is_due = now_s - last_s >= self._again_s
+            self._said[reason] = (now_s, 0) if is_due else (last_s, count + 1)
+        if not is_due:
+            return
+        more = f" ({count:,} more since that was logged last)" if count else ""
+        why = f": {found.remedy}" if found.remedy else ""
+        level = logging.WARNING if found.remedy else logging.INFO
+        logger.log(
+            level, "%s: TLS handshake failed: %s%s%s", host, found.reason, why, more,
+            extra={"client_host": host, "count": count + 1},
+        )  # fmt: skip
