@@ -50,7 +50,7 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return Guard(app, site.settings, accounts, host, is_tls, _render)
+    return Guard(app, site, accounts, host, is_tls, _render)
 
 
 def _routes(pages: Console) -> list[BaseRoute]:

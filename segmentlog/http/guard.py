@@ -4,7 +4,8 @@ its name     where nobody has to say who he is, only names of this machine are a
              have its own name resolve to this address, and read what is here in its visitor's browser
 cross-site   what a browser sends on behalf of a page that is not ours is refused, but for following a link
 who          name and password, or the certificate that TLS has checked; without either, whoever got here
-how much     bodies end at a size
+how much     bodies end at a size, as sent and once decompressed
+what         headers that change what a body means are honoured or refused: `body_headers`
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from segmentlog.http.body_headers import content_coding, verified
+from segmentlog.http.content_coding import decompressed
+from segmentlog.http.large_bodies import ROOM, RequestRoom, too_large
 from segmentlog.http.problems import HttpProblem
-from segmentlog.http.site import PRINCIPAL
+from segmentlog.http.site import PRINCIPAL, Site
 from segmentlog.security.principals import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from segmentlog.http.accounts import Accounts
-    from segmentlog.http.settings import HttpSettings
 
 logger = logging.getLogger("segmentlog.http")
 
@@ -55,12 +58,13 @@ class Guard:
     """Around an application. ``answer`` renders a refusal."""
 
     def __init__(
-        self, app: ASGIApp, settings: HttpSettings, accounts: Accounts | None, host: str, is_tls: bool,
+        self, app: ASGIApp, site: Site, accounts: Accounts | None, host: str, is_tls: bool,
         answer: Callable[[Scope, HttpProblem], ASGIApp],
     ) -> None:  # fmt: skip
         self._app = app
-        self._settings = settings
+        settings = site.settings
         self._limits = settings.limits
+        self._large_bodies = site.large_bodies
         self._accounts = accounts
         self._answer = answer
         self._names = {"localhost", host.lower(), *(name.lower() for name in settings.allowed_hosts)}
@@ -77,16 +81,24 @@ class Guard:
             await send({"type": "websocket.close", "code": 1002})
             return
         send = _with_headers(send)
+        room = scope[ROOM] = RequestRoom(self._large_bodies)
         try:
             headers = Headers(scope=scope)
             self._check_name(headers)
             _check_site(scope, headers)
             self._check_size(headers)
+            coding = content_coding(headers)
+            body = verified(self._bounded(receive), headers)
             scope[PRINCIPAL] = await self._who(scope, headers)
         except HttpProblem as problem:
             await self._answer(scope, problem)(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send)
+        if coding is not None:
+            body = decompressed(body, coding, room, self._limits.request_bytes)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            room.release()
 
     def _check_name(self, headers: Headers) -> None:
         asked = headers.get("host", "")
@@ -108,7 +120,7 @@ class Guard:
     def _check_size(self, headers: Headers) -> None:
         given = headers.get("content-length", "0")
         if given.isascii() and given.isdecimal() and int(given) > self._limits.request_bytes:
-            raise _too_large(self._limits.request_bytes)
+            raise too_large(self._limits.request_bytes)
 
     def _bounded(self, receive: Receive) -> Receive:
         taken = 0
@@ -118,7 +130,7 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self._limits.request_bytes:
-                raise _too_large(self._limits.request_bytes)
+                raise too_large(self._limits.request_bytes)
             return message
 
         return receive_bounded
@@ -175,13 +187,6 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return send_with_headers
-
-
-def _too_large(limit_bytes: int) -> HttpProblem:
-    return HttpProblem(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {limit_bytes:,} bytes",
-        headers={"connection": "close"},
-    )  # fmt: skip
 
 
 def _unknown(message: str) -> HttpProblem:

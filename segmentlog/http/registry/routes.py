@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.names import SCHEMAS_TOPIC
+from segmentlog.http.large_bodies import ROOM, RequestRoom
 from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
 from segmentlog.http.registry import schemas, settings, subjects
 from segmentlog.http.registry.call import Call
@@ -115,9 +116,11 @@ def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response
 
 async def _body_of(request: Request) -> bytes:
     parts, size_bytes = [], 0
+    room: RequestRoom = request.scope[ROOM]
     async for part in request.stream():
         parts.append(part)
         size_bytes += len(part)
+        await room.hold("body", size_bytes)
         if size_bytes > _BODY_BYTES_MAX:
             why = f"a request to the registry has at most {_BODY_BYTES_MAX:,} bytes"
             raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why, headers={"connection": "close"})
