@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from segmentlog.http.admission import PLACE, Place
 from segmentlog.http.body_headers import content_coding, verified
 from segmentlog.http.content_coding import decompressed
 from segmentlog.http.large_bodies import ROOM, RequestRoom, too_large
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.site import PRINCIPAL, Site
+from segmentlog.security.by_address import ByAddress
 from segmentlog.security.principals import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ TLS_PRINCIPAL: Final = "segmentlog.tls_principal"
 """Under this key the scope has whose certificate TLS has checked; set by the connection."""
 PAGES: Final = "/ui"
 """Below this path are pages for people; everything else is for programs."""
+HEALTH: Final = "/healthz"
 _FAILED_DELAY_S: Final = 0.1
 _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _POLICY: Final = (
@@ -70,7 +73,8 @@ class Guard:
         self._names = {"localhost", host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         self._is_open = accounts is None and not is_tls
         """Whoever reaches us is let in: then a browser that was misled is, too."""
-        self._waiting = 0
+        self._attempts: ByAddress[asyncio.Future[Principal | None]] = ByAddress()
+        """Passwords that are tried, or wait for that."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -89,7 +93,7 @@ class Guard:
             self._check_size(headers)
             coding = content_coding(headers)
             body = verified(self._bounded(receive), headers)
-            scope[PRINCIPAL] = await self._who(scope, headers)
+            scope[PRINCIPAL] = await self._let_in(scope, headers)
         except HttpProblem as problem:
             await self._answer(scope, problem)(scope, receive, send)
             return
@@ -135,6 +139,15 @@ class Guard:
 
         return receive_bounded
 
+    async def _let_in(self, scope: Scope, headers: Headers) -> Principal:
+        if scope["path"] == HEALTH:  # tells nobody anything, so it needs neither a log-in nor a place for one
+            return ANONYMOUS
+        who = await self._who(scope, headers)
+        place: Place | None = scope.get(PLACE)
+        if place is not None:
+            place.let_in()
+        return who
+
     async def _who(self, scope: Scope, headers: Headers) -> Principal:
         by_certificate: Principal | None = scope.get(TLS_PRINCIPAL)
         if self._accounts is None:
@@ -145,20 +158,32 @@ class Guard:
         known = self._accounts.known(header)
         if known is not None:
             return known
-        if self._waiting >= self._limits.log_ins_waiting:
-            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again",
-                              headers={"retry-after": "1"})  # fmt: skip
-        self._waiting += 1
-        try:
-            found = await self._accounts.verify_aside(header)
-        finally:
-            self._waiting -= 1
+        host = scope["client"][0] if scope.get("client") else ""
+        found = await self._log_in(self._accounts, header, host)
         if found is None:
             await asyncio.sleep(_FAILED_DELAY_S)
-            client = scope.get("client")
-            logger.warning("%s: authentication failed", client[0] if client else "?")
+            logger.warning("%s: authentication failed", host or "?")
             raise _unknown("invalid name or password")
         return found
+
+    async def _log_in(self, accounts: Accounts, header: str, host: str) -> Principal | None:
+        """Verify a password, in turn. An address that tries many keeps only itself waiting."""
+        attempt = asyncio.ensure_future(accounts.verify_aside(header))
+        self._attempts.add(attempt, host)
+        if len(self._attempts) > self._limits.log_ins_waiting:
+            refused = self._attempts.newest()
+            if refused is not None:
+                self._attempts.discard(refused)
+                refused.cancel()
+        try:
+            await asyncio.wait((attempt,))
+        finally:
+            self._attempts.discard(attempt)
+            attempt.cancel()  # where its client has gone
+        if attempt.cancelled():
+            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again",
+                              headers={"retry-after": "1"})  # fmt: skip
+        return attempt.result()
 
 
 def _check_site(scope: Scope, headers: Headers) -> None:
