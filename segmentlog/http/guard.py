@@ -11,7 +11,6 @@ what         headers that change what a body means are honoured or refused: `bod
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -24,6 +23,7 @@ from segmentlog.http.content_coding import decompressed
 from segmentlog.http.large_bodies import ROOM, RequestRoom, too_large
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.site import PRINCIPAL, Site
+from segmentlog.security.browsers import is_cross_site, is_own_name, names_of_machine
 from segmentlog.security.by_address import ByAddress
 from segmentlog.security.principals import ANONYMOUS, Principal
 
@@ -70,7 +70,7 @@ class Guard:
         self._large_bodies = site.large_bodies
         self._accounts = accounts
         self._answer = answer
-        self._names = {"localhost", host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+        self._names = names_of_machine(host, settings.allowed_hosts)
         self._is_open = accounts is None and not is_tls
         """Whoever reaches us is let in: then a browser that was misled is, too."""
         self._attempts: ByAddress[asyncio.Future[Principal | None]] = ByAddress()
@@ -106,20 +106,11 @@ class Guard:
 
     def _check_name(self, headers: Headers) -> None:
         asked = headers.get("host", "")
-        if self._is_open and not self._is_own(_without_port(asked)):
+        if self._is_open and not is_own_name(asked, self._names):
             raise HttpProblem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"{asked!r} is no name of this machine: --allowed-host adds one",
             )
-
-    def _is_own(self, name: str) -> bool:
-        if name.lower() in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-            return True  # nobody can have an address resolve to another one
-        except ValueError:
-            return False
 
     def _check_size(self, headers: Headers) -> None:
         given = headers.get("content-length", "0")
@@ -188,10 +179,7 @@ class Guard:
 
 def _check_site(scope: Scope, headers: Headers) -> None:
     """Browsers say on whose behalf a request is; programs say nothing, and are no browsers."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    is_foreign = site not in (None, "same-origin", "none")
-    if site is None and origin is not None:
-        is_foreign = origin.partition("://")[2].lower() != headers.get("host", "").lower()
+    is_foreign = is_cross_site(headers.get("sec-fetch-site"), headers.get("origin"), headers.get("host", ""))
     follows_link = (
         scope["method"] in _SAFE
         and headers.get("sec-fetch-mode") == "navigate"
@@ -218,9 +206,3 @@ def _unknown(message: str) -> HttpProblem:
     return HttpProblem(
         HTTPStatus.UNAUTHORIZED, message, headers={"www-authenticate": 'Basic realm="segmentlog", charset="UTF-8"'}
     )
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if ":" in host else host

@@ -68,5 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What ``acks=all`` waits for: the disk; as Kafka does that it is written; or that the object store has it."""
     durable_reads: bool = False
     """Consumers see only what no crash can take back."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beside those of the machine itself by which metrics may be asked for."""
     limits: Limits = Limits()
     groups: GroupSettings = GroupSettings()
