@@ -24,35 +24,59 @@ from typing import TYPE_CHECKING, Any, Final
 from segmentlog.http.problems import HttpProblem
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
+    from collections.abc import Iterable, Mapping
+
     from starlette.types import Message, Receive
 
 CODINGS: Final = ("gzip", "zstd", "deflate")
 _ACCEPTED: Final = ", ".join(CODINGS)
-_ONCE: Final = ("host", "content-type", "authorization")
+_ONCE: Final = frozenset(("host", "content-type", "authorization"))
+_DIGESTS: Final = frozenset(("content-digest", "repr-digest", "digest", "content-md5"))
+_NAMES: Final = {
+    name.encode(): name
+    for name in (
+        *_ONCE, *_DIGESTS, "content-encoding", "transfer-encoding", "content-range", "content-transfer-encoding",
+        "expect",
+    )
+}  # fmt: skip
 _CHARSETS: Final = frozenset(("utf-8", "utf8", "us-ascii", "ascii"))
 _AS_IT_IS: Final = frozenset(("binary", "8bit", "7bit", "identity"))
 _ALGORITHMS: Final = {"md5": "md5", "sha": "sha1", "sha-256": "sha256", "sha-512": "sha512"}
 _STRUCTURED: Final = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/=]*):")
 
 
-def content_coding(headers: Headers) -> str | None:
-    """Check the headers; return how the body is compressed, None where it is not. Raises `HttpProblem`."""
-    for name in _ONCE:
-        if len(headers.getlist(name)) > 1:
-            raise _refused(HTTPStatus.BAD_REQUEST, f"the header {name} came more than once")
-    coding = _coding(headers)
-    transfer = ", ".join(headers.getlist("transfer-encoding")).strip().lower()
-    if transfer not in ("", "chunked"):
+def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers that are about a body, by their names in lower case; those that came twice are joined.
+
+    Raises `HttpProblem` for one that may come once only. (In one pass: Starlette's `Headers` take 30 us more.)
+    """
+    found: dict[str, str] = {}
+    for name, value in raw:
+        key = _NAMES.get(name)
+        if key is not None:
+            text = value.decode("latin-1").strip()
+            if key in found:
+                if key in _ONCE:
+                    raise _refused(HTTPStatus.BAD_REQUEST, f"the header {key} came more than once")
+                text = f"{found[key]}, {text}"
+            found[key] = text
+    return found
+
+
+def content_coding(headers: Mapping[str, str]) -> str | None:
+    """Check what `read_headers` found; return the coding that the body is compressed by. Raises `HttpProblem`."""
+    coding = _coding(headers["content-encoding"]) if "content-encoding" in headers else None
+    transfer = headers.get("transfer-encoding", "chunked").lower()
+    if transfer != "chunked":
         raise _refused(HTTPStatus.NOT_IMPLEMENTED, f"Transfer-Encoding is chunked or nothing, and not {transfer!r}")
     if "content-range" in headers:
         raise _refused(HTTPStatus.BAD_REQUEST, "Content-Range: a part of a body cannot be used; send all of it")
-    mail = headers.get("content-transfer-encoding", "binary").strip().lower()
+    mail = headers.get("content-transfer-encoding", "binary").lower()
     if mail not in _AS_IT_IS:
         raise _refused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Transfer-Encoding: {mail!r} is not decoded; send the bytes"
         )
-    if "expect" in headers and headers["expect"].strip().lower() != "100-continue":
+    if headers.get("expect", "100-continue").lower() != "100-continue":
         raise _refused(HTTPStatus.EXPECTATION_FAILED, f"Expect: {headers['expect']!r} cannot be met")
     charset = _charset(headers.get("content-type", ""))
     if charset not in _CHARSETS:
@@ -67,8 +91,8 @@ def _refused(status: HTTPStatus, message: str, **headers: str) -> HttpProblem:
     return HttpProblem(status, message, headers={"connection": "close", **headers})
 
 
-def _coding(headers: Headers) -> str | None:
-    given = [one.strip().lower() for one in ",".join(headers.getlist("content-encoding")).split(",")]
+def _coding(text: str) -> str | None:
+    given = [one.strip().lower() for one in text.split(",")]
     found = [one.removeprefix("x-") for one in given if one not in ("", "identity")]
     if not found:
         return None
@@ -92,30 +116,33 @@ def _charset(content_type: str) -> str:
 # ------------------------------------------------------------ digests
 
 
-def verified(receive: Receive, headers: Headers) -> Receive:
+def verified(receive: Receive, headers: Mapping[str, str]) -> Receive:
     """``receive``, which raises `HttpProblem` (400) behind a body that does not have the digest that a header says.
 
     Digests are of the body as it was sent, compressed where it was. Raises `HttpProblem` for digests that cannot be
     compared.
     """
-    wanted = [*_digests(headers)]
-    return _Verified(receive, wanted) if wanted else receive
+    if headers.keys().isdisjoint(_DIGESTS):
+        return receive
+    return _Verified(receive, _digests(headers))
 
 
-def _digests(headers: Headers) -> list[tuple[str, str, bytes]]:
+def _digests(headers: Mapping[str, str]) -> list[tuple[str, str, bytes]]:
     """(header, algorithm, digest)."""
-    given = {"content-md5": [("md5", one.strip()) for one in headers.getlist("content-md5")]}
-    for name in ("content-digest", "repr-digest"):
-        given[name] = _STRUCTURED.findall(",".join(headers.getlist(name)))
-    given["digest"] = [
-        (algorithm.strip().lower(), value.strip())
-        for one in headers.getlist("digest")
-        for algorithm, _, value in (part.partition("=") for part in one.split(","))
-    ]
+    given: dict[str, list[tuple[str, str]]] = {}
+    for name in _DIGESTS & headers.keys():
+        text = headers[name]
+        if name == "content-md5":
+            given[name] = [("md5", text)]
+        elif name == "digest":
+            parts = (part.partition("=") for part in text.split(","))
+            given[name] = [(algorithm.strip().lower(), value.strip()) for algorithm, _, value in parts]
+        else:
+            given[name] = _STRUCTURED.findall(text)
     found = []
     for name, pairs in given.items():
         usable = [pair for pair in pairs if pair[0] in _ALGORITHMS]
-        if name in headers and not usable:
+        if not usable:
             raise _refused(HTTPStatus.BAD_REQUEST, f"{name}: a digest is of {', '.join(_ALGORITHMS)}, in base64")
         for algorithm, value in usable:
             try:

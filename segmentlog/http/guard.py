@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.datastructures import Headers, MutableHeaders
 
 from segmentlog.http.admission import PLACE, Place
-from segmentlog.http.body_headers import content_coding, verified
+from segmentlog.http.body_headers import content_coding, read_headers, verified
 from segmentlog.http.content_coding import decompressed
 from segmentlog.http.large_bodies import ROOM, RequestRoom, too_large
 from segmentlog.http.problems import HttpProblem
@@ -91,8 +91,9 @@ class Guard:
             self._check_name(headers)
             _check_site(scope, headers)
             self._check_size(headers)
-            coding = content_coding(headers)
-            body = verified(self._bounded(receive), headers)
+            of_body = read_headers(headers.raw)
+            coding = content_coding(of_body)
+            body = verified(self._bounded(receive), of_body)
             scope[PRINCIPAL] = await self._let_in(scope, headers)
         except HttpProblem as problem:
             await self._answer(scope, problem)(scope, receive, send)
