@@ -60,16 +60,15 @@ class Arrival(asyncio.Protocol):
                 transport, self, tls.context(), server_side=True,
                 ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=_GOODBYE_S,
             )  # fmt: skip
-        except OSError as error:  # what TLS raises is one
-            logger.info("%s: no TLS: %s", place.host, error)
-            encrypted = None
+            if encrypted is not None and not self._is_lost:  # else the peer has gone without a word
+                self._hand_over(encrypted, place)
+                return
+        except (OSError, ValueError) as error:  # what TLS raises is one; a certificate that names nobody is the other
+            logger.debug("%s: no TLS: %s", place.host, error)
         except BaseException:
             self._give_up(transport, place)
             raise
-        if encrypted is None or self._is_lost:  # without a word where the peer has gone
-            self._give_up(transport, place)
-        else:
-            self._hand_over(encrypted, place)
+        self._give_up(transport, place)
 
     def _give_up(self, transport: asyncio.Transport, place: Place) -> None:
         place.leave()
