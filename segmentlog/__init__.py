@@ -345,6 +345,7 @@ def serve(
     metrics: str | None = None,
     http: str | None = None,
     allow_writes: bool = False,
+    allowed_hosts: Iterable[str] = (),
     ship: str | None = None,
     ship_interval_ms: int = SHIP_INTERVAL_MS,
 ) -> Server:
@@ -367,9 +368,11 @@ def serve(
     from segmentlog.server.settings import ServerSettings
     from segmentlog.store import LogStore
 
+    hosts = tuple(allowed_hosts)
     settings = ServerSettings(
-        auto_create=auto_create, default_partitions=default_partitions, acks_all=acks_all, durable_reads=durable_reads
-    )
+        auto_create=auto_create, default_partitions=default_partitions, acks_all=acks_all, durable_reads=durable_reads,
+        allowed_hosts=hosts,
+    )  # fmt: skip
     security = Security(
         tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca, users=users, acls=acls, insecure=insecure
     )
@@ -380,7 +383,7 @@ def serve(
         from segmentlog.security.listening import parse_address
 
         http_host, http_port = parse_address(http, option="http")
-        http_settings = HttpSettings(allow_writes=allow_writes)
+        http_settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=hosts)
 
         def open_http(of: LogStore) -> HttpServer:
             return HttpServer(of, http_host, http_port, settings=http_settings, security=security)

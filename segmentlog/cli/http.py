@@ -21,7 +21,8 @@ from segmentlog.cli.security import security_options
 @security_options
 @click.option("--max-request", type=LIMITED_SIZE, default="100MiB", show_default=True, metavar="SIZE",
               help="The largest request that is taken.")  # fmt: skip
-@click.option("--max-connections", type=click.IntRange(1), default=400, show_default=True, help="At a time.")
+@click.option("--max-connections", type=click.IntRange(1), default=400, show_default=True,
+              help="At a time; three quarters of them of one address.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def http(

@@ -46,6 +46,8 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
     "--http", "http_at", metavar="HOST:PORT", help="Pages for people, REST, the schema registry (docs/http.md)."
 )
 @click.option("--allow-writes", is_flag=True, help="Let people change something there, not only look.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
+              help="A further name by which --metrics, and --http without users, may be asked for.")  # fmt: skip
 @security_options
 @click.option("--auto-create/--no-auto-create", default=True, show_default=True,
               help="Make a topic that somebody asks for.")  # fmt: skip
@@ -65,7 +67,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 @click.pass_context
 def serve(
     ctx: click.Context, listen: str, advertise: str | None, workers: int, metrics: str | None, http_at: str | None,
-    allow_writes: bool, tls_cert: str | None,
+    allow_writes: bool, allowed_hosts: tuple[str, ...], tls_cert: str | None,
     tls_key: str | None, tls_client_ca: str | None, users: str | None, acls: str | None, insecure: bool,
     auto_create: bool, partitions: int, acks_all: Any, durable_reads: bool, max_request: int, max_connections: int,
     cache: int, ship: str | None, ship_interval: int, log_format: str,
@@ -92,7 +94,7 @@ def serve(
     if http_at is not None:
         from segmentlog.cli.serve_http import http_beside
 
-        beside = http_beside(http_at, security, allow_writes=allow_writes)
+        beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=allowed_hosts)
     elif allow_writes:
         raise click.UsageError("--allow-writes is about --http, which is not given")
     plan = Plan(
@@ -109,6 +111,7 @@ def serve(
             default_partitions=partitions,
             acks_all=acks_all,
             durable_reads=durable_reads,
+            allowed_hosts=allowed_hosts,
             limits=Limits(request_bytes=max_request, connections=max_connections, rendered_bytes=cache),
         ),
         security=security,

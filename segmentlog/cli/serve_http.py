@@ -13,7 +13,7 @@ from segmentlog.security.settings import Security
 from segmentlog.server.supervisor import Beside, Plan
 
 
-def http_beside(address: str, security: Security, *, allow_writes: bool) -> Beside:
+def http_beside(address: str, security: Security, *, allow_writes: bool, allowed_hosts: tuple[str, ...]) -> Beside:
     """What `Supervisor` is to run there. Raises `InvalidConfig`, `UnsafeListening`, ClickException."""
     host, port = parse_address(address, option="http")
     try:
@@ -24,7 +24,7 @@ def http_beside(address: str, security: Security, *, allow_writes: bool) -> Besi
     from segmentlog.server.child import beat, stop_with_supervisor
 
     check_http_security(host, security)
-    settings = HttpSettings(allow_writes=allow_writes)
+    settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=allowed_hosts)
 
     def run(plan: Plan, sock: socket.socket, status_fd: int, alive_fd: int) -> None:
         stop = stop_with_supervisor(alive_fd)

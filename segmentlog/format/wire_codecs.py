@@ -77,8 +77,12 @@ def compress_records(codec: int, records: Buffer) -> Buffer:
     raise ValueError(f"codec {codec}")
 
 
+class TooManyBytes(ValueError):
+    """What was compressed has more bytes than its reader takes."""
+
+
 def _too_much(limit_bytes: int) -> ValueError:
-    return ValueError(f"more than {limit_bytes} bytes of records")
+    return TooManyBytes(f"more than {limit_bytes} bytes of records")
 
 
 def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:
@@ -132,7 +136,7 @@ def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
 
 
 def _unzstd(stored: memoryview, limit_bytes: int) -> bytes:
-    return _into(cramjam.zstd.decompress_into, stored, _zstd_room(stored, limit_bytes), limit_bytes)
+    return _into(cramjam.zstd.decompress_into, stored, zstd_bound(stored, limit_bytes), limit_bytes)
 
 
 def _into(
@@ -171,7 +175,7 @@ def _lz4_room(stored: memoryview) -> int:
         position += 4 + (size & 0x7FFFFFFF) + checksum_size
 
 
-def _zstd_room(stored: memoryview, limit_bytes: int) -> int:
+def zstd_bound(stored: memoryview, limit_bytes: int) -> int:
     """The most that the blocks of Zstandard frames can hold, or more than ``limit_bytes``."""
     position = room = 0
     while position < len(stored):

@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from segmentlog.errors import SegmentlogError
 from segmentlog.http import console
 from segmentlog.http.console.by_schema import decoding_by
-from segmentlog.http.guard import PAGES, Guard
+from segmentlog.http.guard import HEALTH, PAGES, Guard
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.registry.routes import routes as registry_routes
 from segmentlog.http.rest import routes as rest
@@ -50,7 +50,7 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return Guard(app, site.settings, accounts, host, is_tls, _render)
+    return Guard(app, site, accounts, host, is_tls, _render)
 
 
 def _routes(pages: Console) -> list[BaseRoute]:
@@ -61,14 +61,14 @@ def _routes(pages: Console) -> list[BaseRoute]:
             return RedirectResponse(f"{PAGES}/")
         return JSONResponse({})  # what programs ask for to see whether there is anybody
 
-    def health(request: Request) -> Response:
+    async def health(request: Request) -> Response:
         if site.store.is_closed:
             return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
     return [
         Route("/", home),
-        Route("/healthz", health),
+        Route(HEALTH, health),
         Route(PAGES, lambda request: RedirectResponse(f"{PAGES}/")),
         Mount(PAGES, routes=console.routes(pages, decoding_by(site))),
         *registry_routes(site),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from segmentlog.http.admission import PLACE, Place
 from segmentlog.http.guard import TLS_PRINCIPAL
 from segmentlog.http.parsing import Parser
 from segmentlog.http.settings import HttpLimits
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Connection(HttpToolsProtocol):
-    """Made for each connection. ``limits`` is set on a subclass: uvicorn makes it by the class alone."""
+    """One connection, once it is known to be one: behind TLS's handshake, where there is TLS."""
 
-    limits = HttpLimits()
-
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, config: Config, server_state: ServerState, limits: HttpLimits, place: Place) -> None:
+        super().__init__(config, server_state, {})
+        self.limits = limits
+        self.place = place
         self.parser = Parser(self)  # type: ignore[assignment]
         self._quiet_bytes = 0
         """That came since a head was complete or a body got longer: of a head, trailers, or a chunk's first line."""
@@ -37,10 +38,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The other end may begin."""
-        if len(self.connections) >= self.limits.connections + self.limits.connections // 4 + 1:
-            self.transport = transport
-            transport.abort()  # too many to tell each of them so
-            return
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -55,8 +52,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._expect(None)
-        if self.flow is not None:
-            self.resume_writing()
+        self.place.leave()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -77,6 +74,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self.place.work()
+        self.scope[PLACE] = self.place  # type: ignore[typeddict-unknown-key]
         if self._principal is not None:
             self.scope[TLS_PRINCIPAL] = self._principal  # type: ignore[typeddict-unknown-key]
 
@@ -103,6 +102,12 @@ class Connection(HttpToolsProtocol):
         self._is_in_head, self._quiet_bytes = True, 0
         self._expect(None)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """It is answered."""
+        if not self.pipeline:
+            self.place.rest()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The other end does not take what it is sent."""

@@ -4,21 +4,27 @@ its name     where nobody has to say who he is, only names of this machine are a
              have its own name resolve to this address, and read what is here in its visitor's browser
 cross-site   what a browser sends on behalf of a page that is not ours is refused, but for following a link
 who          name and password, or the certificate that TLS has checked; without either, whoever got here
-how much     bodies end at a size
+how much     bodies end at a size, as sent and once decompressed
+what         headers that change what a body means are honoured or refused: `body_headers`
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from segmentlog.http.admission import PLACE, Place
+from segmentlog.http.body_headers import content_coding, read_headers, verified
+from segmentlog.http.content_coding import decompressed
+from segmentlog.http.large_bodies import ROOM, RequestRoom, too_large
 from segmentlog.http.problems import HttpProblem
-from segmentlog.http.site import PRINCIPAL
+from segmentlog.http.site import PRINCIPAL, Site
+from segmentlog.security.browsers import is_cross_site, is_own_name, names_of_machine
+from segmentlog.security.by_address import ByAddress
 from segmentlog.security.principals import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from segmentlog.http.accounts import Accounts
-    from segmentlog.http.settings import HttpSettings
 
 logger = logging.getLogger("segmentlog.http")
 
@@ -35,6 +40,7 @@ TLS_PRINCIPAL: Final = "segmentlog.tls_principal"
 """Under this key the scope has whose certificate TLS has checked; set by the connection."""
 PAGES: Final = "/ui"
 """Below this path are pages for people; everything else is for programs."""
+HEALTH: Final = "/healthz"
 _FAILED_DELAY_S: Final = 0.1
 _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _POLICY: Final = (
@@ -55,18 +61,20 @@ class Guard:
     """Around an application. ``answer`` renders a refusal."""
 
     def __init__(
-        self, app: ASGIApp, settings: HttpSettings, accounts: Accounts | None, host: str, is_tls: bool,
+        self, app: ASGIApp, site: Site, accounts: Accounts | None, host: str, is_tls: bool,
         answer: Callable[[Scope, HttpProblem], ASGIApp],
     ) -> None:  # fmt: skip
         self._app = app
-        self._settings = settings
+        settings = site.settings
         self._limits = settings.limits
+        self._large_bodies = site.large_bodies
         self._accounts = accounts
         self._answer = answer
-        self._names = {"localhost", host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+        self._names = names_of_machine(host, settings.allowed_hosts)
         self._is_open = accounts is None and not is_tls
         """Whoever reaches us is let in: then a browser that was misled is, too."""
-        self._waiting = 0
+        self._attempts: ByAddress[asyncio.Future[Principal | None]] = ByAddress()
+        """Passwords that are tried, or wait for that."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -77,38 +85,38 @@ class Guard:
             await send({"type": "websocket.close", "code": 1002})
             return
         send = _with_headers(send)
+        room = scope[ROOM] = RequestRoom(self._large_bodies)
         try:
             headers = Headers(scope=scope)
             self._check_name(headers)
             _check_site(scope, headers)
             self._check_size(headers)
-            scope[PRINCIPAL] = await self._who(scope, headers)
+            of_body = read_headers(headers.raw)
+            coding = content_coding(of_body)
+            body = verified(self._bounded(receive), of_body)
+            scope[PRINCIPAL] = await self._let_in(scope, headers)
         except HttpProblem as problem:
             await self._answer(scope, problem)(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send)
+        if coding is not None:
+            body = decompressed(body, coding, room, self._limits.request_bytes)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            room.release()
 
     def _check_name(self, headers: Headers) -> None:
         asked = headers.get("host", "")
-        if self._is_open and not self._is_own(_without_port(asked)):
+        if self._is_open and not is_own_name(asked, self._names):
             raise HttpProblem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"{asked!r} is no name of this machine: --allowed-host adds one",
             )
 
-    def _is_own(self, name: str) -> bool:
-        if name.lower() in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-            return True  # nobody can have an address resolve to another one
-        except ValueError:
-            return False
-
     def _check_size(self, headers: Headers) -> None:
         given = headers.get("content-length", "0")
         if given.isascii() and given.isdecimal() and int(given) > self._limits.request_bytes:
-            raise _too_large(self._limits.request_bytes)
+            raise too_large(self._limits.request_bytes)
 
     def _bounded(self, receive: Receive) -> Receive:
         taken = 0
@@ -118,10 +126,19 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self._limits.request_bytes:
-                raise _too_large(self._limits.request_bytes)
+                raise too_large(self._limits.request_bytes)
             return message
 
         return receive_bounded
+
+    async def _let_in(self, scope: Scope, headers: Headers) -> Principal:
+        if scope["path"] == HEALTH:  # tells nobody anything, so it needs neither a log-in nor a place for one
+            return ANONYMOUS
+        who = await self._who(scope, headers)
+        place: Place | None = scope.get(PLACE)
+        if place is not None:
+            place.let_in()
+        return who
 
     async def _who(self, scope: Scope, headers: Headers) -> Principal:
         by_certificate: Principal | None = scope.get(TLS_PRINCIPAL)
@@ -133,28 +150,37 @@ class Guard:
         known = self._accounts.known(header)
         if known is not None:
             return known
-        if self._waiting >= self._limits.log_ins_waiting:
-            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again",
-                              headers={"retry-after": "1"})  # fmt: skip
-        self._waiting += 1
-        try:
-            found = await self._accounts.verify_aside(header)
-        finally:
-            self._waiting -= 1
+        host = scope["client"][0] if scope.get("client") else ""
+        found = await self._log_in(self._accounts, header, host)
         if found is None:
             await asyncio.sleep(_FAILED_DELAY_S)
-            client = scope.get("client")
-            logger.warning("%s: authentication failed", client[0] if client else "?")
+            logger.warning("%s: authentication failed", host or "?")
             raise _unknown("invalid name or password")
         return found
+
+    async def _log_in(self, accounts: Accounts, header: str, host: str) -> Principal | None:
+        """Verify a password, in turn. An address that tries many keeps only itself waiting."""
+        attempt = asyncio.ensure_future(accounts.verify_aside(header))
+        self._attempts.add(attempt, host)
+        if len(self._attempts) > self._limits.log_ins_waiting:
+            refused = self._attempts.newest()
+            if refused is not None:
+                self._attempts.discard(refused)
+                refused.cancel()
+        try:
+            await asyncio.wait((attempt,))
+        finally:
+            self._attempts.discard(attempt)
+            attempt.cancel()  # where its client has gone
+        if attempt.cancelled():
+            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again",
+                              headers={"retry-after": "1"})  # fmt: skip
+        return attempt.result()
 
 
 def _check_site(scope: Scope, headers: Headers) -> None:
     """Browsers say on whose behalf a request is; programs say nothing, and are no browsers."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    is_foreign = site not in (None, "same-origin", "none")
-    if site is None and origin is not None:
-        is_foreign = origin.partition("://")[2].lower() != headers.get("host", "").lower()
+    is_foreign = is_cross_site(headers.get("sec-fetch-site"), headers.get("origin"), headers.get("host", ""))
     follows_link = (
         scope["method"] in _SAFE
         and headers.get("sec-fetch-mode") == "navigate"
@@ -177,20 +203,7 @@ def _with_headers(send: Send) -> Send:
     return send_with_headers
 
 
-def _too_large(limit_bytes: int) -> HttpProblem:
-    return HttpProblem(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {limit_bytes:,} bytes",
-        headers={"connection": "close"},
-    )  # fmt: skip
-
-
 def _unknown(message: str) -> HttpProblem:
     return HttpProblem(
         HTTPStatus.UNAUTHORIZED, message, headers={"www-authenticate": 'Basic realm="segmentlog", charset="UTF-8"'}
     )
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if ":" in host else host

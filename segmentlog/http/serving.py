@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,9 @@ import uvicorn
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.accounts import Accounts
+from segmentlog.http.admission import Admission, Place
 from segmentlog.http.app import make_app
+from segmentlog.http.arrival import Arrival
 from segmentlog.http.connection import Connection
 from segmentlog.http.console import Console
 from segmentlog.http.settings import HttpLimits, HttpSettings
@@ -36,6 +37,7 @@ logger = logging.getLogger("segmentlog.http")
 
 FINISH_S: Final = 5
 """How long a door that closes waits for what is in flight."""
+_ACCEPTED_AT_ONCE: Final = 8
 
 
 class HttpServer:
@@ -70,7 +72,7 @@ class HttpServer:
         self.store = store
         self._is_closed = self._is_forked = False
         self._socket = sock or listen(host, port)
-        self._server = _Uvicorn(_config(app, settings, tls), settings.limits)
+        self._server = _Uvicorn(_config(app, settings), settings.limits, tls)
         name, real_port = host, self._socket.getsockname()[1]
         if host in ("0.0.0.0", "::"):
             name = socket.gethostname()
@@ -118,9 +120,9 @@ class HttpServer:
         """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""
         self._is_forked = True
         self._socket.close()
-        for connection in list(self._server.server_state.connections):
+        for place in list(self._server.admission):
             # The socket itself: its transport's close would tell the other end, and the loop, which is not there.
-            sock = getattr(connection.transport.get_extra_info("socket"), "_sock", None)
+            sock = getattr(place.transport.get_extra_info("socket"), "_sock", None)
             if sock is not None:
                 sock.close()
 
@@ -148,11 +150,13 @@ def check_http_security(host: str, security: Security) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Says when it is up, and leaves signals to the program."""
+    """Says when it is up, leaves signals to the program, and counts connections before it knows what they are."""
 
-    def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
         self._limits = limits
+        self._tls = tls
+        self.admission = Admission(limits.connections)
         self.is_up = forks.event(self, "is_up")
 
     @contextlib.contextmanager
@@ -161,29 +165,36 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but that who begins TLS has to come to its end."""
-        limits = self._limits
-        config, state = self.config, self.server_state
+        """As uvicorn's, but that each connection is an `Arrival` first."""
 
-        def make() -> asyncio.Protocol:
-            return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+        def make(place: Place) -> Connection:
+            return Connection(self.config, self.server_state, self._limits, place)
+
+        def arrive() -> asyncio.Protocol:
+            return Arrival(self.admission, self._tls, self._limits.head_s, make)
 
         loop = asyncio.get_running_loop()
-        options: dict[str, Any] = {} if config.ssl is None else {"ssl_handshake_timeout": limits.head_s}
-        self.servers = [
-            await loop.create_server(make, sock=sock, ssl=config.ssl, backlog=config.backlog, **options)
-            for sock in sockets or ()
-        ]
+        self.servers = []
+        for sock in sockets or ():
+            # So many are accepted before the first of them is counted: each takes a descriptor.
+            self.servers.append(await loop.create_server(arrive, sock=sock, backlog=_ACCEPTED_AT_ONCE))
+            sock.listen(self.config.backlog)  # the kernel keeps as many as before
         self.started = True
         self.is_up.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; who is in the handshake is not waited for."""
+        known = {connection.place for connection in self.server_state.connections}  # type: ignore[union-attr]
+        for place in list(self.admission):
+            if place not in known:
+                place.transport.abort()
+        await super().shutdown(sockets)
 
-def _config(app: ASGIApp, settings: HttpSettings, tls: ServerTls | None) -> uvicorn.Config:
-    limits = settings.limits
-    protocol = type("Connection", (Connection,), {"limits": limits})
+
+def _config(app: ASGIApp, settings: HttpSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol,
+        http=Connection,
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -192,19 +203,6 @@ def _config(app: ASGIApp, settings: HttpSettings, tls: ServerTls | None) -> uvic
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=int(limits.idle_s),
+        timeout_keep_alive=int(settings.limits.idle_s),
         timeout_graceful_shutdown=FINISH_S,
-        ssl_context_factory=None if tls is None else lambda config, default: _renewed(tls),
     )
-
-
-def _renewed(tls: ServerTls) -> ssl.SSLContext:
-    """A context that hands each connection over to the one of the files as they are then."""
-
-    def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        connection.context = tls.context()
-
-    context = tls.context()
-    context.sni_callback = choose
-    return context

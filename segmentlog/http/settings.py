@@ -21,11 +21,12 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 75.0
     """Between two requests of a connection."""
     connections: int = 400
-    """At a time; who comes beyond that is told 503. Fewer than files that a process may usually have open."""
+    """That had a request let in; of one address three quarters. Beside them there are others, a quarter as many at
+    the least. Fewer than files that a process may usually have open."""
     log_ins: int = 2
     """Passwords that are tried at a time: each takes milliseconds."""
     log_ins_waiting: int = 64
-    """And that wait for that; who comes beyond is told 503."""
+    """And that wait for that. Beyond that the newest of the address with most of them is answered with 503."""
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):

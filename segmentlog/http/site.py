@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import HTTPConnection
 
+from segmentlog.http.large_bodies import LargeBodies
 from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PRINCIPAL: Final = "segmentlog.principal"
 """Under this key the scope of a request has who sent it."""
+_LARGE_AT_A_TIME: Final = 4
+"""Bodies of the largest size, or as many bytes in more that are smaller."""
 _STORE: Final = "the store"
 READ_ONLY: Final = "this door is read-only: start it with --allow-writes"
 
@@ -30,6 +33,7 @@ class Site:
         self.store = store
         self.settings = settings or HttpSettings()
         self.authorizer = authorizer or OpenAuthorizer()
+        self.large_bodies = LargeBodies(_LARGE_AT_A_TIME * self.settings.limits.request_bytes)
         self.is_closing = False
         """Whether the door is being closed: answers that go on for long end then. They look within a second."""
 

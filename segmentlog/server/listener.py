@@ -10,11 +10,12 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from segmentlog.security.by_address import ByAddress
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.tls import ServerTls, principal_of
 from segmentlog.server.buffers import BufferPool
@@ -106,8 +107,7 @@ class Listener:
         self._mutex = threading.Lock()
         self._ended = threading.Condition(self._mutex)
         self._open: dict[Connection, _Guest | None] = {}
-        self._guests: OrderedDict[_Guest, None] = OrderedDict()
-        """In the order in which they came."""
+        self._guests: ByAddress[_Guest] = ByAddress()
         self._loop = Loop(self._left)
         self._by_host: Counter[str] = Counter()
         self._is_closed = False
@@ -221,17 +221,23 @@ class Listener:
             return
         host = str(address[0])
         limits = self._limits
+        silent: Connection | None = None
         with self._mutex:
-            is_full = self.connection_count >= limits.connections
-            is_full |= self._by_host[host] >= limits.connections_per_address
+            is_full = self._by_host[host] >= limits.connections_per_address
+            if not is_full and self.connection_count >= limits.connections:
+                silent = self._oldest_silent()
+                is_full = silent is None
             if not is_full:
                 self._by_host[host] += 1
         if is_full:
             self._refuse(host, f"{host}: refused: there are as many connections as there may be")
             sock.close()  # who sees it closed finds it counted
             return
+        if silent is not None:
+            self._meter.event(Event.CUT)
+            silent.close()
         self._meter.event(Event.ACCEPTED)
-        guest = self._receive_guest(sock) if self._door.is_guarded else None
+        guest = self._receive_guest(sock, host) if self._door.is_guarded else None
         try:
             if self._door.tls is None:
                 self._enter(self._connection(sock, host, ANONYMOUS, guest), guest)
@@ -243,14 +249,24 @@ class Listener:
             self._forget(host, guest)
             self._refuse(host, f"{host}: refused: {error}")
 
-    def _receive_guest(self, sock: socket.socket) -> _Guest:
-        """Who has said nothing for the longest goes when there are too many: others may come in meanwhile."""
+    def _oldest_silent(self) -> Connection | None:
+        """Of the connections that are in and never sent a byte, the oldest of the address that has most of them."""
+        silent: ByAddress[Connection] = ByAddress()
+        for connection in self._open:
+            if not connection.traffic[0] and not connection.is_closed:
+                silent.add(connection, connection.client_host)
+        return silent.oldest()
+
+    def _receive_guest(self, sock: socket.socket, host: str) -> _Guest:
+        """Count a guest. When there are too many, the oldest of the address that has most of them is sent away."""
         guest = _Guest(partial(_shut_down, sock))
         with self._mutex:
-            self._guests[guest] = None
+            self._guests.add(guest, host)
             if len(self._guests) <= self._limits.unauthenticated_connections:
                 return guest
-            oldest, _ = self._guests.popitem(last=False)
+            oldest = self._guests.oldest()
+            assert oldest is not None
+            self._guests.discard(oldest)
         self._meter.event(Event.CUT)
         oldest.cut()
         return guest
@@ -259,7 +275,7 @@ class Listener:
         """It is none any more: it has said who it is, or has gone."""
         if guest is not None:
             with self._mutex:
-                self._guests.pop(guest, None)
+                self._guests.discard(guest)
 
     def _refuse(self, host: str, why: str) -> None:
         self._meter.event(Event.REFUSED)

@@ -1,7 +1,8 @@
 """Metrics and health of a worker over HTTP: ``/metrics``, ``/healthz``, ``/readyz``.
 
 For Prometheus, and for whoever starts servers and restarts them. It answers a few short GETs at a time, whoever asks,
-and tells nobody what is in a record; names of topics and groups it does tell, so it listens on loopback like the rest.
+and tells nobody what is in a record; names of topics and groups it does tell, so it listens on loopback like the rest,
+and answers neither to names that are not this machine's nor to pages of other sites (`security.browsers`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog import __version__
 from segmentlog.errors import SegmentlogError
+from segmentlog.security.browsers import is_cross_site, is_own_name, names_of_machine
+from segmentlog.security.by_address import ByAddress
 from segmentlog.server.telemetry.store import StoreTelemetry
 from segmentlog.storage import forks
 
 if TYPE_CHECKING:
+    from email.message import Message
+
     from segmentlog.server.worker import Worker
 
 logger = logging.getLogger("segmentlog.server")
@@ -31,7 +36,12 @@ _HEAD_BYTES_MAX: Final = 8 << 10
 _PATIENCE_S: Final = 5.0
 """For a request to be there; and for its answer to be taken, each time that the connection's buffer is full."""
 _AT_A_TIME: Final = 8
-"""Requests; who comes beyond that is sent away. Prometheus sends one in ten seconds or so."""
+"""Connections. Beyond that the oldest of the address that has most is closed. Prometheus sends a request in ten seconds
+or so."""
+_THREADS_MAX: Final = 2 * _AT_A_TIME
+"""With those whose connections were closed, and that have yet to notice."""
+_NO_THREAD_S: Final = 1.0
+"""For one of them to end."""
 _WELL_S: Final = 1.0
 """How long a lock that every request needs may be held before the process counts as stuck."""
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -55,6 +65,8 @@ class MetricsServer:
         self._worker = worker
         self._own = WorkerTelemetry(worker, __version__)
         self._of_store = StoreTelemetry(worker.broker.store, worker.broker.clock) if is_first else None
+        settings = worker.broker.settings
+        self._names = names_of_machine(host, settings.allowed_hosts)
         try:
             self._http = _Http((host, port), self)
         except OSError as error:
@@ -88,6 +100,16 @@ class MetricsServer:
 
     # ------------------------------------------------------------ what is told
 
+    def refusal(self, headers: Message) -> tuple[HTTPStatus, str, str] | None:
+        """What a request is answered that a browser was misled to send; None for any other."""
+        host = headers.get("Host")
+        if host is not None and not is_own_name(host, self._names):
+            why = f"{host!r} is no name of this machine: --allowed-host adds one\n"
+            return HTTPStatus.MISDIRECTED_REQUEST, _TEXT, why
+        if is_cross_site(headers.get("Sec-Fetch-Site"), headers.get("Origin"), host or ""):
+            return HTTPStatus.FORBIDDEN, _TEXT, "a page of another site may not ask for this\n"
+        return None
+
     def answer(self, path: str) -> tuple[HTTPStatus, str, str]:
         """(status, content type, text) of what is asked for."""
         if path == "/metrics":
@@ -109,11 +131,13 @@ def _verdict(problems: list[str]) -> tuple[HTTPStatus, str, str]:
 class _Http(ThreadingHTTPServer):
     daemon_threads = False  # they are joined: or a scrape goes on in a store that is closed
     allow_reuse_address = True
+    request_queue_size = 128  # with the library's 5, a connection in a burst waits for a second and more
 
     def __init__(self, address: tuple[str, int], owner: MetricsServer) -> None:
         self.owner = owner
-        self._room = threading.BoundedSemaphore(_AT_A_TIME)
-        self._open: set[socket.socket] = set()
+        self._threads_left = threading.BoundedSemaphore(_THREADS_MAX)
+        self._mutex = threading.Lock()
+        self._open: ByAddress[socket.socket] = ByAddress()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -122,16 +146,22 @@ class _Http(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, if there is room for one more."""
-        if not self._room.acquire(blocking=False):
+        """In a thread; a connection makes room for it where there are too many."""
+        with self._mutex:
+            self._open.add(request, str(client_address[0]))
+            oldest = self._open.oldest() if len(self._open) > _AT_A_TIME else None
+            if oldest is not None:
+                self._open.discard(oldest)
+                _shut_down(oldest)  # its thread ends, and closes it
+        if not self._threads_left.acquire(timeout=_NO_THREAD_S):
+            self._forget(request)
             self.shutdown_request(request)
             return
-        self._open.add(request)
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._open.discard(request)
-            self._room.release()
+            self._forget(request)
+            self._threads_left.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -139,14 +169,18 @@ class _Http(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._forget(request)
+            self._threads_left.release()
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._mutex:
             self._open.discard(request)
-            self._room.release()
 
     def server_close(self) -> None:
         """Whoever takes his time is not waited for."""
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        with self._mutex:
+            for connection in self._open:
+                _shut_down(connection)
         super().server_close()
 
     def abandon(self) -> None:
@@ -178,7 +212,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Whatever goes wrong is told, and logged: a scrape that fails is seen in Prometheus."""
         try:
-            status, kind, text = self.server.owner.answer(self.path.partition("?")[0])
+            owner = self.server.owner
+            status, kind, text = owner.refusal(self.headers) or owner.answer(self.path.partition("?")[0])
         except Exception as error:
             logger.exception("metrics could not be told")
             status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{type(error).__name__}: {error}\n"
@@ -193,6 +228,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Nobody wants a line for each scrape."""
         logger.debug("%s: metrics: %s", self.client_address[0], format % args)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _head_of(connection: socket.socket) -> bytes:

@@ -25,12 +25,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     unauthenticated_requests: int = 32
     """Until a client has said who it is. Clients need four or five."""
     unauthenticated_connections: int = 1024
-    """That have not said who they are, or are in the TLS handshake; of a worker. Who has been one for the longest makes
-    room for another."""
+    """That have not said who they are, or are in the TLS handshake; of a worker. When there are more, the
+    oldest of the address that has most of them is closed."""
     authentication_s: float = 30.0
     """From the connection to the end of the TLS handshake, and from there until it has said who it is."""
     connections: int = 4096
-    """`max.connections`, of a worker."""
+    """`max.connections`, of a worker. One that never sent a byte makes room for another."""
     connections_per_address: int = 4096
     """`max.connections.per.ip`."""
     idle_s: float = 600.0
@@ -68,5 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What ``acks=all`` waits for: the disk; as Kafka does that it is written; or that the object store has it."""
     durable_reads: bool = False
     """Consumers see only what no crash can take back."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beside those of the machine itself by which metrics may be asked for."""
     limits: Limits = Limits()
     groups: GroupSettings = GroupSettings()

@@ -100,21 +100,22 @@ def test_users_say_who_they_are(serve: Callable[..., HttpServer], tmp_path: Path
     path = _users(tmp_path)
     server = serve(security=Security(users=path))
     with httpx.Client(base_url=server.url) as web:
-        answer = web.get("/healthz")
+        assert web.get("/healthz").status_code == 200  # for who looks after it, and knows nobody's password
+        answer = web.get("/topics")
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"].startswith("Basic ")
         wrong = [_basic("ann", "another"), _basic("bob", "a secret")]
         wrong += [{"authorization": text} for text in ("Basic !!!", "Bearer x", "Basic YW5u", "Basic")]
         for headers in wrong:
-            assert web.get("/healthz", headers=headers).status_code == 401, headers
-        assert web.get("/healthz", headers=_basic("ann", "a secret")).status_code == 200
-        assert web.get("/healthz", headers={**_basic("ann", "a secret"), "host": "logs.example"}).status_code == 200
+            assert web.get("/topics", headers=headers).status_code == 401, headers
+        assert web.get("/topics", headers=_basic("ann", "a secret")).status_code == 200
+        assert web.get("/topics", headers={**_basic("ann", "a secret"), "host": "logs.example"}).status_code == 200
         add_user(path, "ann", "a new one", iterations=4096)
         deadline = time.monotonic() + 10
-        while web.get("/healthz", headers=_basic("ann", "a secret")).status_code == 200:
+        while web.get("/topics", headers=_basic("ann", "a secret")).status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert web.get("/healthz", headers=_basic("ann", "a new one")).status_code == 200
+        assert web.get("/topics", headers=_basic("ann", "a new one")).status_code == 200
 
 
 def test_a_certificate_lets_somebody_in(serve: Callable[..., HttpServer], tmp_path: Path) -> None:
@@ -201,33 +202,6 @@ def _send_for_ever(sock: socket.socket, piece: bytes) -> None:
     for _ in range((1 << 20) // len(piece)):
         sock.sendall(piece)
         time.sleep(0.001)
-
-
-def test_who_comes_when_there_are_too_many_is_cut_off(serve: Callable[..., HttpServer]) -> None:
-    """Silent connections take no more descriptors than that; once they go others are let in."""
-    server = serve(HttpSettings(limits=HttpLimits(connections=8)))
-    host, port = server.address.rsplit(":", 1)
-    socks = [socket.create_connection((host, port), timeout=10) for _ in range(40)]
-    cut = 0
-    for sock in socks:
-        sock.settimeout(0.2)
-        try:
-            cut += sock.recv(1) == b""
-        except ConnectionResetError:
-            cut += 1
-        except TimeoutError:
-            pass
-    for sock in socks:
-        sock.close()
-    assert cut == 40 - 11
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            if httpx.get(f"{server.url}/healthz").status_code == 200:
-                break
-        except httpx.TransportError:
-            pass
-        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.security.errors import UnsafeListening
+from segmentlog.server import metrics
 from segmentlog.server.codec.messages import list_offsets, metadata, produce
 from segmentlog.server.meter import BUCKETS_S
 from segmentlog.server.serving import Server
@@ -431,20 +433,60 @@ def test_what_is_no_request_ends_that_connection_alone(server: Server, sent: byt
     assert get(address_of(server), "/healthz")[0] == 200
 
 
-def test_slow_clients_are_few_and_leave_with_the_server(store: LogStore) -> None:
-    """Beyond eight at a time they are sent away; closing waits for none of them."""
+def _connect(server: Server, source: str = "127.0.0.1") -> socket.socket:
+    host, _, port = address_of(server).rpartition(":")
+    return socket.create_connection((host, int(port)), 20, (source, 0))
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /met"])
+def test_silent_clients_keep_no_scrape_out(store: LogStore, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """Beyond eight the oldest of the address that has most makes room, at once; closing waits for none of them."""
+    monkeypatch.setattr(metrics, "_PATIENCE_S", 600.0)
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
-        host, _, port = address_of(server).rpartition(":")
-        idle = [socket.create_connection((host, int(port)), timeout=20) for _ in range(8)]
-        for sock in idle:
-            sock.sendall(b"GET /met")
-        time.sleep(0.3)
-        with socket.create_connection((host, int(port)), timeout=20) as one_more:
-            assert one_more.recv(1) == b""
-        began_s = time.monotonic()
-    assert time.monotonic() - began_s < 20
-    for sock in idle:
+        few = [_connect(server, "127.0.0.2") for _ in range(2)]
+        many = [_connect(server) for _ in range(40)]
+        for sock in (*few, *many):
+            with contextlib.suppress(OSError):  # it may be closed by now
+                sock.sendall(said)
+        for sock in many[:34]:
+            with contextlib.suppress(ConnectionError):
+                assert sock.recv(1) == b""
+        assert get(address_of(server))[0] == 200
+        for sock in few:
+            sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n"[len(said) :])
+            assert sock.recv(12) == b"HTTP/1.0 200"
+    for sock in (*few, *many):
         sock.close()
+
+
+def _ask(server: Server, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address_of(server), timeout=20)
+    try:
+        connection.putrequest("GET", "/metrics", skip_host=True)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_no_page_of_another_site_has_it_asked(store: LogStore) -> None:
+    """Neither by a name that resolves to this machine, nor from a visitor's browser; programs are let in."""
+    with segmentlog.serve(store, port=0, metrics="127.0.0.1:0", allowed_hosts=["metrics.example"]) as server:
+        for host in ("evil.example", "evil.example:9644", "localhost.evil.example", ""):
+            status, text = _ask(server, host=host, sec_fetch_site="same-origin")
+            assert (status, "topic" in text) == (421, False), host
+        for site in ({"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "same-site"}, {"origin": "http://other"}):
+            status, text = _ask(server, host="localhost", **site)
+            assert (status, "segmentlog_" in text) == (403, False), site
+        names = ("localhost", "LOCALHOST:9644", "127.0.0.1:1", "[::1]:9644", "metrics.example:80", socket.gethostname())
+        for host in names:
+            assert _ask(server, host=host)[0] == 200, host
+        assert _ask(server)[0] == 200  # HTTP/1.0 without a host, as balancers ask: no browser does
+        assert _ask(server, host="localhost", origin="http://localhost")[0] == 200
+        assert _ask(server, host="localhost", sec_fetch_site="none")[0] == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])

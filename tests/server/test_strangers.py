@@ -220,6 +220,54 @@ def test_the_oldest_stranger_makes_room(make_server: MakeServer, tls: bool, auth
         client.close()
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_of_one_address_make_room_for_those_of_another(make_server: MakeServer, tls: bool) -> None:
+    """However many there are of one, the few of the other stay."""
+    server = make_server(tls=tls, unauthenticated_connections=8)
+    listener = server.worker.listener
+    few = [WireClient(server.bootstrap_servers, source="127.0.0.2") for _ in range(3)]
+    until(lambda: len(listener._guests) == 3)
+    many = [WireClient(server.bootstrap_servers) for _ in range(20)]
+    for client in many[:15]:
+        assert client.is_closed_by_peer()
+    until(lambda: listener.connection_count == 8)
+    assert not any(is_gone(client) for client in (*few, *many[15:]))
+    for client in (*few, *many):
+        client.close()
+
+
+def is_gone(client: WireClient) -> bool:
+    """Whether the server has closed it, as far as is known now."""
+    client.sock.setblocking(False)
+    try:
+        return client.sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_silent_connections_make_room_where_nobody_has_to_say_who_he_is(make_server: MakeServer) -> None:
+    """Those of the address that has most of them; who has asked for something stays, and one more is refused."""
+    server = make_server(sasl=False, connections=4)
+    listener = server.worker.listener
+    known = WireClient(server.bootstrap_servers, source="127.0.0.2")
+    assert is_served(known)
+    silent = [WireClient(server.bootstrap_servers) for _ in range(3)]
+    until(lambda: listener.connection_count == 4)
+    others = []
+    for one in silent:
+        others.append(WireClient(server.bootstrap_servers, source="127.0.0.3"))
+        assert is_served(others[-1])
+        assert one.is_closed_by_peer()
+    until(lambda: listener.connection_count == 4)
+    with WireClient(server.bootstrap_servers) as late:
+        assert late.is_closed_by_peer()
+    assert is_served(known)
+    for client in (known, *silent, *others):
+        client.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("tls", [False, True])
 def test_thousands_of_strangers_keep_nobody_out(make_server: MakeServer, tls: bool, authority: trustme.CA) -> None:

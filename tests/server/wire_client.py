@@ -53,11 +53,15 @@ class Refused(Exception):
 class WireClient:
     """One connection. For one thread."""
 
-    def __init__(self, address: str, *, timeout_s: float = WAIT_S, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float = WAIT_S, receive_buffer: int | None = None, source: str = ""
+    ) -> None:
         host, _, port = address.rpartition(":")
         self.sock = socket.socket()
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if source:
+            self.sock.bind((source, 0))
         self.sock.settimeout(timeout_s)
         self.sock.connect((host, int(port)))
         self._sent = 0

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
+from segmentlog.http.large_bodies import ROOM, RequestRoom
 from segmentlog.http.problems import HttpProblem
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ async def read_form(request: Request) -> Form:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a form is sent as application/x-www-form-urlencoded")
     body = bytearray()
+    room: RequestRoom = request.scope[ROOM]
     async for part in request.stream():
         body += part
+        await room.hold("body", len(body))
         if len(body) > _FORM_BYTES:
             raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {_FORM_BYTES:,} bytes")
     try:

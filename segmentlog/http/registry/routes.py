@@ -11,10 +11,12 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.names import SCHEMAS_TOPIC
+from segmentlog.http.large_bodies import ROOM, RequestRoom
+from segmentlog.http.paths import NameRoute
 from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
 from segmentlog.http.registry import schemas, settings, subjects
 from segmentlog.http.registry.call import Call
@@ -49,7 +51,7 @@ class _Door(NamedTuple):
 _SUBJECT: Final = "/subjects/{subject:path}"
 _CHECK: Final = "/compatibility/subjects/{subject:path}/versions"
 _DOORS: Final = (
-    # A subject may have any character in it, slashes too: the longer path comes first.
+    # A subject may have any character in it. Some clients write its slashes as they are: the longer path comes first.
     _Door("GET", "/subjects", subjects.names),
     _Door("GET", f"{_SUBJECT}/versions/{{version}}/schema", subjects.text),
     _Door("GET", f"{_SUBJECT}/versions/{{version}}/referencedby", subjects.referenced_by),
@@ -88,7 +90,7 @@ def routes(site: Site) -> list[BaseRoute]:
 
     Deleting takes DELETE, and settings ALTER_CONFIGS; both are done where the door allows writes.
     """
-    return [Route(door.path, _endpoint(site, door), methods=[door.method]) for door in _DOORS]
+    return [NameRoute(door.path, _endpoint(site, door), methods=[door.method]) for door in _DOORS]
 
 
 def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response]]:
@@ -115,9 +117,11 @@ def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response
 
 async def _body_of(request: Request) -> bytes:
     parts, size_bytes = [], 0
+    room: RequestRoom = request.scope[ROOM]
     async for part in request.stream():
         parts.append(part)
         size_bytes += len(part)
+        await room.hold("body", size_bytes)
         if size_bytes > _BODY_BYTES_MAX:
             why = f"a request to the registry has at most {_BODY_BYTES_MAX:,} bytes"
             raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why, headers={"connection": "close"})

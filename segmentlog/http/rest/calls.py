@@ -12,6 +12,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from segmentlog.http.large_bodies import ROOM
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import media
 from segmentlog.http.rest.bodies import Body, Disconnected, decode
@@ -73,7 +74,7 @@ class Call:
         self.scope = scope
         self.headers = Headers(scope=scope)
         self.connection = HTTPConnection(scope)
-        self.body = Body(receive, rest.large_bodies)
+        self.body = Body(receive, scope[ROOM])
         self.path = _path_of(scope["path_params"])
         self.query = self._query()
         self.media = self._chosen()
@@ -204,7 +205,6 @@ class Path:
                 HttpProblem(HTTPStatus.METHOD_NOT_ALLOWED, message, headers={"allow": self._allow.decode()})
             )(scope, receive, send)
             return
-        call: Call | None = None
         reply: Any = None
         try:
             call = Call(self._rest, prepared, scope, receive)
@@ -221,9 +221,6 @@ class Path:
                 logger.warning("%s %s: broken off: %s", scope["method"], scope["path"], error)
             if not is_begun:
                 await problem_reply(problem)(scope, receive, send)
-        finally:
-            if call is not None:
-                call.body.release()
 
 
 def problem_reply(problem: HttpProblem) -> Reply:

@@ -36,6 +36,11 @@ class Objects(Generic[_T]):
         """As far as it is known that no line from here is one object."""
         self._in_string = False
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of what was fed: an object that has not ended."""
+        return len(self._buffer)
+
     def feed(self, piece: bytes) -> Iterator[_T | msgspec.ValidationError]:
         """The objects that end in this piece; in place of one that is of another shape the error that says so.
 

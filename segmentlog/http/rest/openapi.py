@@ -12,7 +12,7 @@ import msgspec
 from segmentlog.http.rest import media
 from segmentlog.http.rest.endpoints import PATH_TYPES, Endpoint, Gives, Problem
 
-_ALWAYS: Final = (400, 401, 403, 408, 413, 421, 500, 503)
+_ALWAYS: Final = (400, 401, 403, 408, 413, 415, 417, 421, 500, 501, 503)
 """Statuses that any request may have: a query that is none, nobody, not allowed, too much, by another name, ours."""
 _REF: Final = "#/components/schemas/{name}"
 _PROBLEM: Final = {"$ref": _REF.format(name="Problem")}
@@ -26,11 +26,13 @@ _WHY: Final = {
     409: "Its state does not allow it.",
     410: "It was there, and is gone.",
     413: "It is too large.",
-    415: "It does not come in this media type.",
+    415: "It does not come in this media type, charset or Content-Encoding.",
     416: "The partition does not have this offset.",
+    417: "What it expects cannot be met.",
     421: "Nothing is answered by this name.",
     422: "What was sent says what cannot be.",
     500: "Something is wrong here.",
+    501: "There is no such Transfer-Encoding.",
     503: "It cannot be done now; the same may be done in a moment.",
     507: "There is no room on the disk.",
 }

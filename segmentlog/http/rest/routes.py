@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.routing import Route
-
+from segmentlog.http.paths import NameRoute
 from segmentlog.http.rest import media
 from segmentlog.http.rest.calls import Call, Path
 from segmentlog.http.rest.endpoints import Endpoint, Gives
@@ -55,4 +54,4 @@ def routes(site: Site) -> list[BaseRoute]:
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-    return [Route(path, Path(rest, endpoints)) for path, endpoints in by_path.items()]
+    return [NameRoute(path, Path(rest, endpoints)) for path, endpoints in by_path.items()]

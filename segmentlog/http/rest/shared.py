@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest.appending import AckName, Appending
-from segmentlog.http.rest.bodies import LargeBodies
 from segmentlog.http.rest.formats import Schemas
 from segmentlog.http.rest.instances import Instances
 from segmentlog.http.rest.schemas import StoreSchemas
@@ -29,9 +28,6 @@ _THREADS: Final = 32
 _SHIPPED_AT_A_TIME: Final = 12
 """Of the threads, those that may wait for an object store: for two minutes, when it cannot be reached."""
 
-_LARGE_AT_A_TIME: Final = 4
-"""Bodies of the largest size, or as many bytes in more that are smaller."""
-
 _with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
@@ -41,7 +37,6 @@ class Rest:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.schemas: Schemas = StoreSchemas(site.store)
-        self.large_bodies = LargeBodies(_LARGE_AT_A_TIME * site.settings.limits.request_bytes)
         self.appending = Appending(site.store)
         self.tails = Tails(site)
         self.instances = Instances(site)

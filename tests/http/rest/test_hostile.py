@@ -1,6 +1,7 @@
 """Bodies that are broken, huge, slow or cut off; over a port, on bare sockets, where it matters."""
 
 import asyncio
+import contextlib
 import json
 import resource
 import socket
@@ -13,8 +14,11 @@ import httpx
 import pytest
 from doors import Client
 
+from segmentlog.http import large_bodies
 from segmentlog.http.problems import HttpProblem
-from segmentlog.http.rest import bodies
+from segmentlog.http.rest.own import lines
+from segmentlog.http.rest.own.words import AppendQuery
+from segmentlog.http.rest.v3.links import cluster_id_of
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.store import LogStore
@@ -234,7 +238,7 @@ def test_slow_senders_of_large_bodies(store: LogStore, http_server: HttpServer) 
 def test_a_large_body_has_a_least_rate(store: LogStore, http_server: HttpServer) -> None:
     """One that comes more slowly than a MiB in a time is answered 408, and hung up on."""
     store.create_topic("t")
-    with mock.patch.object(bodies, "_MIB_S", 0.3), _large_and_slow(http_server) as sock:
+    with mock.patch.object(large_bodies, "_MIB_S", 0.3), _large_and_slow(http_server) as sock:
         answer = b""
         while data := sock.recv(65536):
             answer += data
@@ -245,7 +249,7 @@ def test_room_for_large_bodies() -> None:
     """Room has a bound, who finds none for long is told so; who has held some for longest always goes on."""
 
     async def fill() -> None:
-        large = bodies.LargeBodies(100)
+        large = large_bodies.LargeBodies(100)
         first, second, third = object(), object(), object()
         await large.grow(first, 60)
         await large.grow(second, 40)
@@ -260,8 +264,83 @@ def test_room_for_large_bodies() -> None:
         await waiting
         await large.grow(third, 50)
 
-    with mock.patch.object(bodies, "_WAIT_S", 0.1):
+    with mock.patch.object(large_bodies, "_WAIT_S", 0.1):
         asyncio.run(fill())
+
+
+def _slow_sender(server: HttpServer, path: str, content_type: str, begin: bytes, size: int) -> socket.socket:
+    """Sends the begin of a body that does not end, and ``size`` bytes more of it."""
+    host, _, port = server.address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=20)
+    sock.sendall(_head(server, path, f"content-type: {content_type}", "content-length: 90000000") + begin)
+    sock.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):  # nobody takes it: there is no room
+        sock.sendall(b"x" * size)
+    return sock
+
+
+@pytest.mark.parametrize("kind", ["lines", "v3", "v2", "registry", "zstd"])
+def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
+    store: LogStore, serve: Callable[..., HttpServer], kind: str
+) -> None:
+    """However a body is read: what all requests keep is room for four of the largest, and one that goes on."""
+    store.create_topic("t")
+    server = serve(HttpSettings(limits=HttpLimits(request_bytes=100 << 20)))
+    large = server.site.large_bodies
+    large._room_bytes = 8 << 20
+    cluster = cluster_id_of(store.store_id)
+    path, content_type, begin = {
+        "lines": ("/topics/t/records", "text/plain", b""),
+        "v3": (f"/v3/clusters/{cluster}/topics/t/records", "application/json", b'{"value":{"type":"STRING","data":"'),
+        "v2": ("/topics/t", BINARY, b'{"records":[{"value":"'),
+        "registry": ("/subjects/s/versions", "application/json", b'{"schema":"'),
+        "zstd": ("/topics/t/records", "text/plain\r\ncontent-encoding: zstd", b""),
+    }[kind]
+    socks = [_slow_sender(server, path, content_type, begin, 4 << 20) for _ in range(6)]
+    try:
+        ends_s = time.monotonic() + 20
+        while large.held_bytes < 7 << 20:
+            assert time.monotonic() < ends_s, large.held_bytes
+            time.sleep(0.01)
+        # The one that has held room for longest may go on beyond it.
+        assert large.held_bytes <= (8 << 20) + (6 << 20)
+    finally:
+        for sock in socks:
+            sock.close()
+    while large.held_bytes:
+        assert time.monotonic() < ends_s + 20, large.held_bytes
+        time.sleep(0.01)
+    assert store.topic("t").partition(0).log_end_offset == 0
+
+
+class _Searched(bytearray):
+    """Counts the bytes that are looked through."""
+
+    count = 0
+
+    def find(self, wanted: bytes, start: int, end: int | None = None) -> int:  # type: ignore[override]
+        self.count += (len(self) if end is None else min(end, len(self))) - start
+        return bytearray.find(self, wanted, start, len(self) if end is None else end)
+
+    def rfind(self, wanted: bytes, start: int, end: int) -> int:  # type: ignore[override]
+        self.count += min(end, len(self)) - start
+        return bytearray.rfind(self, wanted, start, end)
+
+
+def test_a_long_line_is_looked_through_once() -> None:
+    """However many pieces it comes in; and the lines behind it are found."""
+    sent: list[bytes] = []
+    call = mock.Mock(content_type="text/plain")
+    lines_in = lines.Lines(call, "t", AppendQuery())
+    lines_in._send = lambda records: sent.extend(records.values)  # type: ignore[method-assign]
+    rest = lines_in._rest = _Searched()
+    long = [b"x" * (64 << 10)] * 200
+    for piece in (*long, b"\nshort\n", *long, b"\n", b"a\nb"):
+        if lines_in.add(piece):
+            lines_in.flush()
+    lines_in.finish()
+    assert [len(value) for value in sent] == [200 << 16, 5, 200 << 16, 1, 1]
+    assert rest.count < 3 * 2 * (200 << 16)
 
 
 def test_many_at_once(store: LogStore, http_server: HttpServer) -> None:

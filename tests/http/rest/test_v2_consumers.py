@@ -335,7 +335,8 @@ def test_formats_do_not_mix(store: LogStore, client: Client) -> None:
         ({"format": "xml"}, 422, 422),
         ({"auto.offset.reset": "sometime"}, 422, 422),
         ({"fetch.min.bytes": "many"}, 422, 422),
-        ({"name": "a/b"}, 422, 422),
+        ({"name": ""}, 422, 422),
+        ({"name": "x" * 256}, 422, 422),
     ],
 )
 def test_bad_instances(client: Client, document: Any, status: int, code: int) -> None:

@@ -43,6 +43,7 @@ async def append(call: Call) -> Reply:
             call.check_topic(Operation.WRITE, name)  # a body may go on for hours
             if sink.add(piece):
                 await call.append(sink.flush)
+            await call.body.keep(sink.kept_bytes)
         await call.append(sink.finish)
     except Disconnected:
         logger.info("lines to %s broke off after %d records", name, sink.appended.records)
@@ -77,8 +78,15 @@ class Lines:
         self._query = query
         self._skips_empty = call.content_type == media.NDJSON
         self._rest = bytearray()
+        self._searched = 0
+        """No line ends in so many bytes at the begin of `_rest`."""
         self.next_line = 1
         """Of the body: all lines before it are appended, or were before."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the body: the lines that are not appended yet."""
+        return len(self._rest)
 
     def add(self, piece: bytes) -> bool:
         """Take a piece of the body; whether there is enough for a chunk: then `flush`."""
@@ -90,17 +98,19 @@ class Lines:
         rest, at = self._rest, 0
         try:
             while len(rest) - at >= _CHUNK_BYTES:
-                end = rest.rfind(b"\n", at, at + _CHUNK_BYTES)
+                # Each byte of a long line is looked at once, however many pieces it comes in.
+                end = -1 if self._searched >= _CHUNK_BYTES else rest.rfind(b"\n", at, at + _CHUNK_BYTES)
                 if end < 0:
-                    end = rest.find(b"\n", at + _CHUNK_BYTES)
+                    end = rest.find(b"\n", at + max(self._searched, _CHUNK_BYTES))
                 if end < 0:
+                    self._searched = len(rest) - at
                     if len(rest) - at > _LINE_MAX:
                         raise HttpProblem(
                             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                             f"line {self.next_line} has more than {_LINE_MAX} bytes",
                         )
                     return
-                block, at = bytes(memoryview(rest)[at:end]), end + 1
+                block, at, self._searched = bytes(memoryview(rest)[at:end]), end + 1, 0
                 self._append(block.split(b"\n"))
         finally:
             del rest[:at]

@@ -7,9 +7,9 @@ import time
 from datetime import datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import quote
 
 from segmentlog.errors import SegmentlogError
+from segmentlog.http.paths import segment
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import faults, media
 from segmentlog.http.rest.formats import json_of_bytes, text_of_bytes
@@ -88,7 +88,7 @@ async def create(call: Call) -> Reply:
     )
     principal = call.site.principal(call.connection)
     made = call.rest.instances.make(principal, group, asked.id or asked.name, options, settings)
-    uri = f"{call.base_url}/consumers/{quote(group, safe='')}/instances/{quote(made.name, safe='')}"
+    uri = f"{call.base_url}/consumers/{segment(group)}/instances/{segment(made.name)}"
     return json_reply(Instance(made.name, uri), content_type=call.media)
 
 

@@ -89,7 +89,7 @@ class Produced(Struct):
 
 # ---------------------------------------------------------------- consumers
 
-_Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")]
+_Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class NewInstance(Struct):

@@ -208,7 +208,7 @@ async def get_lag_summary(call: Call) -> Reply:
             max_lag_partition_id=most.partition,
             max_lag=most.lag or 0,
             total_lag=sum(one.lag or 0 for one, _ in found),
-            max_lag_consumer=links.related(_GROUPS, group, "consumers", member.id if member else ""),
+            max_lag_consumer=links.related(_GROUPS, group, "consumers", *([member.id] if member else ())),
             max_lag_partition=links.related("topics", most.topic, "partitions", most.partition),
         )
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
+from segmentlog.http.paths import segment
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest.v3.words import ListMetadata, Metadata, Related
 
@@ -35,7 +35,7 @@ class Links:
 
     def url(self, *path: object) -> str:
         """Of something in the cluster."""
-        return "/".join((self._root, *(quote(str(part), safe=":") for part in path)))
+        return "/".join((self._root, *map(segment, path)))
 
     def related(self, *path: object) -> Related:
         """A link to it."""

@@ -220,6 +220,7 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
     try:
         async for piece in call.body.pieces():
             outcomes, is_last = await call.append(handle, piece)
+            await call.body.keep(objects.kept_bytes)
             if outcomes:
                 is_any = True
                 yield outcomes

@@ -1,0 +1,150 @@
+"""Request bodies that arrive compressed: decompressed piece by piece, never beyond the size that a body may have.
+
+gzip, deflate   zlib stops after each piece, so a bomb is refused once the pieces are too many
+zstd            the body is collected; its blocks, counted by their headers, bound what it can become
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import zlib
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from starlette.concurrency import run_in_threadpool
+
+from segmentlog.format.codecs import CODEC_ZSTD
+from segmentlog.format.wire_codecs import PADDING, TooManyBytes, decompress_records, zstd_bound
+from segmentlog.http.large_bodies import RequestRoom, too_large
+from segmentlog.http.problems import HttpProblem
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive
+
+_PIECE_BYTES: Final = 256 << 10
+_WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def decompressed(receive: Receive, coding: str, room: RequestRoom, limit_bytes: int) -> Receive:
+    """An ASGI receive function that yields the body as it was before its client compressed it.
+
+    It raises `HttpProblem`: 400 for a body that is not of this coding or that breaks off, 413 for more than
+    ``limit_bytes`` once decompressed.
+    """
+    if coding == "zstd":
+        return _Zstd(receive, room, limit_bytes)
+    return _Inflated(receive, coding, limit_bytes)
+
+
+def _malformed(coding: str, why: object) -> HttpProblem:
+    return HttpProblem(
+        HTTPStatus.BAD_REQUEST, f"the body is not what its Content-Encoding, {coding}, says: {why}",
+        headers={"connection": "close"},
+    )  # fmt: skip
+
+
+def _message(body: bytes, more_body: bool) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more_body}
+
+
+class _Inflated:
+    """gzip, of one member or several, and deflate, which is zlib's format (RFC 9110, section 8.4.1.2)."""
+
+    def __init__(self, receive: Receive, coding: str, limit_bytes: int) -> None:
+        self._receive = receive
+        self._coding = coding
+        self._left_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
+        self._stream = zlib.decompressobj(_WINDOW_BITS[coding])
+        self._input = b""
+        self._has_begun = self._may_have_more = self._is_done = False
+        self._more_body = True
+
+    async def __call__(self) -> Message:
+        while not self._is_done:
+            if self._input or self._may_have_more:
+                if piece := self._next_piece():
+                    await asyncio.sleep(0)  # 64 KiB can become 64 MiB: other requests come between its pieces
+                    return _message(piece, True)
+            elif self._more_body:
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    return message
+                self._input, self._more_body = message.get("body", b""), message.get("more_body", False)
+            else:
+                if self._has_begun and not self._stream.eof:
+                    raise _malformed(self._coding, "it breaks off")
+                self._is_done = True
+                return _message(b"", False)
+        return await self._receive()
+
+    def _next_piece(self) -> bytes:
+        if self._stream.eof:
+            if self._coding != "gzip":
+                raise _malformed(self._coding, "more follows its end")
+            self._stream = zlib.decompressobj(_WINDOW_BITS[self._coding])
+        self._has_begun = True
+        stream = self._stream
+        try:
+            piece = stream.decompress(self._input, _PIECE_BYTES)
+        except zlib.error as error:
+            raise _malformed(self._coding, error) from None
+        self._input = stream.unused_data if stream.eof else stream.unconsumed_tail
+        # zlib may keep the rest of a match that did not fit, with all of the input taken.
+        self._may_have_more = len(piece) == _PIECE_BYTES and not stream.eof
+        self._left_bytes -= len(piece)
+        if self._left_bytes < 0:
+            raise too_large(self._limit_bytes)
+        return piece
+
+
+class _Zstd:
+    """Zstandard. The library decompresses only what is whole."""
+
+    def __init__(self, receive: Receive, room: RequestRoom, limit_bytes: int) -> None:
+        self._receive = receive
+        self._room = room
+        self._limit_bytes = limit_bytes
+        self._raw: memoryview | None = None
+        self._at = 0
+        self._is_done = False
+
+    async def __call__(self) -> Message:
+        if self._is_done:
+            return await self._receive()
+        if self._raw is None:
+            stored = bytearray()
+            more_body = True
+            while more_body:
+                message = await self._room.receive(self._receive)
+                if message["type"] != "http.request":
+                    return message
+                stored += message.get("body", b"")
+                more_body = message.get("more_body", False)
+                await self._room.hold("compressed", len(stored))
+            self._raw = await self._decompress(stored)
+        piece = bytes(self._raw[self._at : self._at + _PIECE_BYTES])
+        self._at += len(piece)
+        self._is_done = self._at == len(self._raw)
+        if self._is_done:
+            self._raw = memoryview(b"")
+            await self._room.hold("decompressed", 0)
+        return _message(piece, not self._is_done)
+
+    async def _decompress(self, stored: bytearray) -> memoryview:
+        if not stored:
+            return memoryview(b"")
+        limit_bytes = self._limit_bytes
+        try:
+            bound_bytes = min(zstd_bound(memoryview(stored), limit_bytes), limit_bytes)
+            # Once in the decoder's window, once as its result.
+            await self._room.hold("decompressed", 2 * bound_bytes)
+            raw = await run_in_threadpool(decompress_records, CODEC_ZSTD, memoryview(stored), limit_bytes)
+        except TooManyBytes:
+            raise too_large(limit_bytes) from None
+        except (ValueError, struct.error) as error:
+            raise _malformed("zstd", error) from None
+        await self._room.hold("compressed", 0)
+        await self._room.hold("decompressed", len(raw))
+        return memoryview(raw)[: len(raw) - PADDING]

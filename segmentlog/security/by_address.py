@@ -1,0 +1,83 @@
+"""Who has to make room when clients hold as much as they may: the address that holds most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_IPV6_NETWORK_GROUPS = 4
+"""A customer has at least a /64 of IPv6, and can use each of its addresses."""
+
+
+class ByAddress(Generic[T]):
+    """Items that clients hold, such as connections or places in a queue, each with the address of its client.
+
+    `oldest` and `newest` pick an item of the address that has most items, so that a client with many connections
+    cannot drive out a client with few. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._networks: dict[T, str] = {}
+        self._items: dict[str, dict[T, None]] = {}
+        """By network, in the order in which they were added; no network is empty."""
+
+    def __len__(self) -> int:
+        return len(self._networks)
+
+    def __iter__(self) -> Iterator[T]:
+        """In the order in which they were added."""
+        return iter(self._networks)
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._networks
+
+    def add(self, item: T, host: str) -> None:
+        """Add an item, which is hashable and not in here."""
+        network = network_of(host)
+        self._networks[item] = network
+        self._items.setdefault(network, {})[item] = None
+
+    def discard(self, item: T) -> None:
+        """Remove an item, if it is in here."""
+        network = self._networks.pop(item, None)
+        if network is not None:
+            items = self._items[network]
+            del items[item]
+            if not items:
+                del self._items[network]
+
+    def count(self, host: str) -> int:
+        """The number of items of an address."""
+        return len(self._items.get(network_of(host), ()))
+
+    def oldest(self, host: str | None = None) -> T | None:
+        """The first item of the address that has most, or of ``host``; None where there is none."""
+        items = self._crowd(host)
+        return next(iter(items), None) if items else None
+
+    def newest(self) -> T | None:
+        """The last item of the address that has most; None where there is none."""
+        items = self._crowd(None)
+        return next(reversed(items), None) if items else None
+
+    def _crowd(self, host: str | None) -> dict[T, None] | None:
+        if host is not None:
+            return self._items.get(network_of(host))
+        return max(self._items.values(), key=len, default=None)
+
+
+def network_of(host: str) -> str:
+    """What counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
+    if ":" not in host:
+        return host
+    host = host.partition("%")[0]
+    if "." in host:  # an IPv4 address, written as one of IPv6
+        return host.rpartition(":")[2]
+    head, has_gap, tail = host.partition("::")
+    groups = head.split(":") if head else []
+    if has_gap:
+        behind = tail.split(":") if tail else []
+        groups += ["0"] * (8 - len(groups) - len(behind)) + behind
+    return ":".join(group.lstrip("0") or "0" for group in groups[:_IPV6_NETWORK_GROUPS])

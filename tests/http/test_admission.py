@@ -1,0 +1,371 @@
+"""Connections and log-ins have a bound before anybody is let in, and one address keeps no other out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import trustme
+from http_listener import Listener
+from security.certificates import write_pair
+
+from segmentlog.http.accounts import Accounts
+from segmentlog.http.admission import Admission
+from segmentlog.http.problems import HttpProblem
+from segmentlog.http.serving import HttpServer
+from segmentlog.http.settings import HttpLimits, HttpSettings
+from segmentlog.security.settings import Security
+from segmentlog.security.users import add_user
+from segmentlog.store import LogStore
+
+Serve = Callable[..., HttpServer]
+OTHER = "127.0.0.2"
+"""An address of this machine, as the source of connections."""
+
+
+def until(is_so: Callable[[], object], within_s: float = 20.0) -> None:
+    """Wait for something to be so."""
+    ends_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    """What is closed behind a test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def connect(server: HttpServer, opened: ExitStack, source: str = "127.0.0.1") -> socket.socket:
+    """A connection that says nothing."""
+    host, _, port = server.address.rpartition(":")
+    return opened.enter_context(socket.create_connection((host, int(port)), 20, (source, 0)))
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the server has closed it."""
+    sock.settimeout(20)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+class Web:
+    """One connection that is kept."""
+
+    def __init__(self, server: HttpServer, source: str = OTHER, context: ssl.SSLContext | None = None) -> None:
+        host, _, port = server.address.rpartition(":")
+        options: dict[str, Any] = {"timeout": 20, "source_address": (source, 0)}
+        self.connection = (
+            http.client.HTTPConnection(host, int(port), **options) if context is None
+            else http.client.HTTPSConnection("localhost", int(port), context=context, **options)
+        )  # fmt: skip
+
+    def __enter__(self) -> Web:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.connection.close()
+
+    def get(self, path: str = "/topics", **headers: str) -> int:
+        """The status of an answer."""
+        self.connection.request("GET", path, headers=headers)
+        answer = self.connection.getresponse()
+        answer.read()
+        return answer.status
+
+
+def basic(name: str, password: str) -> str:
+    """An `Authorization` header."""
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    """Who signs the server's certificate."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls(tmp_path: Path, authority: trustme.CA) -> Security:
+    """TLS for `localhost`."""
+    pair = write_pair(tmp_path, "server", authority.issue_cert("localhost", "127.0.0.1"))
+    return Security(tls_cert=pair.certificate, tls_key=pair.key)
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    """A client's context."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+# ------------------------------------------------------------ connections
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_silent_connections_take_few_descriptors_and_keep_nobody_out(
+    serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack, is_tls: bool
+) -> None:
+    """Of 150 that say nothing, with TLS not even its first word, 20 are kept; who comes meanwhile is answered."""
+    limits = HttpLimits(connections=16)
+    server = serve(HttpSettings(limits=limits), tls if is_tls else None)
+    context = trusting(authority) if is_tls else None
+    admission = server._server.admission
+    before = len(os.listdir("/proc/self/fd"))
+    socks = []
+    most = 0
+    for _ in range(150):
+        socks.append(connect(server, opened))
+        most = max(most, len(os.listdir("/proc/self/fd")) - before - len(socks))
+    until(lambda: sum(map(_is_gone, socks)) == 130)
+    assert len(admission.strangers) == 20
+    assert most < 100  # some were accepted at once, before the first of them was counted
+    for source in (OTHER, "127.0.0.1"):
+        with Web(server, source, context) as web:
+            assert web.get() == 200
+            assert len(admission.let_in_ones) == 1
+        until(lambda: not admission.let_in_ones)
+    for sock in socks:
+        sock.close()
+    until(lambda: not len(admission))
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_strangers_of_one_address_make_room_for_those_of_another(serve: Serve, opened: ExitStack) -> None:
+    """However many there are of one, the few of the other stay."""
+    server = serve(HttpSettings(limits=HttpLimits(connections=8)))
+    few = [connect(server, opened, OTHER) for _ in range(3)]
+    until(lambda: len(server._server.admission) == 3)
+    many = [connect(server, opened) for _ in range(40)]
+    until(lambda: sum(map(_is_gone, many)) == 33)
+    assert not any(map(_is_gone, few))
+    assert not any(map(_is_gone, many[33:]))
+
+
+def test_a_handshake_that_takes_too_long_ends(serve: Serve, tls: Security, opened: ExitStack) -> None:
+    """Silent, broken off, or with bytes that are no TLS."""
+    server = serve(HttpSettings(limits=HttpLimits(head_s=0.3)), tls)
+    said = (b"", b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3", b"nonsense, and no TLS at all\r\n\r\n")
+    socks = [connect(server, opened) for _ in said]
+    for sock, data in zip(socks, said, strict=True):
+        sock.sendall(data)
+    assert all(map(is_closed, socks))
+    until(lambda: not len(server._server.admission))
+
+
+def test_closing_does_not_wait_for_handshakes(store: LogStore, tls: Security, opened: ExitStack) -> None:
+    """They are cut off."""
+    server = HttpServer(store, "127.0.0.1", 0, security=tls)
+    sock = connect(server, opened)
+    until(lambda: len(server._server.admission) == 1)
+    server.close()
+    assert is_closed(sock)
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack
+) -> None:
+    """In one segment: nothing of it is lost before there is somebody to read it."""
+    server = serve(security=tls)
+    context = trusting(authority)
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context.minimum_version = context.maximum_version = version
+        for _ in range(5):
+            sock = connect(server, opened)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+            while True:
+                try:
+                    client.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    sock.sendall(outgoing.read())
+                    incoming.write(sock.recv(65536))
+            client.write(b"GET /topics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            sock.sendall(outgoing.read())  # the client's last word of the handshake, and the request
+            answer = b""
+            is_over = False
+            while not is_over:
+                incoming.write(sock.recv(65536))
+                try:
+                    while piece := client.read(65536):
+                        answer += piece
+                    is_over = True
+                except ssl.SSLWantReadError:
+                    pass
+            assert answer.startswith(b"HTTP/1.1 200"), (version, answer)
+
+
+def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack) -> None:
+    """When all places are taken, the oldest of the address that has most; who is at work stays."""
+    server = serve(HttpSettings(limits=HttpLimits(connections=4)))
+    server.site.store.create_topic("t")
+    admission = server._server.admission
+    with Listener(server, "/topics/t/stream") as events:
+        idle = [opened.enter_context(Web(server, source)) for source in ("127.0.0.1", "127.0.0.1", OTHER)]
+        for web in idle:
+            assert web.get() == 200
+        until(lambda: len(admission.idle) == 3)
+        late = opened.enter_context(Web(server, "127.0.0.3"))
+        assert late.get() == 200
+        assert is_closed(idle[0].connection.sock)
+        for web in (*idle[1:], late):
+            assert web.get() == 200
+        server.site.store.topic("t").partition(0).append([b"one"])
+        assert events.values(1) == ["one"]
+
+
+def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: ExitStack) -> None:
+    """Beyond its share an address is told 503; where all are at work everybody is, until somebody has gone."""
+    server = serve(HttpSettings(limits=HttpLimits(connections=8)))
+    server.site.store.create_topic("t")
+    streams = [opened.enter_context(Listener(server, "/topics/t/stream")) for _ in range(6)]
+    with Web(server, "127.0.0.1") as web:
+        assert web.get() == 503
+        assert web.get("/healthz") == 200
+    others = [opened.enter_context(Web(server)) for _ in range(2)]
+    for web in others:
+        assert web.get() == 200
+    streams.pop().close()
+    until(lambda: len(server._server.admission.let_in_ones) == 7)
+    with Web(server, "127.0.0.1") as web:
+        assert web.get() == 200
+
+
+def test_places_are_counted() -> None:
+    """Of all the orders in which connections come, are let in, rest and go, none leaves a place behind."""
+
+    async def try_out() -> None:
+        admission = Admission(4)
+        places = [admission.arrive(f"10.0.0.{number % 3}", mock.Mock()) for number in range(5)]
+        assert len(admission) == 5
+        for place in places[:3]:
+            place.let_in()
+            place.let_in()
+        one_more = admission.arrive("10.0.0.9", mock.Mock())
+        assert [place.transport.abort.called for place in places] == [False, False, False, True, False]  # type: ignore[attr-defined]
+        places[4].let_in()
+        with pytest.raises(HttpProblem) as refused:
+            one_more.let_in()
+        assert refused.value.status == 503
+        places[1].rest()
+        places[1].rest()
+        one_more.let_in()
+        assert places[1].transport.abort.called  # type: ignore[attr-defined]
+        one_more.work()
+        for place in (*places, one_more, one_more):
+            place.leave()
+        assert not len(admission)
+        assert not len(admission.idle)
+
+    asyncio.run(try_out())
+
+
+# ------------------------------------------------------------ TLS sessions
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_no_session_outlives_the_authority_that_it_was_made_under(
+    serve: Serve, tls: Security, authority: trustme.CA, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    """Where the CA of clients is another one, who resumes a session of before is refused like everybody else."""
+    first, second = trustme.CA(), trustme.CA()
+    clients_ca = tmp_path / "clients.pem"
+    first.cert_pem.write_to_path(str(clients_ca))
+    server = serve(security=Security(tls_cert=tls.tls_cert, tls_key=tls.tls_key, tls_client_ca=str(clients_ca)))
+    context = trusting(authority)
+    context.minimum_version = context.maximum_version = version
+    first.issue_cert("ann@example.org", common_name="ann").configure_cert(context)
+
+    def ask(session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+        """The session, where there was an answer."""
+        host, _, port = server.address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), 20) as sock,
+            context.wrap_socket(sock, server_hostname="localhost", session=session) as wrapped,
+        ):
+            wrapped.sendall(b"GET /topics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answer = wrapped.recv(65536)
+            if answer:
+                assert answer.startswith(b"HTTP/1.1 200")
+            return wrapped.session if answer else None
+
+    def is_refused(session: ssl.SSLSession | None = None) -> bool:
+        try:
+            return ask(session) is None
+        except OSError:
+            return True
+
+    session = ask()
+    assert session is not None
+    assert ask(session) is not None
+    second.cert_pem.write_to_path(str(clients_ca))
+    until(is_refused)
+    assert is_refused(session)
+
+
+# ------------------------------------------------------------ log-ins
+
+
+def test_who_tries_passwords_keeps_only_himself_waiting(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When more log-ins wait than may, the newest of the address that has most is refused; others get their turn."""
+    users = str(tmp_path / "users.json")
+    add_user(users, "ann", "a secret", iterations=4096)
+    may_go_on = threading.Event()
+    verify = Accounts.verify
+
+    def verify_later(self: Accounts, header: str) -> Any:
+        assert may_go_on.wait(20)
+        return verify(self, header)
+
+    monkeypatch.setattr(Accounts, "verify", verify_later)
+    limits = HttpLimits(log_ins=1, log_ins_waiting=4)
+    server = serve(HttpSettings(limits=limits), Security(users=users))
+    statuses: list[tuple[str, int]] = []
+
+    def ask(source: str, header: str) -> None:
+        with Web(server, source) as web:
+            statuses.append((source, web.get(authorization=header)))
+
+    threads = [threading.Thread(target=ask, args=("127.0.0.1", basic(f"x{number}", "wrong"))) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(statuses) == 6)
+    assert statuses == [("127.0.0.1", 503)] * 6
+    ann = threading.Thread(target=ask, args=(OTHER, basic("ann", "a secret")))
+    ann.start()
+    until(lambda: len(statuses) == 7)  # one more of them made room
+    with Web(server) as web:
+        assert web.get("/healthz") == 200
+        assert web.get("/healthz", authorization=basic("who", "ever")) == 200
+    may_go_on.set()
+    for thread in (*threads, ann):
+        thread.join()
+    assert sorted(statuses) == [("127.0.0.1", 401)] * 3 + [("127.0.0.1", 503)] * 7 + [(OTHER, 200)]
