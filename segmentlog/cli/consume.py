@@ -114,7 +114,7 @@ def consume(
         if group is not None:
             from segmentlog.cli.membership import Membership
 
-            if not (follow and topic.has_pattern):  # else they may come
+            if not follow:  # else they may come
                 matching_topics(store, (topic.topic,))
             membership = Membership(store, group, topic.topic, start, settings, quiet=quiet)
             consumer = membership.consumer
@@ -160,6 +160,8 @@ def _consumer(
 
     It follows only where an end is still to come: what lies before it may end with something that is no record.
     """
+    if stop is not None:
+        matching_topics(store, (topic.topic,))  # an end is a place in a topic that exists
     consumer = consumer_of(store, (topic,), **settings)
     is_to_come = False
     for tp in consumer.assignment():
