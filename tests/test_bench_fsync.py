@@ -135,7 +135,7 @@ def test_without_matplotlib_it_says_how_to_get_it(
 ) -> None:
     """An installation without the extra is told its name."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.PlotsUnavailable, match=r"pip install 'segmentlog\[bench\]'"):
+    with pytest.raises(plots.PlotsUnavailable, match=r"pip install '\.\[bench\]' in a clone"):
         plots_fsync.plot_fsync([], machine, tmp_path)
 
 

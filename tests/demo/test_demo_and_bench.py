@@ -52,7 +52,7 @@ def test_without_a_client_a_line_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     said: list[str] = []
     monkeypatch.setattr(demo_serving.importlib.util, "find_spec", lambda name: None)
     demo_serving.serve(tmp_path / "store", [b"x"], said.append)
-    assert "pip install 'segmentlog[demo]'" in said[-1]
+    assert "pip install '.[demo]' in a clone of segmentlog" in said[-1]
     assert not (tmp_path / "store").exists()
 
 
@@ -138,7 +138,7 @@ def test_the_demo_does_not_mix_with_what_spark_made_before(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [
-        ("pyspark", "Spark needs the package pyspark: pip install 'segmentlog[spark]'"),
+        ("pyspark", "Spark needs the package pyspark: pip install '.[spark]' in a clone of segmentlog"),
         ("java", "Spark needs Java 17 or newer, and none was found. Install one,"),
     ],
 )
