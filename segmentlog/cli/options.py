@@ -272,4 +272,7 @@ def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
     return partitions[0]
 
 
+json_values_option = click.option(
+    "--json-values", is_flag=True, help="As --json, with a value that is JSON as that JSON, and not as a text."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")

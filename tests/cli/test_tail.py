@@ -99,7 +99,7 @@ def test_headers_tell_partitions_apart(store: segmentlog.LogStore) -> None:
     assert finish(path, "tail", "events").stdout == both
     assert finish(path, "tail", "events/*").stdout == both
     assert finish(path, "tail", "ev*").stdout == both
-    assert finish(path, "tail", "-n", "1", "events/0", "t").stdout == b"==> events/0 <==\na\n\n==> t/0 <==\n19\n"
+    assert finish(path, "tail", "-n", "1", "events/0", "t").stdout == b"==> t/0 <==\n19\n\n==> events/0 <==\na\n"
     assert finish(path, "tail", "-q", "events").stdout == b"a\nb\n"
     assert finish(path, "tail", "events/1").stdout == b"b\n"
     assert finish(path, "tail", "-v", "events/1").stdout == b"==> events/1 <==\nb\n"
