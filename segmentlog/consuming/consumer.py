@@ -249,16 +249,26 @@ class Consumer(Generic[K, V]):
             cursor = self._polled_cursor(until_s)
             if cursor is None:
                 return []
-            records = cursor.take(count)
+            before = cursor.position
             try:
-                for batch in self._cursors.fetch(cursor) if len(records) < count else ():
-                    cursor.hand_out(batch)
-                    records += cursor.take(count - len(records))
-                    if len(records) == count:
-                        break
-            except (SegmentlogError, OSError):
-                pass  # the position is that of the fault: the next call raises it
-            self._polled, self._cursors.handing, cursor.in_hand = cursor, cursor, records[0].offset
+                records = self._gather(cursor, count)
+                self._polled, self._cursors.handing, cursor.in_hand = cursor, cursor, records[0].offset
+                return records
+            except BaseException:  # interrupted: what was gathered is in nobody's hands
+                cursor.position = before
+                raise
+
+    def _gather(self, cursor: Cursor, count: int) -> list[Record[K, V]]:
+        """Records of the batch that is handed out, and of those after it in the partition, without waiting."""
+        records = cursor.take(count)
+        try:
+            for batch in self._cursors.fetch(cursor) if len(records) < count else ():
+                cursor.hand_out(batch)
+                records += cursor.take(count - len(records))
+                if len(records) == count:
+                    break
+        except (SegmentlogError, OSError):
+            pass  # the position is that of the fault: the next call raises it
         return records
 
     def _polled_cursor(self, until_s: float) -> Cursor | None:

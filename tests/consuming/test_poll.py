@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +250,24 @@ def test_a_cancelled_poll_loses_no_record(store: LogStore) -> None:
             assert [row.offset for row in found if row.partition == number] == list(range(100))
 
     run(read())
+
+
+def test_an_interrupted_poll_loses_no_record(store: LogStore) -> None:
+    """Ctrl-C while a list is gathered from several batches: the next call returns it from its first record."""
+
+    class Interrupting:
+        """A deserializer that is interrupted once."""
+
+        left = 2
+
+        def deserialize(self, topic: str, data: Sequence[bytes | None]) -> list[Any]:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return list(data)
+
+    with store.consumer(("t", 0), deserializer=Interrupting()) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(max_records=25)
+        assert consumer.position("t", 0) == 0
+        assert [record.offset for record in consumer.poll(max_records=25)] == list(range(25))
