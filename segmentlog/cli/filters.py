@@ -41,7 +41,7 @@ def _note(ctx: click.Context, param: click.Parameter, value: str | None) -> None
 
 
 def filter_of(ctx: click.Context) -> Filter:
-    """What was asked for; a record has to fit all of it. Raises UsageError."""
+    """Return the filter that the options describe; a record must fit all of them. Raises UsageError."""
     given: dict[str, str] = ctx.meta.get(_META, {})
     for name in ("path", "header"):
         if not given.get(name, "any").strip():
@@ -61,7 +61,7 @@ def filter_of(ctx: click.Context) -> Filter:
 
 
 def with_schemas(wanted: Filter, store: LogStore) -> Filter:
-    """The same filter, whose JSON path also looks into values that are written by a schema of the store's registry."""
+    """Return a filter whose JSON path also looks into Avro, JSON Schema and Protobuf values of the store's registry."""
     if wanted.path is None:
         return wanted
     decoder: list[Callable[[str, bytes], Any]] = []

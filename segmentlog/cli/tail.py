@@ -52,7 +52,7 @@ def tail(
     json_values: bool,
     as_json: bool,
 ) -> None:
-    """Print the last records of TOPICS as bare values; with -f, go on with those that are appended.
+    """Print the last records of TOPICS as bare values; with -f, continue with records that are appended.
 
     Patterns go in quotes: 'events-*', 'clicks/[01]'. With several partitions the records are in the order of their
     timestamps, and a header tells the partition whenever it changes. With --key and the like, -n counts the records

@@ -1,4 +1,4 @@
-"""Which records somebody is looking for: by key, value, JSON path and header, as people type it."""
+"""Filters of records by key, value, JSON path and header, for the console and the command line."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _FIRST_WIDTH: Final = 64
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """All of it has to fit; what is None fits everything."""
+    """Conditions on a record. A record must fit all of them; None fits every record."""
 
     key: bytes | None = None
     value: bytes | None = None
-    """What the value has somewhere in it."""
+    """Bytes that the value contains."""
     path: JsonPath | None = None
     header: tuple[str, bytes | None] | None = None
     """A header's name, and maybe its value."""
     key_prefix: bytes | None = None
     decode: DecodeValue | None = None
-    """What makes objects of values that are written by a schema, for ``path``; without it only JSON is looked into."""
+    """Decodes values that were written by a schema, for ``path``; without it ``path`` looks into JSON only."""
 
     @classmethod
     def parse(
         cls, *, key: str = "", key_prefix: str = "", value: str = "", path: str = "", header: str = "",
         decode: DecodeValue | None = None,
     ) -> Filter:  # fmt: skip
-        """As people fill in a form; empty is everything. Raises `InvalidConfig` for what is no path or header."""
+        """As people fill in a form; empty is everything. Raises `InvalidConfig` for a bad path or header."""
         return cls(
             key_bytes(key) if key else None,
             value.encode(errors="surrogateescape") if value else None,
@@ -63,13 +63,13 @@ class Filter(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     def records(self, batch: RecordBatch) -> Iterable[Record]:
-        """Those of a batch that fit."""
+        """Return the records of a batch that fit."""
         if self.is_open:
             return batch.records()
         return (_record_at(batch, at) for at in self._fitting(batch))
 
     def parts(self, batch: RecordBatch) -> Iterator[RecordBatch]:
-        """The records of a batch that fit, in parts of it that have no others between them."""
+        """Yield the records of a batch that fit, as contiguous parts of it."""
         if self.is_open:
             yield batch
             return
@@ -174,7 +174,7 @@ def _parse_header(text: str) -> tuple[str, bytes | None]:
 
 
 def key_bytes(text: str) -> bytes:
-    """The key that somebody types: a text, or bytes as ``0x00ff``."""
+    """Return the key that a text stands for: its UTF-8, or the bytes of ``0x00ff``."""
     if text[:2] in ("0x", "0X") and len(text) % 2 == 0:
         try:
             return bytes.fromhex(text[2:])

@@ -93,7 +93,7 @@ def test_a_member_of_a_group_continues_after_what_does_not_fit(call: Run) -> Non
     "options", [("--where", "a === 1"), ("--where", ""), ("--header", "=1"), ("--where", "a && b")]
 )
 def test_a_filter_that_means_nothing_is_wrong_usage(call: Run, command: str, options: tuple[str, str]) -> None:
-    """And never a command that prints nothing."""
+    """A command that prints nothing would hide the mistake."""
     status, lines, err = call(command, "clicks", *options)
     assert (status, lines) == (2, [])
     assert f"Error: {options[0]}: " in err
@@ -204,7 +204,7 @@ def test_the_store_is_named_before_or_after_the_command(
 
 
 def test_every_command_takes_the_store_after_it() -> None:
-    """Those below others as well."""
+    """So do the commands below it."""
     import click
 
     def check(group: click.Group, context: click.Context) -> int:

@@ -47,7 +47,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("wanted", FILTERS)
 def test_parts_have_the_records_that_fit(log: Partition, wanted: Filter) -> None:
-    """The same records, in the same order, as one by one; whole batches where all of a batch fit."""
+    """They have the same records in the same order as `records`."""
     one_by_one = [record for batch in log.read(0) for record in wanted.records(batch)]
     in_parts = [record for batch in log.read(0) for part in wanted.parts(batch) for record in part]
     assert in_parts == one_by_one
@@ -80,7 +80,7 @@ def test_the_last_ones_beyond_a_lost_range(log: Partition) -> None:
 
 
 def test_a_path_looks_into_values_that_are_written_by_a_schema(store: LogStore) -> None:
-    """Avro and JSON Schema by the registry; what has no schema there, or does not fit it, has nothing."""
+    """It decodes Avro and JSON Schema by the registry. A value that cannot be decoded does not fit."""
     clicks = {"type": "record", "name": "Click", "fields": [{"name": "page", "type": "string"}]}
     store.create_topic("avro")
     store.create_topic("json")

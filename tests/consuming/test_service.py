@@ -55,7 +55,7 @@ def wait_until_joined(store: segmentlog.LogStore) -> None:
 
 
 def wait_for_commits(store: segmentlog.LogStore, count: int) -> None:
-    """Until so many records are committed."""
+    """Wait until the group has committed ``count`` records."""
     ends_s = time.monotonic() + WITHIN_S
     while sum(one.committed.offset for one in store.groups.describe("sink").partitions if one.committed) < count:
         assert time.monotonic() < ends_s, "nothing is committed"
