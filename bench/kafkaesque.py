@@ -275,7 +275,8 @@ def check_available() -> None:
     try:
         import redis  # noqa: F401
     except ImportError:
-        raise RedisUnavailable("the package redis is not installed: pip install 'segmentlog[redis]'") from None
+        wanted = "the package redis is not installed: pip install '.[redis]' in a clone of segmentlog"
+        raise RedisUnavailable(wanted) from None
 
 
 def _wait_loaded(client: Any) -> None:

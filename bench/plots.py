@@ -59,7 +59,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise PlotsUnavailable("plots need matplotlib: pip install 'segmentlog[bench]'") from None
+        raise PlotsUnavailable("plots need matplotlib: pip install '.[bench]' in a clone of segmentlog") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot
 

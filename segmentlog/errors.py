@@ -118,12 +118,12 @@ class UnknownTopic(SegmentlogError, LookupError):
 class TopicExists(SegmentlogError):
     """A topic of that name is there already; nothing was changed."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
+    def __init__(self, topic: str, why: str = "choose another name, or delete it first") -> None:
+        super().__init__(topic, why)
+        self.topic, self.why = topic, why
 
     def __str__(self) -> str:
-        return f"topic {self.topic!r} exists already; choose another name, or delete it first"
+        return f"topic {self.topic!r} exists already; {self.why}"
 
 
 class RecordTooLarge(SegmentlogError, ValueError):

@@ -199,16 +199,31 @@ class LogStore(Clients):
         return self._topics.topic(name)
 
     def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None, **options: object
+        self,
+        name: str,
+        partitions: int | None = None,
+        config: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
+        **options: object,
     ) -> Topic:
-        """Make a topic. ``options`` are keys of the topic config with underscores, ``config`` also takes dots.
+        """Create a topic. ``options`` are keys of the topic config with underscores, ``config`` also takes dots.
 
-        Durable when it returns. Raises `TopicExists`, `InvalidTopicName`, `InvalidConfig`.
+        partitions  how many; one by default
+        exist_ok    return the topic if it exists already, whichever process created it. Its configuration stays as it
+                    is, also where it differs from the one given here: `alter_topic` changes it. Without
+                    ``partitions`` any number of partitions is accepted.
+
+        Durable when it returns. Raises `TopicExists` (with ``exist_ok`` only if the topic has another number of
+        partitions than ``partitions``), `InvalidTopicName`, `InvalidConfig`.
         """
         self._topics.check_writable("create a topic")
         check_topic_name(name)
         config = as_mapping("config", config, _CONFIG_WANTED)
-        return self._topics.create(name, partitions, TopicConfig.from_mapping({**config, **options}))
+        settings = TopicConfig.from_mapping({**config, **options})
+        if as_bool("exist_ok", exist_ok):
+            return self._topics.ensure(name, partitions, settings)
+        return self._topics.create(name, 1 if partitions is None else partitions, settings)
 
     def alter_topic(
         self,

@@ -191,5 +191,6 @@ def _api() -> Any:
     try:
         return importlib.import_module("opentelemetry.trace")
     except ImportError as error:
-        wanted = "'auto' or 'off' without the package opentelemetry-api (pip install 'segmentlog[otel]')"
+        install = "pip install '.[otel]' in a clone of segmentlog"
+        wanted = f"'auto' or 'off' without the package opentelemetry-api ({install})"
         raise InvalidConfig("tracing", "on", wanted) from error

@@ -63,6 +63,23 @@ def test_every_cell_has_its_figures(measured: results.Measured, rows: list[Fsync
     assert measured.settings["left_out"] == []
 
 
+def test_the_table_has_what_a_web_service_does(rows: list[FsyncRow], capsys: pytest.CaptureFixture[str]) -> None:
+    """16 threads that append single records, each on disk when it returns, beside the rows of one writer."""
+    fsync.print_table(rows)
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"always .*16 threads", printed)) == 1
+    assert "4 threads" not in printed.replace("16 threads", "")
+
+
+def test_progress_is_printed_where_there_is_no_terminal(row: FsyncRow, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line at the beginning and one at the end, at least: minutes of silence look like a run that hangs."""
+    cells = fsync.quick_cells()[:3]
+    assert list(fsync._with_progress(iter([row] * 3), cells)) == [row] * 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("1 of 3 cells")
+    assert lines[-1].endswith("3 of 3 cells")
+
+
 def test_always_risks_nothing_that_was_acknowledged(rows: list[FsyncRow]) -> None:
     """Under `always` no sample finds an acknowledged record above the durable offset, however many write.
 
@@ -135,7 +152,7 @@ def test_without_matplotlib_it_says_how_to_get_it(
 ) -> None:
     """An installation without the extra is told its name."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.PlotsUnavailable, match=r"pip install 'segmentlog\[bench\]'"):
+    with pytest.raises(plots.PlotsUnavailable, match=r"pip install '\.\[bench\]' in a clone"):
         plots_fsync.plot_fsync([], machine, tmp_path)
 
 

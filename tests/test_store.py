@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,32 @@ def test_the_background_flush_keeps_the_policys_promise(tmp_path: Path) -> None:
             waited.wait(0.01)
         assert partition.durable_offset == 1
         assert store.health() == {}
+
+
+def test_a_topic_that_exists_is_kept_where_that_is_wanted(store: LogStore) -> None:
+    """With ``exist_ok`` it is returned with its records and its configuration; another partition count is refused."""
+    topic = store.create_topic("t", partitions=2, fsync="never", exist_ok=True)
+    topic.partition(1).append([b"kept"])
+    for partitions in (None, 2):
+        again = store.create_topic("t", partitions, {"retention.ms": 1}, exist_ok=True)
+        assert (again.id, again.partition_count, again.config) == (topic.id, 2, topic.config)
+    for partitions in (1, 3):
+        with pytest.raises(TopicExists, match=rf"it has 2 partitions, and {partitions} were asked for; nothing was"):
+            store.create_topic("t", partitions, exist_ok=True)
+    assert values(store.topic("t").partition(1)) == [b"kept"]
+    assert store.create_topic("u", exist_ok=True).partition_count == 1
+    with pytest.raises(InvalidConfig):
+        store.create_topic("t", 0, exist_ok=True)
+    with pytest.raises(InvalidConfig, match="exist_ok"):
+        store.create_topic("t", exist_ok="yes")  # type: ignore[arg-type]
+
+
+def test_threads_that_ensure_one_topic_all_get_it(tmp_path: Path) -> None:
+    """Of many that create the same topic at once with ``exist_ok`` none fails."""
+    stores = [opened(segmentlog.open(tmp_path / "store", background=False)) for _ in range(2)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda at: stores[at % 2].create_topic("t", 2, exist_ok=True).id, range(8)))
+    assert len(set(found)) == 1
 
 
 def test_threads_that_create_one_topic_agree(tmp_path: Path) -> None:

@@ -219,4 +219,4 @@ def test_without_the_package(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT, str(tmp_path / "s")], capture_output=True, text=True, check=True
     )
-    assert "pip install 'segmentlog[otel]'" in done.stdout
+    assert "pip install '.[otel]' in a clone of segmentlog" in done.stdout

@@ -62,7 +62,7 @@ _COMMANDS: Final = {
     default="./segmentlog-data",
     show_default=True,
     metavar="PATH",
-    help="Folder of the store; also $SEGMENTLOG_DIR.",
+    help="Folder of the store, before or after the command; also $SEGMENTLOG_DIR.",
 )
 @click.version_option(__version__, prog_name="segmentlog")
 @click.pass_context
@@ -71,7 +71,7 @@ def cli(ctx: click.Context, directory: str) -> None:
 
     \b
       segmentlog create words --page-size 4096
-      segmentlog produce --batch-size 1024 words < /usr/share/dict/words
+      seq --format=word%g 9999 | segmentlog produce --batch-size 1024 words
       segmentlog consume --fetch-size 512 words
     """
     ctx.obj = directory

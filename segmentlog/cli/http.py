@@ -50,7 +50,8 @@ def http(
         try:
             from segmentlog.http.serving import HttpServer
         except ImportError as error:
-            raise click.ClickException(f"this needs pip install 'segmentlog[http]' ({error})") from None
+            wanted = "this needs the extra 'http': pip install '.[http]' in a clone of segmentlog"
+            raise click.ClickException(f"{wanted} ({error})") from None
     limits = HttpLimits(request_bytes=max_request, connections=max_connections)
     settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=allowed_hosts, limits=limits)
     set_up_logs(log_format)

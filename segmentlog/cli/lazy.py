@@ -7,10 +7,44 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from segmentlog import __version__
 from segmentlog.cli.common import end_loading
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+def _take_global_options(command: click.Command) -> None:
+    """Have a command, and those below it, take the program's own options, too: people type them at the end."""
+    taken = {name for param in command.params for name in param.opts}
+    for name, make in (("--dir", _directory_option), ("--version", _version_option)):
+        if name not in taken:
+            command.params.append(make())
+    if isinstance(command, click.Group) and not isinstance(command, LazyGroup):
+        for below in command.commands.values():
+            _take_global_options(below)
+
+
+def _directory_option() -> click.Option:
+    def note(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            ctx.find_root().params["directory"] = value
+            at: click.Context | None = ctx
+            while at is not None:
+                at.obj, at = value, at.parent
+
+    return click.Option(["--dir", "directory_after"], metavar="PATH", hidden=True, expose_value=False, callback=note)
+
+
+def _version_option() -> click.Option:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            click.echo(f"segmentlog, version {__version__}")
+            ctx.exit()
+
+    return click.Option(
+        ["--version", "program_version"], is_flag=True, is_eager=True, hidden=True, expose_value=False, callback=show
+    )
 
 
 class LazyGroup(click.Group):
@@ -29,6 +63,7 @@ class LazyGroup(click.Group):
         module_name, _, attribute = self._places[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command)
+        _take_global_options(command)
         end_loading()
         return command
 

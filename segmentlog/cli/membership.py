@@ -65,7 +65,7 @@ class Membership:
     """
 
     def __init__(
-        self, store: LogStore, group: str, topic: str, start: Place, settings: dict[str, Any], *, quiet: bool
+        self, store: LogStore, group: str, topics: list[str], start: Place, settings: dict[str, Any], *, quiet: bool
     ) -> None:
         """``settings``: of the consumer. Joins the group."""
         self._store = store
@@ -88,8 +88,8 @@ class Membership:
         if start.kind in ("latest", "offset"):
             begin = "latest" if start.kind == "latest" else start.number
         self.consumer = store.consumer(
-            topic, group=group, start=begin, auto_commit=True, auto_commit_interval_ms=_COMMIT_MS, client_id="consume",
-            on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._lost, **settings,
+            *topics, group=group, start=begin, auto_commit=True, auto_commit_interval_ms=_COMMIT_MS,
+            client_id="consume", on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._lost, **settings,
         )  # fmt: skip
 
     @contextlib.contextmanager

@@ -194,13 +194,18 @@ def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Top
         raise UnknownTopic(name, f"it does not exist; {_advice(store, name, to_write)}") from None
 
 
-def _advice(store: LogStore, name: str, to_write: bool) -> str:
+def meant_instead(store: LogStore, name: str) -> str:
+    """A question that names the topic whose name is close to one that does not exist; empty if none is close."""
     import difflib
 
-    names = store.topics()
-    if close := difflib.get_close_matches(name, names, n=1):
-        return f"did you mean {close[0]!r}?"
-    if to_write or not names:
+    close = difflib.get_close_matches(name, store.topics(), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _advice(store: LogStore, name: str, to_write: bool) -> str:
+    if question := meant_instead(store, name):
+        return question
+    if to_write or not store.topics():
         return f"make it with 'segmentlog create {name}'"
     return "'segmentlog topics' lists those that do"
 
@@ -267,4 +272,7 @@ def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
     return partitions[0]
 
 
+json_values_option = click.option(
+    "--json-values", is_flag=True, help="As --json, with a value that is JSON as that JSON, and not as a text."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")

@@ -16,23 +16,28 @@ Pieces = Callable[["RecordBatch"], list[bytes]]
 """What is printed of each record."""
 
 
-def pieces_as(template: str | None, bare: bool, as_json: bool) -> Pieces:
-    """By what was asked for: a template, values alone, JSON, or else "offset value"."""
+def pieces_as(
+    template: str | None, bare: bool, as_json: bool, *, json_values: bool = False, sources: bool = False
+) -> Pieces:
+    """By what was asked for: a template, values alone, JSON, or else "offset value".
+
+    ``json_values``: JSON in JSON is not quoted; ``sources``: "topic/partition offset value".
+    """
     if as_json:
-        return _json_pieces
+        return json_pieces(plain_values=json_values)
     if bare:
-        return _bare_pieces
+        return bare_pieces
     if template is not None:
         return _as_template(template)
-    return _line_pieces
+    return _sourced_pieces if sources else _line_pieces
 
 
 def render_as(pieces: Pieces) -> Render:
     """A whole batch at once, as its pieces in a row would be."""
-    return render_values if pieces is _bare_pieces else lambda batch: b"".join(pieces(batch))
+    return _render_values if pieces is bare_pieces else lambda batch: b"".join(pieces(batch))
 
 
-def render_values(batch: RecordBatch) -> bytes:
+def _render_values(batch: RecordBatch) -> bytes:
     values: list[Any] = batch.values
     try:
         return b"\n".join(values) + b"\n"
@@ -40,12 +45,19 @@ def render_values(batch: RecordBatch) -> bytes:
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
-def render_json(batch: RecordBatch) -> bytes:
-    return b"".join(_json_pieces(batch))
-
-
-def _bare_pieces(batch: RecordBatch) -> list[bytes]:
+def bare_pieces(batch: RecordBatch) -> list[bytes]:
+    """Values, one a line; a null value as an empty line."""
     return [(value or b"") + b"\n" for value in batch.values]
+
+
+def keyed_pieces(batch: RecordBatch) -> list[bytes]:
+    """Key, tab, value; null as nothing."""
+    return [b"%b\t%b\n" % (key or b"", value or b"") for key, value in zip(batch.keys, batch.values, strict=True)]
+
+
+def _sourced_pieces(batch: RecordBatch) -> list[bytes]:
+    source = f"{batch.topic}/{batch.partition} ".encode()
+    return [source + piece for piece in _line_pieces(batch)]
 
 
 def _line_pieces(batch: RecordBatch) -> list[bytes]:
@@ -54,12 +66,34 @@ def _line_pieces(batch: RecordBatch) -> list[bytes]:
     ]
 
 
-def _json_pieces(batch: RecordBatch) -> list[bytes]:
+def json_pieces(*, plain_values: bool) -> Pieces:
+    """One JSON object a line; ``plain_values``: a value that is JSON as that JSON, and not as a text."""
+
+    def pieces(batch: RecordBatch) -> list[bytes]:
+        import msgspec
+
+        from segmentlog.exchange.transfer import record_document
+
+        found = []
+        for record in batch.records():
+            document = record_document(record)
+            if plain_values and record.value is not None and (text := _as_json(record.value)) is not None:
+                document["value"] = msgspec.Raw(text)
+            found.append(msgspec.json.encode(document) + b"\n")
+        return found
+
+    return pieces
+
+
+def _as_json(value: bytes) -> bytes | None:
+    """JSON on one line, every number and text as it is written; None for what is not JSON."""
     import msgspec
 
-    from segmentlog.exchange.transfer import record_document
-
-    return [msgspec.json.encode(record_document(record)) + b"\n" for record in batch.records()]
+    try:
+        value.decode()  # `format` does not look into texts
+        return msgspec.json.format(value, indent=-1)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _as_template(template: str) -> Pieces:

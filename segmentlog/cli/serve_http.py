@@ -20,7 +20,8 @@ def http_beside(address: str, security: Security, *, allow_writes: bool, allowed
         # Here, and not in the process: it is forked with all that it needs, and so there at once.
         from segmentlog.http.serving import HttpServer, check_http_security
     except ImportError as error:
-        raise click.ClickException(f"--http needs pip install 'segmentlog[http]' ({error})") from None
+        wanted = "--http needs the extra 'http': pip install '.[http]' in a clone of segmentlog"
+        raise click.ClickException(f"{wanted} ({error})") from None
     from segmentlog.server.child import beat, stop_with_supervisor
 
     check_http_security(host, security)

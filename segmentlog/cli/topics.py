@@ -39,7 +39,7 @@ def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, obj
 
 @click.command()
 @click.argument("topic")
-@click.option("-p", "--partitions", type=int, default=1, show_default=True, help="How many partitions.")
+@click.option("-p", "--partitions", type=int, help="How many partitions (1).")
 @click.option("--segment-bytes", type=SIZE, metavar="SIZE", help="Roll at this size (64MiB).")
 @click.option("--page-size", type=int, metavar="RECORDS", help="Roll after so many records.")
 @click.option("--max", "max_segments", type=int, metavar="N", help="Keep N closed segments.")
@@ -50,11 +50,13 @@ def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, obj
 @click.option("--fsync", metavar="POLICY", help="always, everysec, 250ms, 1000records, 1MiB, never (1000ms).")
 @click.option("--compression", metavar="CODEC", help="lz4, zstd or none (lz4).")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Any key of the topic config.")
+@click.option("--if-not-exists", is_flag=True,
+              help="Leave a topic that exists as it is; fail only if its number of partitions is not -p.")  # fmt: skip
 @click.pass_context
 def create(
     ctx: click.Context,
     topic: str,
-    partitions: int,
+    partitions: int | None,
     segment_bytes: int | None,
     page_size: int | None,
     max_segments: int | None,
@@ -65,8 +67,9 @@ def create(
     fsync: str | None,
     compression: str | None,
     pairs: tuple[str, ...],
+    if_not_exists: bool,
 ) -> None:
-    """Make TOPIC; the store, too, if there is none yet. Fails if the topic exists."""
+    """Create TOPIC, and the store if it does not exist. Fails if the topic exists, unless --if-not-exists is given."""
     settings = _settings(
         pairs,
         {
@@ -82,8 +85,11 @@ def create(
         },
     )
     with open_store(ctx, create=True, background=False) as store:
-        store.create_topic(topic, partitions, settings)
-        say(f"created {topic} with {partitions} partition{'s' if partitions != 1 else ''} in {store.path}")
+        existed = if_not_exists and topic in store.topics()
+        count = store.create_topic(topic, partitions, settings, exist_ok=if_not_exists).partition_count
+        what = "exists already:" if existed else "created"
+        named = f"{topic} {what}" if existed else f"{what} {topic} with"
+        say(f"{named} {count} partition{'s' if count != 1 else ''} in {store.path}")
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from segmentlog.aio.calls import Callbacks
 from segmentlog.aio.strand import Strand, note
-from segmentlog.arguments import as_bool, as_text
+from segmentlog.arguments import as_bool, as_int, as_seconds, as_text
 from segmentlog.consuming.following import Pause
 from segmentlog.consuming.options import Start, check_start
 from segmentlog.consuming.steps import Fetched, SteppedConsumer
@@ -114,7 +114,36 @@ class AsyncConsumer(Generic[K, V]):
             record = await self._next_record()
         return record
 
-    async def _next_record(self) -> Record[K, V]:
+    async def poll(self, timeout_s: float = 0.0, max_records: int | None = None) -> list[Record[K, V]]:
+        """Return the next records of one partition, or an empty list if none came within ``timeout_s`` seconds.
+
+        What it takes, returns and raises is as with `Consumer.poll`. Cancelled, it loses no record. Several tasks may
+        call it at the same time.
+        """
+        strand, inner = self._open()
+        count = inner.max_poll_records if max_records is None else as_int("max_records", max_records, 1)
+        until_s = strand.loop.time() + as_seconds("timeout_s", timeout_s)
+        if self._closing is not None:
+            raise StoreClosed("consumer")
+        try:
+            records = [await self._next_record(until_s)]
+        except StopAsyncIteration:
+            return []
+        fetched = self._fetched
+        assert fetched is not None
+        records += islice(self._records, count - 1)
+        cursor = fetched.ahead.cursor
+        while len(records) < count and not cursor.has_left and fetched.ahead.batches:
+            if (batch := self._next_batch(inner)) is None:
+                break
+            self._hand_out(inner, fetched, batch)
+            records += islice(self._records, count - len(records))
+        inner.note_handing(fetched)
+        cursor.in_hand = records[0].offset
+        return records
+
+    async def _next_record(self, until_s: float | None = None) -> Record[K, V]:
+        """Raises StopAsyncIteration at the end; with ``until_s``, of the loop's clock, if none came until then."""
         while True:
             _, inner = self._open()
             if (record := next(self._records, None)) is not None:
@@ -123,14 +152,17 @@ class AsyncConsumer(Generic[K, V]):
                 await again
                 continue
             if (batch := self._next_batch(inner)) is None:
-                await self._fetch(with_records=True)
+                await self._fetch(with_records=True, until_s=until_s)
                 continue
             fetched = self._fetched
             assert fetched is not None
-            records = fetched.records.pop() if fetched.records else list(batch.records())
-            self._batch_records = fetched.ahead.cursor.hand_out(batch, records)
-            count = inner.records_between_polls
-            self._records = self._batch_records if count is None else islice(self._batch_records, count)
+            self._hand_out(inner, fetched, batch)
+
+    def _hand_out(self, inner: SteppedConsumer, fetched: Fetched, batch: RecordBatch[Any, Any]) -> None:
+        records = fetched.records.pop() if fetched.records else list(batch.records())
+        self._batch_records = fetched.ahead.cursor.hand_out(batch, records)
+        count = inner.records_between_polls
+        self._records = self._batch_records if count is None else islice(self._batch_records, count)
 
     def _again(self, inner: SteppedConsumer) -> Awaitable[None] | None:
         """A poll of the group in the middle of a batch; None when that is at its end."""
@@ -140,7 +172,7 @@ class AsyncConsumer(Generic[K, V]):
 
     async def _poll(self, inner: SteppedConsumer) -> None:
         if self._polling is None:
-            self._polling = self._open()[0].call(inner.poll)
+            self._polling = self._open()[0].call(inner.take_part)
         polling = self._polling
         try:
             await asyncio.shield(polling)
@@ -198,14 +230,18 @@ class AsyncConsumer(Generic[K, V]):
         inner.note_handing(None)
         return None
 
-    async def _fetch(self, *, with_records: bool) -> None:
-        """Have `_fetched` filled; waits until there is something. Raises StopAsyncIteration at the end."""
+    async def _fetch(self, *, with_records: bool, until_s: float | None = None) -> None:
+        """Have `_fetched` filled; waits until there is something. Raises StopAsyncIteration at the end.
+
+        With ``until_s`` it waits until then, whether or not the consumer follows.
+        """
         strand, inner = self._open()
         if self._closing is not None:
             raise StopAsyncIteration
         if self._step is None:
-            is_first, self._is_first = self._is_first, False
-            self._step = strand.call(lambda: inner.step(is_first=is_first, with_records=with_records))
+            waits = until_s is not None
+            is_first, self._is_first = self._is_first or waits, False
+            self._step = strand.call(lambda: inner.step(is_first=is_first, with_records=with_records, waits=waits))
         step = self._step
         try:
             found = await asyncio.shield(step)
@@ -222,10 +258,12 @@ class AsyncConsumer(Generic[K, V]):
             raise StopAsyncIteration
         if isinstance(found, Fetched):
             self._fetched = found
+        elif until_s is not None and strand.loop.time() >= until_s:
+            raise StopAsyncIteration
         else:
-            await self._sleep(inner, found)
+            await self._sleep(inner, found, until_s)
 
-    async def _sleep(self, inner: SteppedConsumer, pause: Pause) -> None:
+    async def _sleep(self, inner: SteppedConsumer, pause: Pause, until_s: float | None) -> None:
         """Until somebody appends, or time is up."""
         strand, watch = self._open()[0], inner.watch
         if self._sleeping is None:
@@ -244,7 +282,11 @@ class AsyncConsumer(Generic[K, V]):
                     sleeping.set_result(None)
 
             self._stop_sleeping = stop
-        await asyncio.shield(self._sleeping)
+        # Neither cancels the future, on which other tasks may wait.
+        if until_s is None:
+            await asyncio.shield(self._sleeping)
+        else:
+            await asyncio.wait([self._sleeping], timeout=max(until_s - strand.loop.time(), 0.0))
 
     def _wake(self) -> None:
         stop, self._stop_sleeping, self._sleeping = self._stop_sleeping, None, None
@@ -288,7 +330,7 @@ class AsyncConsumer(Generic[K, V]):
         self._wake()
 
     def wakeup(self) -> None:
-        """End an iteration that waits, from any thread or a signal handler; iterating again goes on."""
+        """End an iteration or a `poll` that waits, now or the next time; see `Consumer.wakeup`."""
         self._open()[1].wakeup()
 
     @property

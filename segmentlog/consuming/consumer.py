@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from itertools import islice
 from typing import Any, Generic
 
-from segmentlog.arguments import as_bool, as_text, as_topic_partition
+from segmentlog.arguments import as_bool, as_int, as_seconds, as_text, as_topic_partition
 from segmentlog.consuming.cursor import Cursor
 from segmentlog.consuming.cursors import Cursors
 from segmentlog.consuming.decoding import Decoding as Decoding
@@ -25,6 +25,7 @@ from segmentlog.errors import (
     DeserializationError,
     InvalidConfig,
     OffsetOutOfRange,
+    SegmentlogError,
     StoreClosed,
     UnknownTopic,
 )
@@ -45,7 +46,8 @@ class Consumer(Generic[K, V]):
 
     start         "earliest", "latest", an offset; -5: the last five of each partition; a datetime (a naive one is
                   local time), a date (its first moment), or a timedelta: so long ago
-    follow        go on waiting for records; without it iteration ends at the log ends it met
+    follow        go on waiting for records; without it iteration ends at the log ends it met. Also wait for a named
+                  topic that does not exist yet; without it that raises `UnknownTopic`
     isolation     "read_committed" shows no record of an open or aborted transaction
     durable_only  shows only what no crash can take back
     shipped_only  shows only what the loss of this machine cannot take back: it lies in an object store (docs/ship.md)
@@ -58,7 +60,7 @@ class Consumer(Generic[K, V]):
     on_bad        what becomes of a record that they cannot read: "raise" raises `DeserializationError`, the position is
                   the record's; "skip" goes on, and `bad` tells; "hand_over" puts an `Undecodable` in its place
 
-    Within a partition records come in order. Partitions and topics of a pattern that appear
+    Within a partition records come in order. Partitions, topics of a pattern and named topics that appear
     while it follows are read from their beginning. Use it from one thread; only `close` and
     `wakeup` may be called from another.
 
@@ -102,6 +104,8 @@ class Consumer(Generic[K, V]):
         self._user: int | None = None
         """The thread whose iteration is under way."""
         self._single: Iterator[Record[K, V]] | None = None
+        self._polled: Cursor | None = None
+        """The partition of the list that `poll` returned last."""
         self.skipped = cursors.skipped
         """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
         self.bad: Sequence[DeserializationError] = () if options.decoding is None else options.decoding.bad
@@ -222,6 +226,66 @@ class Consumer(Generic[K, V]):
             yield batch
             cursor.in_hand = None
 
+    def poll(self, timeout_s: float = 0.0, max_records: int | None = None) -> list[Record[K, V]]:
+        """Return the next records of one partition, or an empty list if none came within ``timeout_s`` seconds.
+
+            while not is_stopping:
+                rows = consumer.poll(5.0)
+                ...  # rows may be empty: time to write out what was gathered
+
+        max_records  the longest list to return; by default ``max_poll_records``
+
+        Waits whether or not the consumer follows, and returns early after `wakeup`. With ``auto_commit`` the records of
+        a list count as processed when `poll` is called again, and those of the last list only after `commit`.
+
+        Not thread-safe. Raises `InvalidConfig`, `StoreClosed`, `ConsumerBusy`, and what reading raises, among that
+        `OffsetOutOfRange`, `LogTruncated`, `UnknownTopic`, `CorruptBatch` and `DeserializationError`. Records that were
+        read before the fault are returned first; the next call raises.
+        """
+        count = self._max_poll_records if max_records is None else as_int("max_records", max_records, 1)
+        until_s = time.monotonic() + as_seconds("timeout_s", timeout_s)
+        self._check_open()
+        with self._used_by(threading.get_ident()):
+            cursor = self._polled_cursor(until_s)
+            if cursor is None:
+                return []
+            before = cursor.position
+            try:
+                records = self._gather(cursor, count)
+                self._polled, self._cursors.handing, cursor.in_hand = cursor, cursor, records[0].offset
+                return records
+            except BaseException:  # interrupted: what was gathered is in nobody's hands
+                cursor.position = before
+                raise
+
+    def _gather(self, cursor: Cursor, count: int) -> list[Record[K, V]]:
+        """Records of the batch that is handed out, and of those after it in the partition, without waiting."""
+        records = cursor.take(count)
+        try:
+            for batch in self._cursors.fetch(cursor) if len(records) < count else ():
+                cursor.hand_out(batch)
+                records += cursor.take(count - len(records))
+                if len(records) == count:
+                    break
+        except (SegmentlogError, OSError):
+            pass  # the position is that of the fault: the next call raises it
+        return records
+
+    def _polled_cursor(self, until_s: float) -> Cursor | None:
+        """The partition whose turn it is, with records of a batch to hand out; None if no record comes in time."""
+        cursors, cursor = self._cursors, self._polled
+        self._polled = cursors.handing = None  # what the last call returned is processed
+        if cursor is not None and cursor.has_left:
+            if self._session is not None:
+                self._session.poll()  # which may take the partition away, and stop the cursor
+            if cursor.has_left and cursors.by_partition.get(cursor.tp) is cursor:
+                return cursor
+        for cursor, batch in self._turns(until_s):
+            if len(batch):
+                cursor.hand_out(batch)
+                return cursor
+        return None
+
     def __next__(self) -> Record[K, V]:
         """The next record, of an iteration that goes on from call to call; StopIteration at its end."""
         if self._single is None:
@@ -285,7 +349,8 @@ class Consumer(Generic[K, V]):
             if self._user == user:
                 self._user = None
 
-    def _turns(self) -> Iterator[tuple[Cursor, RecordBatch[Any, Any]]]:
+    def _turns(self, until_s: float | None = None) -> Iterator[tuple[Cursor, RecordBatch[Any, Any]]]:
+        """``until_s``: until then it waits for records, whether or not the consumer follows."""
         self._check_open()
         session, cursors = self._session, self._cursors
         ends_s = time.monotonic() + HANDOVER_S
@@ -314,7 +379,11 @@ class Consumer(Generic[K, V]):
                         raise
             if progress:
                 continue
-            if not (self._follower.wait(session) if self._follows else self._await_handover(ends_s)):
+            if until_s is not None:
+                if not self._follower.wait(session, until_s):
+                    return
+                cursors.meet_ends()
+            elif not (self._follower.wait(session) if self._follows else self._await_handover(ends_s)):
                 return
 
     def _await_handover(self, ends_s: float) -> bool:
@@ -364,7 +433,12 @@ class Consumer(Generic[K, V]):
     # ------------------------------------------------------------ ending
 
     def wakeup(self) -> None:
-        """End an iteration that waits, from any thread or a signal handler; iterating again goes on."""
+        """End an iteration or a `poll` that waits, now or the next time; from any thread, or a signal handler.
+
+        Nothing is closed: iterating or polling again continues. An iteration that has records to return does not
+        wait, so a program that has to stop sets a flag, too, and looks at it after each record or list: see "Stop on
+        SIGTERM" in docs/python.md.
+        """
         self._follower.interrupt()
 
     def close(self) -> None:

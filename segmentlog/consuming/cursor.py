@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,10 @@ class Cursor:
         self._position = batch.next_offset
         self.epoch, self.in_hand = batch.epoch, None
         return self._handed_out
+
+    def take(self, count: int) -> list[Record[Any, Any]]:
+        """The next ``count`` records of the batch that is being handed out, or as many as are left of it."""
+        return list(islice(self._handed_out, count))
 
     @property
     def position(self) -> int:

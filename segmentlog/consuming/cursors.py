@@ -27,6 +27,10 @@ logger = logging.getLogger("segmentlog")
 
 
 _AHEAD_MAX_RECORDS = 20_000
+_HOW_TO_WAIT = (
+    "it does not exist. Create it with create_topic(..., exist_ok=True) or 'segmentlog create --if-not-exists',"
+    " or pass follow=True (-f on the command line): then the consumer waits until it is created"
+)
 
 
 class Ahead:
@@ -58,6 +62,8 @@ class Cursors:
         self._turn: deque[TopicPartition] = deque()
         self.handing: Cursor | None = None
         """Whose record or batch the application may be working on."""
+        self._awaited: set[str] = set()
+        """Topics that were named and do not exist yet; a consumer that follows waits for them."""
         self._gone: set[TopicPartition] = set()
         """Partitions of a member whose topics are gone."""
         self.skipped: list[tuple[TopicPartition, int, int, CorruptBatch]] = []
@@ -76,7 +82,10 @@ class Cursors:
     # ------------------------------------------------------------ without a group: what was asked for
 
     def assign(self, start: Start) -> bool:
-        """Take in the partitions that there are now and that are not read yet; whether there were any."""
+        """Take in the partitions that there are now and that are not read yet; whether there were any.
+
+        Raises `UnknownTopic` for a named topic that does not exist, unless the consumer follows.
+        """
         is_any = False
         for tp, is_named in self._partitions():
             if tp in self.by_partition:
@@ -96,15 +105,32 @@ class Cursors:
         for wanted in self._wanted:
             if not isinstance(wanted, str):
                 topic, partition = wanted
-                yield TopicPartition(check_topic_name(topic, internal=True), partition), True
+                if not self._is_awaited(check_topic_name(topic, internal=True)):
+                    yield TopicPartition(topic, partition), True
             elif is_pattern(wanted):
                 for name in fnmatch.filter(self._topics.names(), wanted):
                     with contextlib.suppress(UnknownTopic):
                         for partition in range(self._topics.topic(name).partition_count):
                             yield TopicPartition(name, partition), False
-            else:
+            elif not self._is_awaited(check_topic_name(wanted, internal=True)):
                 for partition in range(self._topics.topic(wanted).partition_count):
                     yield TopicPartition(wanted, partition), True
+
+    def _is_awaited(self, topic: str) -> bool:
+        """Whether a named topic does not exist yet and the consumer waits for it.
+
+        Logs a warning once, since the name may be mistyped. Raises `UnknownTopic` unless the consumer follows. A topic
+        that was read already is not waited for: it was deleted, or renamed, and `UnknownTopic` reports that.
+        """
+        if self._topics.has(topic) or any(tp.topic == topic for tp in self.by_partition):
+            self._awaited.discard(topic)
+            return False
+        if not self._options.follow:
+            raise UnknownTopic(topic, _HOW_TO_WAIT)
+        if topic not in self._awaited:
+            self._awaited.add(topic)
+            logger.warning("topic %r does not exist yet; the consumer waits until it is created", topic)
+        return True
 
     def _take(self, tp: TopicPartition, log: Partition, position: int, epoch: int | None = None) -> None:
         cursor = Cursor(tp, log, position, self.end_of(log))
@@ -126,7 +152,7 @@ class Cursors:
             if not isinstance(wanted, str):
                 raise InvalidConfig("topics", wanted, f"a topic or a pattern: group {group!r} assigns the partitions")
             if not is_pattern(wanted):
-                self._topics.topic(wanted)
+                self._is_awaited(check_topic_name(wanted, internal=True))
             names.append(wanted)
         return names
 

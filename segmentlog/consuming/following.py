@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -66,19 +67,22 @@ class Follower:
         if self.watch is not None:
             self.watch.interrupt()
 
-    def wait(self, session: GroupSession | None) -> bool:
-        """Sleep until there may be more; False when it was ended."""
+    def wait(self, session: GroupSession | None, until_s: float = math.inf) -> bool:
+        """Sleep until `interrupt` or ``until_s`` of the monotonic clock; True if there may be more to read."""
         with self.lock:
-            return self._wait_locked(session)
+            return self._wait_locked(session, until_s)
 
-    def _wait_locked(self, session: GroupSession | None) -> bool:
+    def _wait_locked(self, session: GroupSession | None, until_s: float) -> bool:
         watch = self._watching(session)
         while not self.is_ended():
             pause = self._look(watch, session)
             if pause is None:
                 return True
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
             if not self.is_ended():  # said so just before the drain, which took the reason to wake up with it
-                watch.wait(pause.seconds, poll=pause.must_poll)
+                watch.wait(min(pause.seconds, left_s), poll=pause.must_poll)
         self.is_woken = False
         return False
 

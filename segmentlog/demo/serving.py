@@ -109,7 +109,7 @@ def serve(folder: Path, values: Sequence[bytes], say: Say) -> None:
     """The step. Needs confluent-kafka, and says so where it is not there. Raises `DemoFailed`."""
     say("10. Serving the store to Kafka's clients: one writes, this process reads, and the server is killed in between")
     if importlib.util.find_spec("confluent_kafka") is None:
-        say("   left out: the client is the package confluent-kafka: pip install 'segmentlog[demo]'")
+        say("   left out: the client is the package confluent-kafka: pip install '.[demo]' in a clone of segmentlog")
         return
     started = time.perf_counter()
     values = values[:_COUNT]

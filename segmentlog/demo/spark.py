@@ -236,7 +236,7 @@ class _Day(msgspec.Struct):
 def _plot(hours: Hours, count: int, path: Path, say: Say) -> None:
     say(f"14. Plotting the delays of the year from the topic '{_HOURLY}'")
     if importlib.util.find_spec("matplotlib") is None:
-        say("   left out: the plot needs the package matplotlib: pip install 'segmentlog[demo]'")
+        say("   left out: the plot needs the package matplotlib: pip install '.[demo]' in a clone of segmentlog")
         return
     days: dict[date, _Day] = defaultdict(_Day)
     for (start_ms, _), hour in hours.items():

@@ -217,7 +217,8 @@ def package(module: str, name: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise TransferError(f"this needs the package {name}: pip install 'segmentlog[{extra}]'") from None
+        wanted = f"this needs the package {name}: pip install '.[{extra}]' in a clone of segmentlog"
+        raise TransferError(wanted) from None
 
 
 # ---------------------------------------------------------------- writing files

@@ -271,6 +271,9 @@ class RecordBatch(Generic[K, V]):
         part._start, part._stop = self._start + start, self._start + stop
         part._keys = None if self._keys is None else self._keys[start:stop]
         part._values = None if self._values is None else self._values[start:stop]
+        part._headers = None if self._headers is None else self._headers[start:stop]
+        part._offsets = None if self._offsets is None else self._offsets[start:stop]
+        part._timestamps = None if self._timestamps is None else self._timestamps[start:stop]
         return part
 
     def skip_to(self, offset: int) -> bool:

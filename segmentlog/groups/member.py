@@ -128,13 +128,14 @@ class Member:
                 keep(self, "_fd", hold_open, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, EXCLUSIVE)
                 write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
+                # Before the assignment is made: what is created in between then counts as a change, and not as known.
+                self._resolved = folder.resolve(self.topics)
                 folder.rebalance(now_ms)
             except BaseException:
                 folder.unlink(path)
                 self._close_files()
                 raise
         self._beaten_ms = now_ms
-        self._resolved = folder.resolve(self.topics)
         self._seen = None
 
     def leave(self) -> None:

@@ -18,6 +18,7 @@ from segmentlog.http.guard import HEALTH, PAGES, Guard
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.registry.routes import routes as registry_routes
 from segmentlog.http.rest import routes as rest
+from segmentlog.schemas.any_values import document_decoder
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -70,7 +71,7 @@ def _routes(pages: Console) -> list[BaseRoute]:
         Route("/", home),
         Route(HEALTH, health),
         Route(PAGES, lambda request: RedirectResponse(f"{PAGES}/")),
-        Mount(PAGES, routes=console.routes(pages, decoding_by(site))),
+        Mount(PAGES, routes=console.routes(pages, decoding_by(site), document_decoder(site.store.schemas))),
         *registry_routes(site),
         *rest.routes(site),
     ]

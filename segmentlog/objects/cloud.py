@@ -221,6 +221,6 @@ def _load() -> Any:
         raise InvalidConfig(
             "url",
             "an object store",
-            "a folder (file:///...), unless obstore is installed: pip install 'segmentlog[objects]'",
+            "a folder (file:///...), unless obstore is installed: pip install '.[objects]' in a clone of segmentlog",
         ) from None
     return obstore

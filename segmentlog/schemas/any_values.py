@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from segmentlog.errors import SegmentlogError
+from segmentlog.schemas.errors import MissingPackage
 from segmentlog.schemas.kinds import ParsedSchema
 from segmentlog.schemas.naming import SchemaSource
 from segmentlog.schemas.reading import Decode, Readers
@@ -20,6 +22,28 @@ class AnyDeserializer:
     def deserialize(self, topic: str, data: Sequence[bytes | None]) -> list[Any]:
         """See `Deserializer`."""
         return self._readers.decode_all(data)
+
+
+def document_decoder(registry: SchemaSource) -> Callable[[str, bytes], Any]:
+    """A function that decodes a topic's value to dicts, lists, texts, numbers, booleans and None. Thread-safe.
+
+    It returns None for a value without a schema in the registry, and for one that does not fit its schema or is too
+    large. Raises `MissingPackage` if the package that reads this kind of schema is not installed.
+    """
+    deserializer = AnyDeserializer(registry)
+
+    def decode(topic: str, value: bytes) -> Any:
+        import msgspec
+
+        try:
+            (found,) = deserializer.deserialize(topic, [value])
+            return msgspec.to_builtins(found)  # bytes and times as JSON has them
+        except MissingPackage:
+            raise
+        except (SegmentlogError, ValueError, TypeError, LookupError, OSError, RecursionError):
+            return None
+
+    return decode
 
 
 def _make(record: SchemaRecord, parsed: ParsedSchema) -> Decode[Any]:

@@ -166,7 +166,7 @@ class SchemaTooLarge(SchemaError, ValueError):
 class MissingPackage(SchemaError, ImportError):
     """(package, what for) It reads this kind of schema, and is not installed."""
 
-    text = "{1} needs the package {0}: pip install 'segmentlog[http]'"
+    text = "{1} needs the package {0}: pip install '.[http]' in a clone of segmentlog"
 
 
 class InvalidPayload(SchemaError, ValueError):

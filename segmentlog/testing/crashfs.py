@@ -13,7 +13,7 @@ closed, and before that they are simply among what a crash loses. Ordinary write
 It is served by a process of its own: one that used its own mount would wait for itself as
 soon as it touched a mapped page, with the interpreter's lock in its hands.
 
-Needs Linux with FUSE: the extra ``segmentlog[testing]``, libfuse 3 and fusermount3 (Debian's
+Needs Linux with FUSE: the extra ``[testing]``, libfuse 3 and fusermount3 (Debian's
 package ``fuse3``), and a /dev/fuse that may be used. Without them: `CrashFSUnavailable`.
 """
 
@@ -151,7 +151,7 @@ def _check_available() -> None:
     if not os.path.exists("/dev/fuse"):
         raise CrashFSUnavailable("there is no /dev/fuse: load the module fuse, or give the container that device")
     if importlib.util.find_spec("mfusepy") is None:
-        raise CrashFSUnavailable("mfusepy is not installed: pip install 'segmentlog[testing]'")
+        raise CrashFSUnavailable("mfusepy is not installed: pip install '.[testing]' in a clone of segmentlog")
     if shutil.which("fusermount3") is None:
         raise CrashFSUnavailable("fusermount3 is not installed: apt install fuse3")
 

@@ -34,7 +34,7 @@ from segmentlog.topics.administration import Administration, needs_upgrade
 from segmentlog.topics.background import Background
 from segmentlog.topics.compacting import PartitionName
 from segmentlog.topics.descriptors import budget
-from segmentlog.topics.folders import TopicFile, TopicFolders
+from segmentlog.topics.folders import TopicFile, TopicFolders, check_partition_count
 from segmentlog.topics.store_file import open_store_file
 
 logger = logging.getLogger("segmentlog")
@@ -187,6 +187,27 @@ class Topics:
         """Make a topic, durably. Raises `TopicExists`, `InvalidTopicName`, `InvalidConfig`."""
         self.check_writable("create a topic")
         return Topic(self, name, self.administration.make(name, partitions, settings))
+
+    def ensure(self, name: str, partitions: int | None, settings: TopicConfig) -> Topic:
+        """The topic of that name, created with these settings if it does not exist; an existing topic stays as it is.
+
+        Raises `TopicExists` if it exists with another number of partitions than ``partitions``, `InvalidTopicName`,
+        `InvalidConfig`.
+        """
+        self.check_writable("create a topic")
+        wanted = 1 if partitions is None else partitions
+        check_partition_count(wanted)
+        if not self.has(name):
+            with contextlib.suppress(TopicExists):  # another process may create it in the meantime
+                self.create(name, wanted, settings)
+        topic = self.topic(name)
+        if partitions is not None and topic.partition_count != partitions:
+            why = (
+                f"it has {topic.partition_count} partitions, and {partitions} were asked for; nothing was changed."
+                " Leave the number out to accept any, or add partitions with alter_topic or 'segmentlog alter'"
+            )
+            raise TopicExists(name, why)
+        return topic
 
     def internal_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> Topic:
         """A topic of the store itself, made if it is not there, by whoever comes first."""

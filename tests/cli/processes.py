@@ -79,10 +79,9 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGIN
     return out or b"", err.decode()
 
 
-def read_until(process: subprocess.Popen[bytes], wanted: bytes) -> bytes:
-    """What a process writes to stdout until ``wanted`` was among it."""
-    assert process.stdout is not None
-    fd = process.stdout.fileno()
+def read_until(process: subprocess.Popen[bytes], wanted: bytes, *, of: str = "stdout") -> bytes:
+    """What a process writes to stdout, or stderr, until ``wanted`` was among it."""
+    fd = getattr(process, of).fileno()
     seen = b""
     ends = time.monotonic() + WAIT_S
     while wanted not in seen:

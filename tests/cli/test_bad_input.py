@@ -89,7 +89,7 @@ SEGMENT = "store/words/0/00000000000000000000.log"
 
 TOPIC_COMMANDS = (
     "details {}", "alter {} -c fsync=always", "delete {} --yes", "rename {} x", "produce {} binary", "consume {}",
-    "tail {}", "tail -f {}", "consume -f {}", "flush {}", "trim {} --before 0", "truncate {} --at 0 --yes",
+    "tail {}", "flush {}", "trim {} --before 0", "truncate {} --at 0 --yes",
     "verify {}", "repair {} --yes", "import empty {}", "export {}",
 )  # fmt: skip
 

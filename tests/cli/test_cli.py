@@ -71,6 +71,20 @@ def test_topics_come_and_go(call: Run) -> None:
     assert call("topics")[1] == b""
 
 
+def test_create_may_accept_a_topic_that_exists(call: Run) -> None:
+    """With --if-not-exists it keeps its configuration, and is refused only if it has another number of partitions."""
+    assert call("create", "t", "-p", "2", "--retention-ms", "1d", "--if-not-exists")[0] == 0
+    for more in ((), ("-p", "2"), ("--retention-ms", "7d")):
+        status, _, err = call("create", "t", "--if-not-exists", *more)
+        assert (status, "t exists already: 2 partitions" in err) == (0, True), err
+    assert b"1d" in call("details", "t")[1]
+    status, _, err = call("create", "t", "--if-not-exists", "-p", "3")
+    assert status == 1
+    assert "topic 't' exists already; it has 2 partitions, and 3 were asked for; nothing was changed" in err
+    assert call("create", "t")[0] == 1
+    assert call("create", "u", "-p", "0")[0] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [

@@ -99,7 +99,7 @@ def test_headers_tell_partitions_apart(store: segmentlog.LogStore) -> None:
     assert finish(path, "tail", "events").stdout == both
     assert finish(path, "tail", "events/*").stdout == both
     assert finish(path, "tail", "ev*").stdout == both
-    assert finish(path, "tail", "-n", "1", "events/0", "t").stdout == b"==> events/0 <==\na\n\n==> t/0 <==\n19\n"
+    assert finish(path, "tail", "-n", "1", "events/0", "t").stdout == b"==> t/0 <==\n19\n\n==> events/0 <==\na\n"
     assert finish(path, "tail", "-q", "events").stdout == b"a\nb\n"
     assert finish(path, "tail", "events/1").stdout == b"b\n"
     assert finish(path, "tail", "-v", "events/1").stdout == b"==> events/1 <==\nb\n"
@@ -154,12 +154,40 @@ def test_partitions_that_were_not_asked_for_stay_out(store: segmentlog.LogStore)
         stop(process)
 
 
-def test_a_name_that_is_not_there_is_no_pattern(store: segmentlog.LogStore) -> None:
-    """Following a misspelled topic would wait for ever: it fails at once, with what was meant."""
+def test_a_name_that_does_not_exist_is_an_error_without_f(store: segmentlog.LogStore) -> None:
+    """It says what was probably meant."""
     store.create_topic("events")
-    done = finish(path_of(store), "tail", "-f", "event")
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.decode() == "error: topic 'event': it does not exist; did you mean 'events'?\n"
+    for command in ("tail", "consume"):
+        done = finish(path_of(store), command, "event")
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.decode() == "error: topic 'event': it does not exist; did you mean 'events'?\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("tail", "-f"), ("consume", "-f", "--values"), ("consume", "-f", "-g", "g", "--values")]
+)
+@pytest.mark.parametrize("name", ["event", "event/0"])
+def test_a_follower_waits_for_a_topic_that_does_not_exist_yet(
+    store: segmentlog.LogStore, command: tuple[str, ...], name: str
+) -> None:
+    """It reports that it waits, and what may have been meant, as the name may be mistyped; then it prints the topic."""
+    if "-g" in command and "/" in name:
+        return  # a group assigns the partitions
+    store.create_topic("events")
+    with started(path_of(store), *command, name) as process:
+        told = read_until(process, b"is created\n", of="stderr")
+        assert b"topic 'event' does not exist yet; the consumer waits until it is created\n" in told
+        store.create_topic("event").partition(0).append([b"first"])
+        assert read_until(process, b"first\n") == b"first\n"
+        stop(process)
+
+
+def test_a_follower_asks_what_was_meant(store: segmentlog.LogStore) -> None:
+    """A mistyped name would wait for ever."""
+    store.create_topic("events")
+    with started(path_of(store), "tail", "-f", "event") as process:
+        read_until(process, b"topic 'event' does not exist: did you mean 'events'?\n", of="stderr")
+        stop(process)
 
 
 def test_a_follower_goes_on_through_rolls_and_retention(store: segmentlog.LogStore) -> None:

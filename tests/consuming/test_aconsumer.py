@@ -478,3 +478,18 @@ def test_the_defaults_are_the_same() -> None:
         }
         assert given == {name: getattr(options, name) for name in given}
         assert len(given) >= 7
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_one_that_follows_waits_for_its_topic(store: LogStore, group: str | None) -> None:
+    """It reads the topic from its beginning once it is created; one that does not follow raises."""
+
+    async def read() -> None:
+        with pytest.raises(UnknownTopic, match="or pass follow=True"):
+            await store.aconsumer("later", group=group).start()
+        async with store.aconsumer("later", group=group, follow=True) as consumer:
+            assert await consumer.poll(0.01) == []
+            store.create_topic("later").partition(0).append([b"first"])
+            assert [record.value for record in await _take(consumer, 1)] == [b"first"]
+
+    run(read())

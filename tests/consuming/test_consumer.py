@@ -21,11 +21,13 @@ from segmentlog.consuming.consumer import Consumer, Start
 from segmentlog.errors import (
     CorruptBatch,
     InvalidConfig,
+    InvalidTopicName,
     LogTruncated,
     OffsetOutOfRange,
     StoreClosed,
     UnknownTopic,
 )
+from segmentlog.groups.folder import Assignment, GroupFolder
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
@@ -467,3 +469,88 @@ def test_the_last_records_before_and_behind_a_lost_range(store: LogStore, trimme
     there = _numbered(b"new", *range(3)) if trimmed else [*_numbered(b"old", *range(5)), *_numbered(b"new", *range(3))]
     for count in (1, 2, 3, 4, 7, 50):
         assert _values(store.consumer("lost", start=-count)) == there[-count:]
+
+
+# ------------------------------------------------------------ a topic that does not exist yet
+
+
+@pytest.mark.parametrize("wanted", ["later", ("later", 1)])
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_consumer_that_follows_waits_for_its_topic(
+    store: LogStore, wanted: str | tuple[str, int], start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads the topic from its beginning once another thread or process creates it, and logs that it waits, once."""
+    follower = _Follower(store.consumer("b", wanted, follow=True, start=start))
+    follower.wait_for(5 if start == "earliest" else 0)
+    store.create_topic("later", partitions=2).partition(1).append([b"first"])
+    assert follower.wait_for(6 if start == "earliest" else 1)[-1] == b"first"
+    follower.consumer.close()
+    follower.join()
+    assert [record.message for record in caplog.records if "later" in record.message] == [
+        "topic 'later' does not exist yet; the consumer waits until it is created"
+    ]
+
+
+def test_a_partition_that_the_awaited_topic_lacks_is_an_error(store: LogStore) -> None:
+    """Waiting for it would take for ever: its number is most likely wrong."""
+    follower = _Follower(store.consumer(("later", 7), follow=True))
+    store.create_topic("later", partitions=2)
+    follower.join()
+    assert isinstance(follower.error, UnknownTopic)
+    assert "7" in str(follower.error)
+    follower.consumer.close()
+
+
+def test_a_consumer_that_does_not_follow_says_what_to_do(store: LogStore) -> None:
+    """The error names both ways out."""
+    with pytest.raises(UnknownTopic, match=r"topic 'later': it does not exist. Create it .* or pass follow=True"):
+        store.consumer("later")
+    with pytest.raises(UnknownTopic, match="or pass follow=True"):
+        store.consumer("later", group="g")
+
+
+@pytest.mark.parametrize("name", ["no name", "../b", ""])
+def test_a_name_that_no_topic_can_have_is_not_waited_for(store: LogStore, name: str) -> None:
+    """Whether alone or in a group."""
+    for group in (None, "g"):
+        with pytest.raises(InvalidTopicName):
+            store.consumer(name, follow=True, group=group)
+
+
+def test_a_member_of_a_group_waits_for_its_topic(store: LogStore) -> None:
+    """It is assigned the partitions once they exist."""
+    follower = _Follower(store.consumer("later", follow=True, group="g"))
+    store.create_topic("later", partitions=2)
+    for number in range(2):
+        store.topic("later").partition(number).append([b"%d" % number])
+    assert sorted(one or b"" for one in follower.wait_for(2)) == [b"0", b"1"]
+    follower.consumer.close()
+    follower.join()
+
+
+def test_a_topic_that_appears_while_a_member_joins_is_assigned(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that happens just after the first assignment is written, which is without it."""
+    rebalance = GroupFolder.rebalance
+
+    def rebalance_and_create(folder: GroupFolder, now_ms: int) -> Assignment:
+        made = rebalance(folder, now_ms)
+        store.create_topic("later", exist_ok=True)
+        return made
+
+    monkeypatch.setattr(GroupFolder, "rebalance", rebalance_and_create)
+    with store.consumer("later", follow=True, group="g") as consumer:
+        monkeypatch.undo()
+        ends_s = time.monotonic() + 10
+        while not consumer.poll_group(0.1):
+            assert time.monotonic() < ends_s, "it is never assigned"
+            time.sleep(0.01)
+
+
+def test_a_poll_waits_for_its_topic(store: LogStore) -> None:
+    """An empty list as long as it does not exist."""
+    with store.consumer("later", follow=True) as consumer:
+        assert consumer.poll() == []
+        store.create_topic("later").partition(0).append([b"first"])
+        assert [record.value for record in consumer.poll(30.0)] == [b"first"]

@@ -520,7 +520,7 @@ def test_without_obstore_a_folder_works_and_the_rest_is_told(tmp_path: Path, mon
     """How to get it, too."""
     monkeypatch.setitem(sys.modules, "obstore", None)
     open_bucket(f"file://{tmp_path}/b").put("key", b"x")
-    with pytest.raises(InvalidConfig, match=r"pip install 'segmentlog\[objects\]'"):
+    with pytest.raises(InvalidConfig, match=r"pip install '\.\[objects\]' in a clone"):
         open_bucket("s3://bucket/place")
     with pytest.raises(ObjectMissing):
         open_bucket(f"file://{tmp_path}/b").get("other")

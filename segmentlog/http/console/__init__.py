@@ -21,10 +21,15 @@ from segmentlog.http.console.transactions import TransactionPages
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+    from segmentlog.consuming.record_filter import DecodeValue
 
-def routes(console: Console, decode: Decode | None = None) -> list[BaseRoute]:
-    """The pages, with paths below where they are mounted. ``decode`` knows schemas, if there is anybody who does."""
-    topics, records = TopicPages(console), RecordPages(console, decode)
+
+def routes(console: Console, decode: Decode | None = None, documents: DecodeValue | None = None) -> list[BaseRoute]:
+    """The pages, with paths below where they are mounted.
+
+    ``decode`` and ``documents`` know schemas: they make a text of a value, to be shown, and objects, to be searched.
+    """
+    topics, records = TopicPages(console), RecordPages(console, decode, documents)
     groups, transactions = GroupPages(console), TransactionPages(console)
     of_topic = "/topics/{topic}"
     of_record = of_topic + "/records/{partition}/{offset}"

@@ -9,18 +9,18 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console import showing
 from segmentlog.http.site import Site
-from segmentlog.schemas.any_values import AnyDeserializer
+from segmentlog.schemas.any_values import document_decoder
 
 
 def decoding_by(site: Site) -> Callable[[str, bytes], str | None]:
     """For `RecordPages`. What has no schema here, does not fit it, or is too large, is shown as any other value."""
-    deserializer = AnyDeserializer(site.store.schemas)
+    decode_document = document_decoder(site.store.schemas)
 
     def decode(topic: str, value: bytes) -> str | None:
         try:
-            (found,) = deserializer.deserialize(topic, [value])
-            return showing.indented(msgspec.json.encode(found))
-        except (SegmentlogError, ValueError, TypeError, LookupError, OSError, RecursionError):
+            document = decode_document(topic, value)
+            return None if document is None else showing.indented(msgspec.json.encode(document))
+        except (SegmentlogError, ValueError, TypeError, RecursionError):
             return None
 
     return decode

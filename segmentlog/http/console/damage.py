@@ -55,7 +55,7 @@ class DamagePages:
             scrub=scrub, failed=[state for state in hurt if state.glance.has_failed][:_SHOWN_MAX],
             lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=told[:_SHOWN_MAX],
             opened_count=len(recoveries) if sees_all else None, health=self._store.health() if sees_all else None,
-            path=(self._store.url or self._store.path) if sees_all else None, store_id=self._store.store_id,
+            path=console.place(request), store_id=self._store.store_id,
         )  # fmt: skip
 
     def _lost(self, topic: str, number: int) -> list[LostRange]:

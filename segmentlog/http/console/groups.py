@@ -7,7 +7,6 @@ from urllib.parse import unquote
 
 from segmentlog.consuming.places import Place, parse_place, resolve
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.console import showing
 from segmentlog.http.console.drawings import PLOT_HEIGHT, PLOT_WIDTH
 from segmentlog.http.console.forms import Form, number
 from segmentlog.http.console.pages import Console, Paging, away
@@ -82,7 +81,7 @@ class GroupPages:
             # What was seen of the past is of all partitions.
             plot=None if hidden_count else self._console.lags.plot(group.group), width=PLOT_WIDTH, height=PLOT_HEIGHT,
             may_reset=self._console.may_write(request, Operation.READ, ResourceType.GROUP, group.group),
-            command=showing.command("groups", "describe", group.group),
+            command=self._console.command(request, "groups", "describe", group.group),
         )  # fmt: skip
 
     # ------------------------------------------------------------ moving positions

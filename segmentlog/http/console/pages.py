@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from http import HTTPStatus
 from importlib import resources
@@ -163,6 +164,17 @@ class Console:
     def may_topic(self, request: Request, name: str, operation: Operation = Operation.DESCRIBE) -> bool:
         """Whether who asks may do that to a topic."""
         return self.site.allows(request, operation, ResourceType.TOPIC, name)
+
+    def place(self, request: Request) -> str | None:
+        """The store's folder or URL, for those who may see the cluster; None for others."""
+        if not self.site.allows(request, Operation.DESCRIBE, ResourceType.CLUSTER):
+            return None
+        return self.store.url or os.path.abspath(self.store.path)
+
+    def command(self, request: Request, *words: object) -> str:
+        """A line for the shell: the command line's program with these words, and ``--dir`` for those who may see it."""
+        place = self.place(request)
+        return showing.command(*words, *(() if place is None else ("--dir", place)))
 
     def may_write(self, request: Request, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether there is to be a form for that."""

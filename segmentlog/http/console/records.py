@@ -13,10 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from segmentlog.consuming.places import parse_place, resolve
+from segmentlog.consuming.record_filter import DecodeValue, Filter
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.http.console import showing
 from segmentlog.http.console.forms import number
-from segmentlog.http.console.matching import Filter
 from segmentlog.http.console.pages import Console, topic_address
 from segmentlog.http.console.search import Found, find_record, readable_from, search
 from segmentlog.http.console.tailing import EVERY_S, Tail, parse_position
@@ -42,14 +42,17 @@ _PLACES: Final = ("end", "start", "offset", "time", "key")
 
 Decode = Callable[[str, bytes], str | None]
 """A topic's name and a value to a text, by the schema that the value names; None for one that names none."""
+_FILTERS: Final = {"key": "--key", "value": "--contains", "path": "--where", "header": "--header"}
+"""Fields of the forms, and the options of `consume` and `tail` that do the same."""
 
 
 class RecordPages:
     """Searching in a topic, one record, the live tail."""
 
-    def __init__(self, console: Console, decode: Decode | None = None) -> None:
+    def __init__(self, console: Console, decode: Decode | None = None, documents: DecodeValue | None = None) -> None:
         self._console = console
         self._decode = decode
+        self._documents = documents
         self._tails: Counter[Principal] = Counter()
 
     # ------------------------------------------------------------ searching
@@ -64,7 +67,7 @@ class RecordPages:
         at = params.get("at", "end") if params.get("at") in _PLACES else "end"
         isolation: Isolation = "read_committed" if params.get("committed") == "1" else "read_uncommitted"
         limit = number(params.get("n", ""), _LIMIT, 1, _LIMITS[-1])
-        wanted = _filter(params, errors)
+        wanted = self._filter(params, errors)
         found, older = None, at == "end"
         logs = [topic.partition(one) for one in numbers]
         begins: dict[int, int] | None = None
@@ -81,9 +84,18 @@ class RecordPages:
             "rows": [_row(record) for record in found.records] if found else [],
             "together_max": _TOGETHER_MAX,
             "go_on": self._go_on(request, found) if found and not found.is_complete else None,
-            "command": _command(topic, numbers, count, at, params.get("where", ""), limit, isolation),
+            "command": self._console.command(
+                request, *_words(topic, numbers, at, params, limit, isolation, begins if at == "key" else None)
+            ),
         }  # fmt: skip
         return self._console.render(request, "records.html", 422 if errors else 200, nav="topics", **context)
+
+    def _filter(self, params: Any, errors: dict[str, str]) -> Filter:
+        try:
+            return Filter.parse(decode=self._documents, **_filled_in(params))
+        except InvalidConfig as error:
+            errors["header" if error.key == "header" else "path"] = error.accepted
+            return Filter()
 
     def _begins(
         self, logs: list[Partition], at: str, where: str, isolation: Isolation, errors: dict[str, str]
@@ -165,7 +177,9 @@ class RecordPages:
             key=showing.show(record.key, showing.FULL_BYTES) if record is not None else None,
             headers=[(name, showing.show(data, 4096)) for name, data in record.headers] if record is not None else [],
             next_offset=readable_from(log, offset + 1) if offset >= 0 else log.log_start_offset,
-            command=showing.command("consume", f"{topic.name}/{log.number}", "--from", offset, "-n", 1, "--json"),
+            command=self._console.command(
+                request, "consume", f"{topic.name}/{log.number}", "--from", offset, "-n", 1, "--json"
+            ),
         )  # fmt: skip
 
     def value(self, request: Request) -> Response:
@@ -192,7 +206,7 @@ class RecordPages:
         topic = self._console.topic(request, Operation.READ)
         params = request.query_params
         errors: dict[str, str] = {}
-        _filter(params, errors)
+        self._filter(params, errors)
         count = topic.partition_count
         numbers = _chosen(params.get("partition", ""), count)
         given = {name: params.get(name, "") for name in ("partition", "key", "value", "path", "header")}
@@ -201,7 +215,7 @@ class RecordPages:
             request, "tail.html", 422 if errors else 200, nav="topics", topic=topic, partition_count=count,
             numbers=numbers, given=given, errors=errors, together_max=_TOGETHER_MAX,
             events=topic_address(topic.name, "/tail/events", **given),
-            command=showing.command("tail", "-f", where),
+            command=self._console.command(request, "tail", "-f", where, *_filter_words(params)),
         )  # fmt: skip
 
     async def events(self, request: Request) -> Response:
@@ -224,7 +238,7 @@ class RecordPages:
             raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, text, headers={"retry-after": "5"})
         params = request.query_params
         errors: dict[str, str] = {}
-        wanted = _filter(params, errors)
+        wanted = self._filter(params, errors)
         if errors:
             raise InvalidConfig(*next(iter(errors.items())), "see the form")
         numbers = _chosen(params.get("partition", ""), topic.partition_count)
@@ -265,14 +279,6 @@ def _chosen(text: str, count: int) -> list[int]:
     return [chosen]
 
 
-def _filter(params: Any, errors: dict[str, str]) -> Filter:
-    try:
-        return Filter.parse(**{name: params.get(name, "") for name in ("key", "value", "path", "header")})
-    except InvalidConfig as error:
-        errors["path"] = error.accepted
-        return Filter()
-
-
 def _row(record: Record) -> dict[str, Any]:
     return {
         "record": record,
@@ -282,14 +288,32 @@ def _row(record: Record) -> dict[str, Any]:
     }
 
 
-def _command(
-    topic: Topic, numbers: list[int], count: int, at: str, where: str, limit: int, isolation: Isolation
-) -> str:
-    name = topic.name if len(numbers) == count and count > 1 else f"{topic.name}/{numbers[0]}"
-    place = {"end": f"-{limit}", "start": "earliest", "key": "earliest"}.get(at) or where.strip() or "earliest"
-    words: list[object] = ["consume", name, "--from", place]
-    if at != "end":
-        words += ["-n", limit]
-    if isolation == "read_committed":
-        words += ["--isolation", isolation]
-    return showing.command(*words)
+def _filled_in(params: Any) -> dict[str, str]:
+    """The fields that a form filters by."""
+    found = {name: params.get(name, "") for name in _FILTERS}
+    return {name: text for name, text in found.items() if (text if name in ("key", "value") else text.strip())}
+
+
+def _filter_words(params: Any) -> list[str]:
+    """The options of the command line for what a form filters by."""
+    return [word for name, text in _filled_in(params).items() for word in (_FILTERS[name], text)]
+
+
+def _words(
+    topic: Topic, numbers: list[int], at: str, params: Any, limit: int, isolation: Isolation,
+    begins: dict[int, int] | None,
+) -> list[object]:  # fmt: skip
+    """The command that prints what a page of records shows; ``begins``: of a search by key, where that was found."""
+    filters = _filter_words(params)
+    name = topic.name if len(numbers) == topic.partition_count and len(numbers) > 1 else f"{topic.name}/{numbers[0]}"
+    where = params.get("where", "").strip()
+    committed = ["--isolation", isolation] if isolation == "read_committed" else []
+    if at == "end" and filters:
+        return ["tail", name, "-n", limit, *filters, *committed]
+    place: object = {"end": f"-{limit}", "start": "earliest", "key": "earliest"}.get(at) or where or "earliest"
+    if begins is not None:
+        ends = {number: topic.partition(number).end_offset(isolation=isolation) for number in numbers}
+        found = [number for number in numbers if begins.get(number, ends[number]) < ends[number]]
+        if found:
+            name, place = f"{topic.name}/{found[0]}", begins[found[0]]
+    return ["consume", name, "--from", place, *([] if at == "end" else ["-n", limit]), *filters, *committed]

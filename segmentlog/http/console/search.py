@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from segmentlog.consuming.record_filter import Filter
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
-from segmentlog.http.console.matching import Filter
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch

@@ -130,16 +130,6 @@ def hex_dump(data: bytes) -> str:
     return "\n".join(lines)
 
 
-def key_bytes(text: str) -> bytes:
-    """The key that somebody types: a text, or bytes as ``0x00ff``."""
-    if text[:2] in ("0x", "0X") and len(text) % 2 == 0:
-        try:
-            return bytes.fromhex(text[2:])
-        except ValueError:
-            pass
-    return text.encode(errors="surrogateescape")
-
-
 # ------------------------------------------------------------ numbers, times, command lines
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from segmentlog.consuming.record_filter import Filter
 from segmentlog.errors import CorruptBatch, OffsetOutOfRange
-from segmentlog.http.console.matching import Filter
 from segmentlog.http.console.search import readable_from
 from segmentlog.http.console.showing import LIST_CHARS, show, utc
 from segmentlog.texts import visible

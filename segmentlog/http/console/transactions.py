@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from segmentlog.http.console import showing
 from segmentlog.http.console.forms import Form, first
 from segmentlog.http.console.pages import Console, Paging, away
 from segmentlog.http.problems import HttpProblem
@@ -85,7 +84,7 @@ class TransactionPages:
             raise HttpProblem(404, f"there is no producer {name!r}")
         return self._console.render(
             request, "abort.html", 422 if error else 200, nav="transactions", row=self._row(request, name, state),
-            error=error, command=showing.command("transactions", "abort", name),
+            error=error, command=self._console.command(request, "transactions", "abort", name),
         )  # fmt: skip
 
     def _row(self, request: Request, name: str, state: TransactionState) -> Row:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from console_shop import HOSTILE, Page
 from doors import Client
 
+from segmentlog.cli import cli
+from segmentlog.cli.common import run
 from segmentlog.http.site import Site
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -297,3 +303,73 @@ def test_a_group_has_a_plot_of_its_lag_after_two_looks(
     assert "<polyline" in text
     assert "at most 1,500, now 1,500" in text
     assert json.loads("1500") == store.groups.describe("g").partitions[0].lag
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "", "?n=20", "?at=start", "?at=start&key=user-3", "?at=end&n=20&key=user-3", "?at=end&header=trace%3D7",
+        "?at=start&path=user.id+%3D%3D+3&n=20", "?at=start&value=User+5", "?at=key&where=user-3&n=20",
+        "?at=offset&where=17&partition=1",
+        "?at=offset&where=-3", "?at=start&committed=1&path=order+%3D%3D+-1",
+        "?at=end&committed=1&path=order+%3D%3D+-1", "?at=start&path=user.name+~+'user+2'&key=user-2&partition=2",
+    ],
+)  # fmt: skip
+def test_the_same_on_the_command_line_is_the_same(
+    ui: Callable[[str], Page], query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:  # fmt: skip
+    """The command that a page shows, typed in any folder, prints the records that the page shows, filters included."""
+    page = ui(f"/topics/orders/records{query}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SEGMENTLOG_DIR", raising=False)
+    found = _run_shown(page, "--json", capfdbinary)
+    links = [attributes.get("href") or "" for _, attributes in page.elements]
+    shown = {
+        (one[1], one[2]) for link in links if (one := re.fullmatch(r"/ui/topics/orders/records/(\d+)/(\d+)", link))
+    }
+    printed = {(str(one["partition"]), str(one["offset"])) for one in found}
+    assert shown <= printed
+    per_partition = Counter(partition for partition, _ in printed)
+    # A page has so many records of all partitions together; `tail -n` and `--from -N` of each.
+    assert printed == shown or (("at=end" in query or "at=" not in query) and len(per_partition) > 1)
+
+
+def test_the_command_lines_of_other_pages_run(
+    ui: Callable[[str], Page],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """A record's and a group's."""
+    monkeypatch.chdir(tmp_path)
+    (record,) = _run_shown(ui("/topics/orders/records/0/5"), "", capfdbinary)
+    assert (record["partition"], record["offset"]) == (0, 5)
+    assert _run_shown(ui("/groups/group?group=billing"), "--json", capfdbinary)
+    assert (
+        "tail -f orders --key user-1 --where 'user.id == 1' --dir"
+        in ui("/topics/orders/tail?key=user-1&path=user.id+%3D%3D+1").text
+    )
+
+
+def _run_shown(page: Page, more: str, capfdbinary: pytest.CaptureFixture[bytes]) -> list[dict[str, Any]]:
+    """What the command that a page shows prints, as JSON."""
+    (shown,) = [attributes["data-copy"] or "" for _, attributes in page.elements if "data-copy" in attributes]
+    name, *words = shlex.split(shown)
+    assert name == "segmentlog"
+    capfdbinary.readouterr()
+    assert run(cli, [*words, *more.split()]) == 0
+    sys.stdout.flush()
+    return [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"), [("path=a+%3D%3D%3D+1", "path"), ("path=a+%26%26+b", "path"), ("header=%3D1", "header")]
+)
+def test_a_filter_that_means_nothing_is_told_beside_its_field(opened: LogStore, query: str, field: str) -> None:
+    """On the page of records and on that of the live tail; never an empty result."""
+    with Client(Site(opened)) as client:
+        for page in ("records", "tail"):
+            answer = client.get(f"/ui/topics/orders/{page}?{query}")
+            assert answer.status_code == 422
+            assert f'id="{field}-error"' in answer.text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from seeds import seeds
 
-from segmentlog.http.console.matching import Filter
+from segmentlog.consuming.record_filter import Filter
 from segmentlog.http.console.search import find_record, search
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore

@@ -76,14 +76,6 @@ def test_the_best_view_comes_first() -> None:
     )
 
 
-def test_keys_are_typed_as_text_or_as_bytes() -> None:
-    """``0x`` only where hexadecimal follows."""
-    assert showing.key_bytes("user-1") == b"user-1"
-    assert showing.key_bytes("0x00ff") == b"\x00\xff"
-    assert showing.key_bytes("0xyz") == b"0xyz"
-    assert showing.key_bytes("é") == "é".encode()
-
-
 def test_command_lines_can_be_pasted() -> None:
     """What a name has of the shell's own characters is quoted, and nothing in it moves the cursor."""
     assert showing.command("groups", "describe", "a'; rm -rf /") == """segmentlog groups describe 'a'"'"'; rm -rf /'"""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from segmentlog.http.console.matching import Filter
+from segmentlog.consuming.record_filter import Filter
 from segmentlog.http.console.tailing import RECORDS, Tail, parse_position
 from segmentlog.http.serving import HttpServer
 from segmentlog.store import LogStore

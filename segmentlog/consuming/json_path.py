@@ -1,18 +1,20 @@
 """A small language for what is in a JSON value: a path, and maybe what is to be there.
 
     user.id                 there is such a thing, and it is not null
-    user.id = 7             it is the number 7 or the text "7"
+    user.id == 7            it is the number 7 or the text "7"; a single = means the same
     user.name ~ ann         its text has "ann" in it, whatever the case
     items[0].price > 9.5    numbers; also >=, <, <=, !=
     items[*].sku = "A 1"    one of a list's elements, or of an object's members; [-1] is the last element
-    ["odd key"].x           a name with other characters; $ at the front is the value itself, and may be left out
+    ["odd key"].x           a name with other characters; $ or @ at the front is the value itself, and may be left out
 
-It is a part of JSONPath (RFC 9535), so that what is copied from elsewhere has a chance.
+It is a part of JSONPath (RFC 9535), so that what is copied from elsewhere has a chance. What it does not understand
+(`=>`, `&&`, `length()`, an open quote) is an error, and never a condition that no value fulfils.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -22,11 +24,14 @@ import msgspec
 from segmentlog.errors import InvalidConfig
 
 _STEP: Final = re.compile(
-    r"""\.?(?P<name>[^\s.\[\]=<>!~"'$*]+)|\.?(?P<all>\*)|\[(?P<every>\*)\]|\[(?P<index>-?[0-9]{1,9})\]"""
-    r"""|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'[^']*')\]"""
+    r"""\.?(?P<name>[^\s.\[\]=<>!~"'$*()?&|,]+)|\.?(?P<all>\*)|\[(?P<every>\*)\]|\[(?P<index>-?[0-9]{1,9})\]"""
+    r"""|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]"""
 )
-_OPERATOR: Final = re.compile(r"\s*(?P<operator>!=|<=|>=|=|<|>|~)\s*(?P<wanted>.*)", re.DOTALL)
-_WANTED: Final = "a path as in user.id, items[0].name or $['odd key'], maybe with =, !=, <, <=, >, >= or ~ and a value"
+_OPERATOR: Final = re.compile(r"\s*(?P<operator>==|!=|<=|>=|=|<|>|~)\s*(?P<wanted>.*)", re.DOTALL)
+_WANTED: Final = "a path as in user.id, items[0].name or $['odd key'], maybe with ==, !=, <, <=, >, >= or ~ and a value"
+_QUOTED: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
+_NEEDS_QUOTES: Final = re.compile(r"[=<>!~\"'](?s:.*)|(?s:.*)(?:&&|\|\|)(?s:.*)")
+"""A value without quotes that was hardly meant as a text: another operator, an open quote, a second condition."""
 _STEPS_MAX: Final = 50
 _EVERY: Final = object()
 
@@ -45,7 +50,7 @@ class JsonPath(NamedTuple):
     def parse(cls, text: str) -> JsonPath:
         """Raises `InvalidConfig`."""
         rest = text.strip()
-        at = 1 if rest.startswith("$") else 0
+        at = 1 if rest.startswith(("$", "@.", "@[")) else 0
         steps: list[Any] = []
         while at < len(rest) and (match := _STEP.match(rest, at)):
             steps.append(_step(match))
@@ -56,17 +61,16 @@ class JsonPath(NamedTuple):
             return cls(tuple(steps), "", "", None)
         found = _OPERATOR.fullmatch(rest, at)
         if found is None:
-            raise InvalidConfig("JSON path", text, _WANTED)
-        wanted = found["wanted"].strip()
-        if len(wanted) > 1 and wanted[0] == wanted[-1] == '"':
-            try:
-                wanted = str(json.loads(wanted))
-            except ValueError:
-                raise InvalidConfig("JSON path", text, _WANTED) from None
+            raise InvalidConfig("JSON path", text, f"{_WANTED}; {rest[at:].strip()[:20]!r} is not understood")
+        operator, wanted = found["operator"], found["wanted"].strip()
+        if _QUOTED.fullmatch(wanted):
+            wanted = _unquoted(text, wanted)
+        elif not wanted or _NEEDS_QUOTES.fullmatch(wanted):
+            raise InvalidConfig("JSON path", text, f'one value after {operator}; a text goes in quotes, as in "A 1"')
         number = _number(wanted)
-        if found["operator"] in ("<", ">", "<=", ">=") and number is None:
-            raise InvalidConfig("JSON path", text, f"a number behind {found['operator']}")
-        return cls(tuple(steps), found["operator"], wanted, number)
+        if operator in ("<", ">", "<=", ">=") and (number is None or not math.isfinite(number)):
+            raise InvalidConfig("JSON path", text, f"a number after {operator}")
+        return cls(tuple(steps), "=" if operator == "==" else operator, wanted, number)
 
     def matches(self, value: bytes | None) -> bool:
         """Whether a value is JSON that has it."""
@@ -76,6 +80,10 @@ class JsonPath(NamedTuple):
             document = _decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
+        return self.matches_document(document)
+
+    def matches_document(self, document: object) -> bool:
+        """Whether decoded JSON has it: dicts, lists, texts, numbers, booleans and None."""
         return any(map(self._is_wanted, _walk(document, self.steps)))
 
     def _is_wanted(self, found: Any) -> bool:
@@ -105,14 +113,25 @@ def _step(match: re.Match[str]) -> Any:
     if match["index"] is not None:
         return int(match["index"])
     if match["quoted"] is not None:
-        quoted = match["quoted"]
-        if quoted[0] == "'":
-            return quoted[1:-1]
-        try:
-            return json.loads(quoted)
-        except ValueError:
-            raise InvalidConfig("JSON path", quoted, _WANTED) from None
+        return _unquoted(match["quoted"], match["quoted"])
     return _EVERY
+
+
+def _unquoted(text: str, quoted: str) -> str:
+    """What stands in double quotes, as in JSON, or in single ones, as in RFC 9535. Raises `InvalidConfig`."""
+    if quoted[0] == "'":
+        # The text of JSON with the same characters: a backslash before ' is RFC 9535's, and JSON has none there.
+        inner = re.sub(
+            r"\\(.)|\"",
+            lambda one: "'" if one[1] == "'" else one[0] if one[1] else '\\"',
+            quoted[1:-1],
+            flags=re.DOTALL,
+        )
+        quoted = f'"{inner}"'
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        raise InvalidConfig("JSON path", text, _WANTED) from None
 
 
 def _walk(document: Any, steps: tuple[Any, ...]) -> Iterator[Any]:

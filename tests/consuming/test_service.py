@@ -1,0 +1,87 @@
+"""The recipe for a service in docs/python.md: SIGTERM stops it with everything written out and committed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import segmentlog
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 60.0
+
+PROGRAM = """
+import sys
+import segmentlog
+{recipe}
+def write(rows):
+    with open(sys.argv[2], "ab") as file:
+        file.write(b"".join(row.value + b"\\n" for row in rows))
+run_sink(sys.argv[1], write)
+"""
+
+
+@contextlib.contextmanager
+def started(folder: Path, found: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The recipe as a program, which writes values to a file; killed at the end if it still runs."""
+    snippets = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL)
+    (recipe,) = [text for text in snippets if "def run_sink" in text]
+    program = PROGRAM.format(recipe=recipe)
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder), str(found)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until_joined(store: segmentlog.LogStore) -> None:
+    """Until the group has the sink as a member that reads all four partitions."""
+    ends_s = time.monotonic() + WITHIN_S
+    while True:
+        partitions = store.groups.describe("sink").partitions if "sink" in store.groups.names() else ()
+        if len(partitions) == 4 and all(one.member for one in partitions):
+            return
+        assert time.monotonic() < ends_s, "it does not join"
+        time.sleep(0.01)
+
+
+def wait_for_commits(store: segmentlog.LogStore, count: int) -> None:
+    """Wait until the group has committed ``count`` records."""
+    ends_s = time.monotonic() + WITHIN_S
+    while sum(one.committed.offset for one in store.groups.describe("sink").partitions if one.committed) < count:
+        assert time.monotonic() < ends_s, "nothing is committed"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_sigterm_stops_a_sink_that_loses_and_repeats_nothing(tmp_path: Path, waits: bool) -> None:
+    """Stopped while it waits for records with some gathered, or in the middle of a backlog; then started again."""
+    found = tmp_path / "found"
+    values = [b"%d" % number for number in range(12_000)]
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        topic = store.create_topic("events", partitions=4, fsync="never")
+        with started(tmp_path / "store", found) as first:
+            wait_until_joined(store)
+            for number in range(4):
+                topic.partition(number).append(values[number::4][: 25 if waits else None])
+            if not waits:
+                wait_for_commits(store, 1)
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(WITHIN_S) == 0
+        if waits:
+            for number in range(4):
+                topic.partition(number).append(values[number::4][25:])
+        with started(tmp_path / "store", found) as second:
+            wait_for_commits(store, len(values))
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(WITHIN_S) == 0
+        assert sorted(map(int, found.read_bytes().split())) == list(range(len(values)))
