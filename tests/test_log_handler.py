@@ -317,8 +317,8 @@ def test_what_cannot_be_synced_is_appended_once(
 ) -> None:
     """This process is kept from a file, whichever of an append and of its fsync: nothing is there twice, and
     flushed it is only when it is on the disk."""
-    unsynced = 0
-    for call in range(1, 100):
+    unsynced, most = 0, 12
+    for call in range(1, most + 1):  # 7 to 9 files are opened: topic.json is read again only while it is new
         fs = FaultyFileSystem()
         with LogStore(tmp_path / f"{call}", fs=fs, background=False) as store:
             logger.addHandler(handler := LogHandler(store, ack="durable"))
@@ -327,7 +327,7 @@ def test_what_cannot_be_synced_is_appended_once(
             log = store.topic("logs").partition(0)
             log.handle.close_files()  # as those of a partition that was idle
             before = len(fs.calls)
-            fs.fail("open", error, call=call, times=3)
+            fs.fail("open", error, call=call, times=2)
             logger.info("once")
             assert handler.flushed(20)
             tried = sum(name == "open" for name, _ in fs.calls[before:])
@@ -337,9 +337,7 @@ def test_what_cannot_be_synced_is_appended_once(
             logger.removeHandler(handler)
             handler.close()
         unsynced += "what was appended stays" in capsys.readouterr().err
-        if tried < call:
-            break
-    assert call > 3
+    assert tried < most
     assert unsynced
 
 

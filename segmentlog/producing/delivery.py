@@ -35,8 +35,8 @@ class Sends(Protocol):
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
 
-    def note_told(self, topic: str) -> None:
-        """The caller is about to learn that records of a topic were not appended."""
+    def note_reported(self, topic: str) -> None:
+        """A call raises that records of a topic were not appended."""
 
 
 class Chunk:
@@ -219,12 +219,12 @@ class Chunk:
 
     def result(self, number: int) -> Appended:
         if self._partitions is None:  # it failed before any record had its place
-            self._sends.note_told(self.topic)
+            self._sends.note_reported(self.topic)
             raise self.error or StoreClosed("producer")
         index = number if self._positions is None else self._positions[number]
         partition = int(self._partitions[index])
         if partition not in self.base_offsets:
-            self._sends.note_told(self.topic)
+            self._sends.note_reported(self.topic)
             raise self.errors.get(partition) or self.error or StoreClosed("producer")
         offset = self.base_offsets[partition] + (index if self._ranks is None else int(self._ranks[index]))
         if self.all_timestamps is not None:

@@ -58,8 +58,8 @@ class Pump:
         """By topic: held by whoever appends to it, so that records keep their order."""
         self.failure: Exception | None = None
         """What nobody was told of yet."""
-        self._untold: dict[str, Exception] = {}
-        """By topic: what kept records from being appended, until the caller learns that records of it were not."""
+        self._unreported: dict[str, Exception] = {}
+        """By topic: what kept records from being appended, until a call of the user raises it."""
         self._spreader = Spreader(topics, identity, options.partitioner, options.ack)
         self.topics = self._spreader.topics
         self._full: dict[str, deque[Chunk]] = {}
@@ -77,7 +77,7 @@ class Pump:
 
     def _forget_sent(self) -> None:
         """In a forked child: what was sent before the fork is the parent's to append."""
-        for known in (self.chunks, self._full, self.senders, self.topics, self._untold):
+        for known in (self.chunks, self._full, self.senders, self.topics, self._unreported):
             known.clear()
         self.failure = None
         self._told = News()
@@ -88,7 +88,7 @@ class Pump:
     def begin(self, topic: str, producer: object) -> Chunk:
         """The chunk that takes records of a topic now. Raises `UnknownTopic`, `InvalidTopicName`, `StoreClosed`.
 
-        And what kept earlier records of the topic from being appended, if the caller has not learned of that.
+        Raises also what kept earlier records of the topic from being appended, unless another call has raised it.
         """
         with self._mutex:
             return self._begin_locked(topic, producer)
@@ -97,8 +97,8 @@ class Pump:
         self._check_topic(topic)
         chunk = self.chunks.get(topic)
         if chunk is None:
-            if (untold := self._untold.pop(topic, None)) is not None:
-                raise _of_earlier_records(topic, untold)
+            if (unreported := self._unreported.pop(topic, None)) is not None:
+                raise _of_earlier_records(topic, unreported)
             config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.begun()
@@ -179,7 +179,7 @@ class Pump:
         self.send_full(topic)
         chunk.wait(None)
         if chunk.error is not None:
-            self.note_told(topic)
+            self.note_reported(topic)
             if self.failure is chunk.error:  # told now; an earlier one's failure is still to be
                 self.failure = None
 
@@ -225,7 +225,7 @@ class Pump:
             with self.senders[topic]:
                 pass  # another thread may still be sending what it took
         if self.failure is not None:
-            self._untold.clear()
+            self._unreported.clear()
             failure, self.failure = self.failure, None
             raise failure
 
@@ -269,19 +269,19 @@ class Pump:
                         self._identity.note_failure(error)
 
     def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
-        """Keep what was sent after a chunk that failed from being appended, in the partitions that it is missing in.
+        """Withhold what was sent after a chunk that failed from the partitions that the chunk is missing in.
 
-        The caller learns of the failure later than it happens. What it has sent by then fails as well: sent once more,
-        all of it is in its order. So this seals the chunk that takes records now, and the next `send` raises.
+        A call raises the failure later than it happens. The records that were sent by then fail as well, so that the
+        user can send all of them again in their order. Seals the chunk that takes records now. The next `send` raises.
         """
-        if chunk.is_whole:  # its caller waits for it, and has sent nothing after it
+        if chunk.is_whole:  # the caller of `send_many` waits for it and has sent nothing after it
             return
         missing = chunk.not_appended(error)
         fresh = {partition: reason for partition, reason in missing.items() if partition not in chunk.withheld}
         if not fresh:
             return
         with self._mutex:
-            self._untold[chunk.topic] = next(iter(fresh.values()))
+            self._unreported[chunk.topic] = next(iter(fresh.values()))
             filling = self.chunks.get(chunk.topic)
             if filling is not None:
                 self._seal(filling)
@@ -291,9 +291,9 @@ class Pump:
                     if chunk.sticky in fresh:  # records without a key have their order, too
                         later.sticky = chunk.sticky
 
-    def note_told(self, topic: str) -> None:
-        """The caller is about to learn that records of a topic were not appended: `send` need not raise it."""
-        self._untold.pop(topic, None)
+    def note_reported(self, topic: str) -> None:
+        """A call raises that records of a topic were not appended: `send` need not raise it."""
+        self._unreported.pop(topic, None)
 
     # ------------------------------------------------------------ who waits for a chunk
 

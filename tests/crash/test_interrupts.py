@@ -846,16 +846,17 @@ STORM_INTERRUPTS = 3000
 """Enough for the others to append so many records: they need some 50 to 250."""
 
 
+@pytest.mark.parametrize("policy", ["always", "never"])
 @pytest.mark.parametrize(
     ("case", "config"), STORM_CASES, ids=[f"{case.__name__}{i}" for i, (case, _) in enumerate(STORM_CASES)]
 )
 def test_others_progress_during_an_interrupt_storm(
-    tmp_path: Path, peer: Peer, case: Callable[[World], Operation], config: dict[str, Any],
+    tmp_path: Path, peer: Peer, case: Callable[[World], Operation], config: dict[str, Any], policy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The main thread is interrupted all the time in an operation: another thread and another process still append."""
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: None)  # an interrupt in a finalizer ends there
-    world = World(tmp_path / "s", peer, {"fsync": "always", **config}, SlowFileSystem())
+    world = World(tmp_path / "s", peer, {"fsync": policy, **config}, SlowFileSystem())
     operation = case(world)
     operation()
     stop = threading.Event()
