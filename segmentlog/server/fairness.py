@@ -6,10 +6,8 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Final
 
-_LOOK_S: Final = 0.1
-"""How often who waits for a place looks whether it is still wanted."""
+from segmentlog.server.budget import LOOK_S
 
 
 class FairPlaces:
@@ -52,7 +50,7 @@ class FairPlaces:
             given = threading.Event()
             self._waiting.setdefault(turn.client, deque()).append(given)
         try:
-            while not given.wait(_LOOK_S):
+            while not given.wait(LOOK_S):
                 turn.check()
         except BaseException:
             with self._mutex:

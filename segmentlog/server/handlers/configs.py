@@ -41,6 +41,8 @@ from segmentlog.server.names import is_visible
 _TOPIC: Final = 2
 _BROKER: Final = 4
 _GROUP: Final = 32
+ENTRY_ROOM: Final = 2
+"""Room that an entry takes in an answer: with its texts it is as large as two partitions or producers."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
@@ -90,7 +92,7 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
     keys = frozenset(resource.configuration_keys or ())  # null and, from some clients, an empty list: all of them
     told = [entry for entry in entries if not keys or entry.name in keys]
     times = 2 if request.include_synonyms else 1
-    if not call.takes_room(times * len(told), times * sum(len(entry.value or "") for entry in told)):
+    if not call.takes_room(times * ENTRY_ROOM * len(told), times * sum(len(entry.value or "") for entry in told)):
         result.error_code, result.error_message = TOO_MUCH, call.words(TOO_MUCH_WORDS)
         return result
     result.configs = [_told(request, entry, kind) for entry in told]

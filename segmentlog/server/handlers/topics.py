@@ -34,6 +34,7 @@ from segmentlog.server.codec.messages.delete_topics import (
 )
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.faults import code_of, message_of
+from segmentlog.server.handlers.configs import ENTRY_ROOM
 from segmentlog.server.names import is_visible, wire_id
 
 _STATES_FROM: Final = 6
@@ -100,7 +101,7 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
     except (SegmentlogError, OSError) as error:
         return _refused(name, code_of(error), call.explain(error))
     entries = describe(config)
-    if not call.takes_room(len(entries), sum(len(entry.value or "") for entry in entries)):
+    if not call.takes_room(ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
         return CreatableTopicResult(name, topic_id, 0, None, TOO_MUCH, count, 1, None)
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC)
