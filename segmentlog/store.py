@@ -22,7 +22,7 @@ from segmentlog.defaults import (
     SHIP_INTERVAL_MS,
 )
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
-from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name
+from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name, is_topic_id
 from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
@@ -237,6 +237,8 @@ class LogStore(Clients):
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
+        if topic_id is not None and not is_topic_id(topic_id):
+            raise InvalidConfig("topic_id", topic_id, "the id of a topic, as `Topic.id` has it")
         self._topics.delete(name, topic_id)
         self._forget_positions()
 
