@@ -4,7 +4,6 @@ Each API is sent each shape of request that `largest` makes, once with one eleme
 to the answer, and to the work, is what as many errors would add, and what the limits of an answer let through.
 
 SEGMENTLOG_COST_ELEMENTS  elements that differ, in the long test; all that may be take minutes to be looked for
-SEGMENTLOG_COST_VERSIONS  all: every version of each API, where otherwise three are asked
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import contextlib
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,20 +162,9 @@ def cost_of(world: World, key: int, version: int, request: Any, monkeypatch: pyt
     return cost
 
 
-def asked_versions(key: int) -> list[int]:
-    """The first, the last and one between them, since little of what changes costs anything."""
-    every = [version for one, version in every_api() if one == key]
-    some = {every[0], every[len(every) // 2], every[-1]}
-    return every if os.environ.get("SEGMENTLOG_COST_VERSIONS") == "all" else sorted(some)
-
-
-@pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
-def test_more_of_a_request_adds_no_more_than_errors(
-    make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once the limits of an answer are reached, each further element is answered by an error, and looked at briefly."""
-    world = make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES)
-    for version in asked_versions(key):
+def check_versions(world: World, key: int, versions: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for one and for many of everything, and see what the many add."""
+    for version in versions:
         for shape in shapes(key, version, world.topic_id):
             few = cost_of(world, key, version, shape.make(1), monkeypatch)
             many = cost_of(world, key, version, shape.make(MANY), monkeypatch)
@@ -193,12 +181,38 @@ def test_more_of_a_request_adds_no_more_than_errors(
         assert cost.answer_bytes <= cost.asked_bytes + 10_000, note
 
 
+def versions_of(key: int) -> list[int]:
+    """All that are served."""
+    return [version for one, version in every_api() if one == key]
+
+
+@pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
+def test_more_of_a_request_adds_no_more_than_errors(
+    make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the limits of an answer are reached, each further element is answered by an error, and looked at briefly.
+
+    In the first version, the last and one between them: little of what changes costs anything.
+    """
+    every = versions_of(key)
+    some = sorted({every[0], every[len(every) // 2], every[-1]})
+    check_versions(make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES), key, some, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
+def test_so_in_every_version(make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in all of them."""
+    world = make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES)
+    check_versions(world, key, versions_of(key), monkeypatch)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
 def test_the_largest_request_of_each_api(make_world: Callable[..., World], key: int) -> None:
     """As many elements and bytes as a request may have: what it takes is bounded, and so is its answer."""
     world = make_world(partitions=1000)
-    (version,) = [max(version for one, version in every_api() if one == key)]
+    version = versions_of(key)[-1]
     for shape in shapes(key, version, world.topic_id):
         world.prepare(key)
         memory = Memory()
@@ -245,7 +259,7 @@ def test_work_stops_when_the_client_has_left(
 ) -> None:
     """Whatever has a list looks between its elements whether anybody waits for the answer, but for what is meant so."""
     world = make_world()
-    version = max(version for one, version in every_api() if one == key)
+    version = versions_of(key)[-1]
     monkeypatch.setattr("segmentlog.server.call.LOOK_S", 0.0)
     world.desk.wire.is_shut = True
     for shape in shapes(key, version, world.topic_id):
