@@ -143,7 +143,7 @@ class _View:
             return found
         for number in call.each(numbers):
             node_id = cluster.leader_of(topic.id, number).node_id
-            on, epoch = self._on[node_id], self._epoch_of(name, number)
+            on, epoch = self._on[node_id], self._epoch_of(name, number, topic.id)
             found.partitions.append(MetadataResponsePartition(0, number, node_id, epoch, on, on, _NONE))
         if self._with_operations:
             found.topic_authorized_operations = call.broker.authorizer.authorized_operations(
@@ -151,16 +151,16 @@ class _View:
             )
         return found
 
-    def _epoch_of(self, name: str, number: int) -> int:
+    def _epoch_of(self, name: str, number: int, topic_id: str) -> int:
         broker = self.call.broker
         partition = broker.opened(name, number)
-        if partition is None and self._may_open:
+        if (partition is None or partition.topic_id != topic_id) and self._may_open:
             self._may_open -= 1
             try:
-                partition = broker.partition(name, number)
+                partition = broker.partition(name, number, topic_id)
             except (SegmentlogError, OSError):  # whoever reads it is told
                 return -1
-        return -1 if partition is None else wire_epoch(partition.epoch)
+        return -1 if partition is None or partition.topic_id != topic_id else wire_epoch(partition.epoch)
 
 
 def describe_topic_partitions(call: Call, request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:

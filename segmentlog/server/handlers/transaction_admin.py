@@ -145,7 +145,7 @@ def matches(pattern: str, name: str) -> bool:
 def write_txn_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """Abort what a producer has open in partitions, and with it its whole transaction. Nothing is committed so."""
     response = WriteTxnMarkersResponse()
-    for marker in request.markers:
+    for marker in call.each(request.markers):
         result = WritableTxnMarkerResult(marker.producer_id)
         for asked in call.topics_once(marker.topics, "partition_indexes", (), "name"):
             name = asked.topic.name

@@ -69,7 +69,7 @@ def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> Add
     if not call.allows_cluster(Operation.CLUSTER_ACTION):
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     response = AddPartitionsToTxnResponse()
-    for one in request.transactions:
+    for one in call.each(request.transactions):
         name, numbers = one.transactional_id, Numbers(one.producer_id, one.producer_epoch)
         results = _add(call, name, numbers, one.topics, verify_only=one.verify_only)
         response.results_by_transaction.append(AddPartitionsToTxnResult(name, results))
