@@ -22,7 +22,7 @@ from segmentlog.defaults import (
     SHIP_INTERVAL_MS,
 )
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
-from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name
+from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name, is_topic_id
 from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
@@ -243,15 +243,18 @@ class LogStore(Clients):
         config = as_mapping("config", config, _CONFIG_WANTED)
         return self._topics.alter(name, {**config, **options}, partitions)
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str, topic_id: str | None = None) -> None:
         """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
 
-        One that is made anew under the name is another topic: nothing that knew this one takes it for it. Raises
+        One that is made anew under the name is another topic: nothing that knew this one takes it for it. With
+        ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic. Raises
         `PartitionBusy` when somebody is at work in it and does not come to an end; nothing was changed.
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
-        self._topics.delete(name)
+        if topic_id is not None and not is_topic_id(topic_id):
+            raise InvalidConfig("topic_id", topic_id, "the id of a topic, as `Topic.id` has it")
+        self._topics.delete(name, topic_id)
         self._forget_positions()
 
     def rename_topic(self, name: str, new_name: str) -> Topic:

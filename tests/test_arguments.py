@@ -92,7 +92,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[World], tuple[Any, dict[str
     "open": (segmentlog.open, lambda w: (segmentlog.open, {"path": w.store.path})),
     "create_topic": (LogStore.create_topic, lambda w: (w.store.create_topic, {"name": w.new_name()})),
     "alter_topic": (LogStore.alter_topic, lambda w: (w.store.alter_topic, {"name": "t", "retention_ms": 5000})),
-    "delete_topic": (LogStore.delete_topic, lambda w: (w.store.delete_topic, {"name": "missing"})),
+    "delete_topic": (LogStore.delete_topic, lambda w: (w.store.delete_topic, {"name": w.new_topic()})),
     "rename_topic": (LogStore.rename_topic, lambda w: (w.store.rename_topic, {"name": w.new_topic(), "new_name": "c"})),
     "topic": (LogStore.topic, lambda w: (w.store.topic, {"name": "t"})),
     "topics": (LogStore.topics, lambda w: (w.store.topics, {})),

@@ -15,9 +15,10 @@ from segmentlog.server.arrivals import Arrivals
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.cluster import Cluster
 from segmentlog.server.durability import SHIPPED_THREADS, Durability
+from segmentlog.server.fairness import FairPlaces
 from segmentlog.server.fetch_sessions import FetchSessions
 from segmentlog.server.meter import Meter
-from segmentlog.server.names import TopicIds, is_visible
+from segmentlog.server.names import ForeignTopicId, TopicIds, is_visible
 from segmentlog.server.renderings import DiskRenderings, Renderings
 from segmentlog.server.settings import ServerSettings
 
@@ -55,10 +56,12 @@ class Broker:
         )
         self.topic_ids = TopicIds(store)
         share = settings.limits.rendered_bytes // max(len(cluster.nodes), 1)
-        self.renderings = Renderings(disk=DiskRenderings(store.path, share))
+        self.renderings = Renderings(
+            disk=DiskRenderings(store.path, share), held_max_bytes=limits.rendered_memory_bytes
+        )
         self.meter = Meter()
-        self.unpacking = threading.BoundedSemaphore(UNPACKED_MAX)
-        """For who looks into clients' batches."""
+        self.unpacking = FairPlaces(UNPACKED_MAX)
+        """For who looks into clients' batches; `Call.unpacking` has a place there."""
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: weakref.WeakValueDictionary[tuple[str, int], Partition] = weakref.WeakValueDictionary()
@@ -87,16 +90,30 @@ class Broker:
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
             self.groups.take_up()
 
-    def partition(self, topic: str, number: int) -> Partition:
-        """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open."""
+    def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
+        """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open.
+
+        With ``topic_id``, raises `ForeignTopicId` when the name belongs to another topic.
+        """
         partition = self._partitions.get((topic, number))
-        if partition is not None and not partition.is_stale:
+        if partition is not None and not partition.is_stale and topic_id in (None, partition.topic_id):
             return partition
         if not is_visible(topic):
             raise UnknownTopic(topic, "it is the store's own")
-        partition = self.store.open_partition(topic, number)
+        try:
+            partition = self.store.open_partition(topic, number, topic_id)
+        except UnknownTopic:
+            if topic_id is not None and not self._has_id(topic, topic_id):
+                raise ForeignTopicId(topic, f"it is not the topic with the id {topic_id}") from None
+            raise
         self._partitions[topic, number] = partition
         return partition
+
+    def _has_id(self, topic: str, topic_id: str) -> bool:
+        try:
+            return self.store.topic(topic).id == topic_id
+        except UnknownTopic:
+            return False
 
     def opened(self, topic: str, number: int) -> Partition | None:
         """The partition if it is open already."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from segmentlog.server.budget import ClientGone
 from segmentlog.server.frames import MEDIUM_BYTES, BadFrame, FrameReader, IdleTooLong
 from segmentlog.server.meter import Event, Meter
 from segmentlog.server.outbox import Answer, Outbox
@@ -202,7 +203,7 @@ class Connection:
         self._afterwards()
 
     def _say(self, error: Exception) -> None:
-        if isinstance(error, IdleTooLong):
+        if isinstance(error, (IdleTooLong, ClientGone)):
             logger.debug("%s: closed: %s", self.client_host, error)
         elif isinstance(error, BadFrame):
             self._meter.event(Event.CUT)

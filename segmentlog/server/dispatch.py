@@ -28,6 +28,10 @@ logger = logging.getLogger("segmentlog.server")
 Handler = Callable[[Call, Any], Any]
 """Of a request its response, or a `PendingAnswer`, or None where none is wanted."""
 
+_FETCH: Final = 1
+_ANSWER_MAX_BYTES: Final = 128 << 20
+"""More than what handlers describe (`Limits.answer_elements`, `Limits.answer_bytes`) and what they repeat of the
+largest request make together. This bound holds for a handler that does not ask for room, too."""
 _OF_SASL: Final = frozenset((17, 36))
 
 
@@ -73,7 +77,13 @@ class Dispatcher:
         if isinstance(response, PendingAnswer):
             return response.later
         call.note(response)
-        return None if response is None else call.encode(response)
+        if response is None:
+            return None
+        buffers = call.encode(response)
+        size = sum(len(buffer) for buffer in buffers)
+        if size > _ANSWER_MAX_BYTES and header.api_key != _FETCH:  # which has a bound of its own
+            raise BadFrame(f"an answer of {size} bytes to {api.name}, where at most {_ANSWER_MAX_BYTES} are sent")
+        return buffers
 
     def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview) -> Any:
         if not api.min_version <= header.api_version <= api.max_version:

@@ -33,9 +33,11 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.names import ForeignTopicId
 from segmentlog.transactions.remote import UnknownProducer, WrongState
 
 _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
+    (ForeignTopicId, ErrorCode.UNKNOWN_TOPIC_ID),
     (UnknownTopic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (TopicExists, ErrorCode.TOPIC_ALREADY_EXISTS),
     (InvalidTopicName, ErrorCode.INVALID_TOPIC_EXCEPTION),

@@ -27,6 +27,10 @@ def is_visible(name: str) -> bool:
     return name not in INTERNAL_TOPICS
 
 
+class ForeignTopicId(UnknownTopic):
+    """The name belongs to a topic with another id than the client asked for: that one was deleted, or renamed."""
+
+
 class TopicIds:
     """The names of topics that clients know by id. Thread-safe."""
 
@@ -34,20 +38,29 @@ class TopicIds:
         self._store = store
         self._names: dict[bytes, tuple[str, str]] = {}
 
-    def name_of(self, topic_id: bytes) -> str | None:
-        """What the topic is called now; None when there is none with this id that clients may know of."""
+    def known(self, topic_id: bytes) -> tuple[str, str] | None:
+        """Return (the topic's name now, its id as text), or None when no topic is known to have this id.
+
+        Reads at most one file. `scan` finds topics that are not known yet.
+        """
         known = self._names.get(topic_id)
-        if known is not None:
-            name, text = known
-            try:
-                if self._store.topic(name).id == text:
-                    return name
-            except UnknownTopic:
-                pass
-            self._names.pop(topic_id, None)
-        text = str(uuid.UUID(bytes=topic_id))
-        name = self._store.topic_names([text]).get(text, "")
-        if not name or not is_visible(name):
+        if known is None:
             return None
-        self._names[topic_id] = (name, text)
-        return name
+        try:
+            if self._store.topic(known[0]).id == known[1]:
+                return known
+        except UnknownTopic:
+            pass
+        self._names.pop(topic_id, None)
+        return None
+
+    def scan(self, topic_id: bytes) -> bool:
+        """Look for the topic with this id, in the files of all topics if need be; False when there is none.
+
+        Afterwards every topic that was found is `known`: a request has to scan once only, however many ids it has.
+        """
+        text = str(uuid.UUID(bytes=topic_id))
+        for found, name in self._store.topic_names([text]).items():
+            if is_visible(name):
+                self._names[wire_id(found)] = (name, found)
+        return topic_id in self._names

@@ -149,9 +149,14 @@ class _Gathered:
         self.reached = next_offset
         return True
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next batch is to be there whatever it takes."""
+        return self.at_least_one and not self.batches
+
     def has_room_for(self, size_bytes: int) -> bool:
         """Whether so many bytes more may come: the first batch always, where one is due."""
-        return size_bytes <= self.room or (self.at_least_one and not self.batches)
+        return size_bytes <= self.room or self.is_due
 
 
 def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> bool:
@@ -168,6 +173,8 @@ def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, rendering
             break
         # Its own size first: a batch that has no room is not rendered for nothing.
         if not gathered.has_room_for(header.payload_size):
+            return False
+        if not header.is_kafka and renderings.is_used_up and not gathered.is_due:
             return False
         wire = renderings.wire(partition.topic_id, batch)
         renderings.note(version, batch)

@@ -4,6 +4,11 @@
     on disk      what is asked for again when it is not in memory any more: consumers that begin at the front. In files
                  without a name in the store's folder, so it is the kernel that decides what of it stays in memory
 
+    in an answer  until its client has taken it, however slow it is
+
+Those in memory and in answers have a share of memory. When it is used up, what is made goes to disk at once, and
+answers become smaller: each has the one batch that it must have, and those that are on disk.
+
 What is read once costs the disk nothing. The bytes on disk are bounded, also by what is free there; when they are used
 up, the file that nobody has asked for the longest time makes room, if that is a while ago: else a log that is larger
 than all of it and read round and round would be written again and again, and never found.
@@ -14,9 +19,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from segmentlog.format.as_wire import as_wire
 from segmentlog.server.transport import Buffer
@@ -34,6 +42,8 @@ _REMEMBERED: Final = 32 << 10
 """Batches of which is known that they were asked for before, and those of which is known what they are."""
 _SPARED_S: Final = 300.0
 """A file that was asked for since is not given up for another."""
+_SHARE_KEPT: Final = 8
+"""What is kept here takes this part of the share of memory, at the most: the rest is for answers."""
 _FREE_PART: Final = 4
 """The files together take this part of what would be free without them, at the most."""
 _MADE_S: Final = 10.0
@@ -88,15 +98,16 @@ class DiskRenderings:
             file.used_s = self._clock_s()
             return file.views[key]
 
-    def offer(self, key: _Key, made: list[Buffer]) -> None:
-        """Keep a batch that had to be made, if it is not for the first time, and if there is room."""
+    def offer(self, key: _Key, made: list[Buffer], *, at_once: bool = False) -> None:
+        """Keep a batch that had to be made, if there is room, and if it is not for the first time or ``at_once``."""
         number = hash(key)
         with self._mutex:
             if number not in self._asked:
                 self._asked[number] = None
                 if len(self._asked) > _REMEMBERED:
                     self._asked.popitem(last=False)
-                return
+                if not at_once:
+                    return
             if key in self._by_key or not self._bound_bytes or sum(map(len, made)) > self._file_bytes:
                 return
         if not self._writing.acquire(blocking=False):
@@ -152,11 +163,23 @@ class DiskRenderings:
 
 
 class Renderings:
-    """The last batches that were rendered. Thread-safe. ``disk`` is its own from then on."""
+    """The last batches that were rendered. Thread-safe. ``disk`` is its own from then on.
 
-    def __init__(self, kept_bytes: int = _KEPT_BYTES, disk: DiskRenderings | None = None) -> None:
+    ``held_max_bytes`` is the share of memory for batches that are not on disk, whether they are kept here or by an
+    answer that its client has not taken yet.
+    """
+
+    def __init__(
+        self, kept_bytes: int = _KEPT_BYTES, disk: DiskRenderings | None = None, held_max_bytes: int = 1 << 62
+    ) -> None:
         self._mutex = threading.Lock()
-        self._kept_bytes = kept_bytes
+        self._held_max_bytes = held_max_bytes
+        self._summing = threading.Lock()
+        self._held_bytes = 0
+        self._changes: deque[int] = deque()
+        """Yet to be added to the bytes that are held. Batches are let go of in any thread, whatever locks it has: so
+        that appends here, and takes no lock."""
+        self._kept_bytes = min(kept_bytes, held_max_bytes // _SHARE_KEPT)
         self._bytes = 0
         self._disk = disk
         self.hit_count = self.miss_count = 0
@@ -210,6 +233,27 @@ class Renderings:
         return self._make(key, batch)
 
     @property
+    def held_bytes(self) -> int:
+        """What takes memory now of all that was made, here and in answers on their way."""
+        with self._summing:
+            while self._changes:
+                self._held_bytes += self._changes.popleft()
+            return self._held_bytes
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the share of memory is used up: then an answer takes no more than it has to."""
+        return self.held_bytes >= self._held_max_bytes
+
+    def _counted(self, made: Buffer) -> memoryview:
+        """The same bytes, counted as held until nobody has them, nor a part of them, any more."""
+        owner = np.frombuffer(made, np.uint8)
+        size = len(owner)
+        self._changes.append(size)
+        weakref.finalize(owner, self._changes.append, -size).atexit = False
+        return owner.data
+
+    @property
     def disk_bytes(self) -> int:
         """What they take on disk."""
         return 0 if self._disk is None else self._disk.size_bytes
@@ -236,10 +280,14 @@ class Renderings:
             self._being_made.setdefault(key, event)
         try:
             made = as_wire(batch)
+            if self._disk is not None:
+                self._disk.offer(key, made, at_once=self.is_used_up)
+                views = self._disk.find(key)
+                if views is not None:
+                    return list(views)
+            made = [self._counted(one) for one in made]
             with self._mutex:
                 self._keep(key, made)
-            if self._disk is not None:
-                self._disk.offer(key, made)
         finally:
             with self._mutex:
                 if self._being_made.get(key) is event:

@@ -42,6 +42,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     for the longest is cut off when there is no room for another."""
     answered_bytes: int = 4 << 20
     """Of answers that wait for one client: no more requests of it are read until some have gone."""
+    answer_elements: int = 250_000
+    """Described in one answer: partitions, producers, configuration entries, members, positions. Each takes some 500
+    bytes as an object, and the request that asks for a thousand of them may have ten bytes."""
+    answer_bytes: int = 32 << 20
+    """Of texts in one answer that are not the request's own: values of configurations, what members say, metadata of
+    positions, messages of errors."""
     fetch_bytes: int = 55 << 20
     """`fetch.max.bytes`."""
     fetch_wait_ms_max: int = 60_000
@@ -49,6 +55,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     rendered_bytes: int = 1 << 30
     """Of what the library wrote, as Kafka's clients read it, on disk: of all workers together, and no more than a
     quarter of what is free there."""
+    rendered_memory_bytes: int = 128 << 20
+    """Of the same in memory, with what answers hold until their clients have taken them; of a worker. When it is used
+    up, an answer has no more than the one batch that it must have, and those that are on disk."""
     partitions_made: int = 10_000
     """By one request to create topics or partitions; Kafka's controller has the same limit, and no setting for it."""
     fetch_sessions: int = 1000

@@ -194,13 +194,14 @@ class Administration:
             self._fs.sync_folder(self._path)
         return file.topic_id
 
-    def delete(self, name: str) -> tuple[str, str]:
+    def delete(self, name: str, topic_id: str | None = None) -> tuple[str, str]:
         """Take a topic away, durably; its id, and the folder that is left of it, for `remove`.
 
-        Raises `UnknownTopic`, `PartitionBusy`.
+        Raises `UnknownTopic`, also when the topic has another id than ``topic_id``; `PartitionBusy`.
         """
         with self._changing(leaves=True):
-            file = self._topics.read(name)
+            # Compare the id under the lock: another process may have recreated the topic since it was looked up.
+            file = self._topics.read(name, topic_id)
             gone = f"{self._path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
             with self._moving(name, "delete it"):
                 self._fs.rename(f"{self._path}/{name}", gone)

@@ -76,8 +76,17 @@ class TopicFolders:
                 continue
         return sorted(names)
 
-    def read(self, name: str) -> TopicFile:
-        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`."""
+    def read(self, name: str, topic_id: str | None = None) -> TopicFile:
+        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
+
+        With ``topic_id``, raises `UnknownTopic` when the name belongs to another topic.
+        """
+        file = self._read(name)
+        if topic_id is not None and file.topic_id != topic_id:
+            raise UnknownTopic(name, "it was deleted or renamed while it was in use, and another one has the name")
+        return file
+
+    def _read(self, name: str) -> TopicFile:
         try:
             check_topic_name(name, internal=True)  # it may come from a file, a checkpoint of Spark's, say
         except InvalidTopicName:

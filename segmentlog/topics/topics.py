@@ -227,10 +227,13 @@ class Topics:
         self.check_writable("alter a topic")
         return Topic(self, name, self.administration.alter(name, changes, partitions))
 
-    def delete(self, name: str) -> None:
-        """Delete a topic with everything in it. Whoever still uses it gets `UnknownTopic`."""
+    def delete(self, name: str, topic_id: str | None = None) -> None:
+        """Delete a topic with everything in it. Whoever still uses it gets `UnknownTopic`.
+
+        With ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic.
+        """
         self.check_writable("delete a topic")
-        topic_id, gone = self.administration.delete(name)
+        topic_id, gone = self.administration.delete(name, topic_id)
         with self._mutex:
             self._drop_partitions(name, topic_id)
         self.administration.remove(gone)
@@ -263,10 +266,7 @@ class Topics:
 
         With ``topic_id`` the name has to be that topic's still.
         """
-        file = self._folders.read(name)
-        if topic_id is not None and file.topic_id != topic_id:
-            raise UnknownTopic(name, "it was deleted or renamed while it was in use, and another one has the name")
-        return file
+        return self._folders.read(name, topic_id)
 
     def topic_name(self, topic_id: str) -> str:
         """The name that a topic has now. Raises `UnknownTopic` when there is none with this id any more."""

@@ -8,6 +8,8 @@ from typing import Any
 
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, Principal, ResourceType
+from segmentlog.server import call as server_call
+from segmentlog.server.settings import ServerSettings
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 ANN, BOB = Principal("User", "ann"), Principal("User", "bob")
@@ -29,12 +31,9 @@ def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, na
     )
 
 
-class Call:
-    """What a handler needs of one."""
-
-    def __init__(self, authorizer: Authorizer, principal: Principal = ANN) -> None:
-        self.broker = SimpleNamespace(authorizer=authorizer)
-        self.principal = principal
-
-    def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        return self.broker.authorizer.allows(self.principal, HOST, operation, resource, name)  # type: ignore[no-any-return]
+def Call(authorizer: Authorizer, principal: Principal = ANN) -> server_call.Call:
+    """A call of this principal, to a broker that has rules and limits."""
+    broker: Any = SimpleNamespace(authorizer=authorizer, settings=ServerSettings())
+    return server_call.Call(
+        broker=broker, api_key=29, version=3, client_id="", client_host=HOST, principal=principal
+    )  # fmt: skip

@@ -6,6 +6,7 @@ SEGMENTLOG_SERVER_PARTITIONS  partitions of one fetch
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,22 @@ from server.test_limits import MakeServer, is_served, make_server, producing
 from server.wire_client import Desk, Refused, WireClient, request_bytes
 from wire import Sent, foreign
 
-from segmentlog.security.acls import OpenAuthorizer
+from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from segmentlog.server.codec.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
 from segmentlog.server.codec.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic
 from segmentlog.server.codec.messages.offset_commit import (
     OffsetCommitRequest,
@@ -44,6 +52,7 @@ from segmentlog.server.frames import BadFrame
 from segmentlog.server.served import SERVED
 from segmentlog.server.settings import Limits, ServerSettings
 from segmentlog.store import LogStore
+from segmentlog.topics.folders import TopicFolders
 
 __all__ = ["make_server"]
 
@@ -139,6 +148,79 @@ def test_configs_asked_for_twice_are_told_once(make_desk: MakeDesk) -> None:
     answer = desk.ask(32, 4, DescribeConfigsRequest(resources * 1000))
     assert [one.resource_name for one in answer.results] == ["t", "t", "u"]
     assert [len(one.configs) > 1 for one in answer.results] == [True, False, False]
+
+
+def test_a_topic_is_described_once_however_it_is_named(make_desk: MakeDesk) -> None:
+    """By its name, by its id, and by its id beside names that are not its own."""
+    desk = make_desk(3)
+    topic_id = uuid.UUID(desk.broker.store.topic("t").id).bytes
+    named = [MetadataRequestTopic(topic_id, name) for name in (None, "t", "u", "v")]
+    answer = desk.ask(3, 12, MetadataRequest(topics=[*named, MetadataRequestTopic(name="t")]))
+    (told,) = answer.topics
+    assert (told.name, len(told.partitions)) == ("t", 3)
+
+
+def test_an_id_tells_no_name_to_who_may_not_see_it(tmp_path: Path, make_desk: MakeDesk) -> None:
+    """A hidden topic by its id and by its name is answered twice, as two things that the client cannot connect."""
+    desk = make_desk()
+    topic_id = uuid.UUID(desk.broker.store.topic("t").id).bytes
+    (tmp_path / "rules").write_text("")
+    desk.broker.authorizer = Authorizer(str(tmp_path / "rules"))
+    asked = [MetadataRequestTopic(topic_id, None), MetadataRequestTopic(name="t")]
+    codes = [one.error_code for one in desk.ask(3, 12, MetadataRequest(topics=asked)).topics]
+    assert codes == [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+
+
+def test_unknown_ids_are_looked_for_once(make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look goes through the files of all topics; a request may have half a million ids."""
+    desk, looks = make_desk(), []
+    by_id = TopicFolders.by_id
+    monkeypatch.setattr(TopicFolders, "by_id", lambda self: looks.append(1) or by_id(self))
+    topic_id = uuid.UUID(desk.broker.store.topic("t").id).bytes
+    ids = [*(number.to_bytes(16, "big") for number in range(1, 50)), topic_id]
+    answer = desk.ask(3, 12, MetadataRequest(topics=[MetadataRequestTopic(one, None) for one in ids]))
+    assert [one.error_code for one in answer.topics] == [ErrorCode.UNKNOWN_TOPIC_ID] * 49 + [0]
+    assert len(looks) == 1
+
+
+def test_only_this_broker_is_described(make_desk: MakeDesk) -> None:
+    """Another id is refused as in Kafka."""
+    resources = [DescribeConfigsResource(4, name, None) for name in ("1", "", "2", "x")]
+    answer = make_desk().ask(32, 4, DescribeConfigsRequest(resources))
+    assert [one.error_code for one in answer.results] == [0, 0, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST]
+    assert answer.results[2].error_message == "Unexpected broker id, expected 1 or empty string, but received 2"
+
+
+def test_what_has_no_room_in_the_answer_is_an_error(make_desk: MakeDesk) -> None:
+    """What comes before it is told, in each API that describes much; CreateTopics says what it made all the same."""
+    desk = make_desk(3, answer_elements=100)
+    desk.broker.store.create_topic("wide", 101)
+    resources = [DescribeConfigsResource(2, "t", None), DescribeConfigsResource(2, "wide", None)] * 2
+    answer = desk.ask(32, 4, DescribeConfigsRequest(resources))
+    assert [one.error_code for one in answer.results] == [0, ErrorCode.POLICY_VIOLATION]
+    assert "ask about fewer" in answer.results[1].error_message
+    answer = desk.ask(3, 12, MetadataRequest(topics=None))
+    assert {one.name: one.error_code for one in answer.topics} == {"t": 0, "wide": ErrorCode.POLICY_VIOLATION}
+    made = desk.ask(19, 7, CreateTopicsRequest([CreatableTopic(name, 1, 1) for name in ("a", "b", "c")]))
+    assert [one.error_code for one in made.topics] == [0, 0, 0]
+    assert [one.configs is None for one in made.topics] == [False, True, True]
+
+
+@pytest.mark.parametrize("key", [2, 21])
+def test_two_wishes_for_a_partition_are_refused(make_desk: MakeDesk, key: int) -> None:
+    """ListOffsets of several times, as in Kafka, and DeleteRecords up to several offsets; the same twice is once."""
+    desk = make_desk(2)
+    if key == 2:
+        parts = [
+            ListOffsetsPartition(number, -1, timestamp) for number, timestamp in ((0, -1), (1, -1), (0, 5), (1, -1))
+        ]
+        answer = desk.ask(2, 5, ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", [one]) for one in parts]))
+    else:
+        wishes = [DeleteRecordsPartition(number, offset) for number, offset in ((0, 0), (1, 0), (0, -1), (1, 0))]
+        answer = desk.ask(21, 2, DeleteRecordsRequest([DeleteRecordsTopic("t", [one]) for one in wishes]))
+    (topic,) = answer.topics
+    told = [(one.partition_index, one.error_code) for one in topic.partitions]
+    assert sorted(told) == [(0, ErrorCode.INVALID_REQUEST), (1, 0)]
 
 
 @pytest.mark.parametrize("version", range(7))

@@ -8,13 +8,22 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from logs import open_log
+from leftovers import opened
+from logs import NoSyncFileSystem, open_log
+from server.wire_client import Desk, request_bytes
 
 from segmentlog.format.as_wire import as_wire
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server import renderings
+from segmentlog.server.broker import Broker
+from segmentlog.server.cluster import Cluster, Node
+from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.renderings import DiskRenderings, Renderings
+from segmentlog.server.settings import Limits, ServerSettings
+from segmentlog.store import LogStore
 
+PARTITIONS = 8
 SIZE = 30_000
 """About what a batch of these takes."""
 
@@ -144,3 +153,66 @@ def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
     assert found == [joined(as_wire(batches[0]))]
     assert len(calls) == 2
     assert ask(kept, batches[:1]) == 0
+
+
+# ---------------------------------------------------------------- the share of memory
+
+
+def test_what_is_held_is_counted(batches: list[RecordBatch]) -> None:
+    """A batch counts from when it is made until nobody has it, nor a part of it; kept and held it counts once."""
+    kept = Renderings(0)
+    held = [kept.wire("topic", batch) for batch in batches]
+    assert kept.held_bytes == sum(len(one) for wire in held for one in wire)
+    left = memoryview(held[0][0])[-10:]
+    size = len(held[0][0])
+    held.clear()
+    assert kept.held_bytes == size
+    left.release()
+    assert kept.held_bytes == 0
+    kept = Renderings(1 << 30)
+    size = sum(len(one) for batch in batches for one in kept.wire("topic", batch))
+    again = [kept.wire("topic", batch) for batch in batches]
+    assert kept.held_bytes == size
+    assert len(again) == len(batches)
+
+
+def test_beyond_the_share_it_goes_to_disk_at_once(batches: list[RecordBatch], tmp_path: Path) -> None:
+    """Files can be dropped by the kernel when memory is short, and what an answer holds cannot."""
+    disk = DiskRenderings(str(tmp_path), 1 << 20, 1 << 20)
+    kept = Renderings(0, disk, held_max_bytes=2 * SIZE)
+    held = [kept.wire("topic", batch) for batch in batches]
+    assert [joined(wire) for wire in held] == [joined(as_wire(batch)) for batch in batches]
+    assert kept.held_bytes <= 3 * SIZE + 10_000
+    assert kept.disk_bytes == 1 << 20
+    kept.close()
+
+
+def test_answers_become_smaller_when_the_share_is_used_up(tmp_path: Path) -> None:
+    """Clients that take nothing hold the share and a batch each; whoever asks then has a batch at a time, and all again
+    once they have gone.
+    """
+    store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+    store.create_topic("t", PARTITIONS)
+    for number in range(PARTITIONS):
+        for _ in range(10):
+            store.open_partition("t", number).append([b"v" * 1000] * 30)
+    limits = Limits(rendered_bytes=0, rendered_memory_bytes=10 * SIZE)
+    cluster = Cluster("c", [Node(1, "localhost", 9092)], 1)
+    broker = Broker(store, cluster, ServerSettings(limits=limits), OpenAuthorizer())
+    try:
+        sizes = []
+        held = []
+        for number in range(PARTITIONS):
+            part = FetchPartition(number, partition_max_bytes=1 << 20)
+            request = FetchRequest(max_wait_ms=0, max_bytes=1 << 20, topics=[FetchTopic("t", partitions=[part])])
+            desk = Desk(broker)
+            held.append(desk.dispatcher.handle(desk.connection, memoryview(request_bytes(1, 11, request)[4:])))
+            sizes.append(sum(map(len, held[-1])))
+        assert sizes[0] > 9 * SIZE
+        assert all(SIZE < size < 2 * SIZE for size in sizes[2:]), sizes
+        assert broker.renderings.held_bytes < (10 + PARTITIONS + 2) * 1.1 * SIZE
+        held.clear()
+        answer = Desk(broker).ask(1, 11, request)
+        assert len(answer.responses[0].partitions[0].records) > 9 * SIZE
+    finally:
+        broker.close()

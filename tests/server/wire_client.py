@@ -24,7 +24,7 @@ from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
 from segmentlog.server.connection import Connection
 from segmentlog.server.dispatch import Dispatcher
-from segmentlog.server.outbox import Later
+from segmentlog.server.outbox import Answer, Later
 
 WAIT_S = 20.0
 
@@ -178,7 +178,10 @@ class Desk:
 
     def ask_bytes(self, frame: bytes | memoryview) -> bytes | None:
         """The answer to a request (both without their length), None where none is wanted. Raises as `Dispatcher`."""
-        answer = self.dispatcher.handle(self.connection, memoryview(frame))
+        return self.bytes_of(self.dispatcher.handle(self.connection, memoryview(frame)))
+
+    def bytes_of(self, answer: Answer) -> bytes | None:
+        """The bytes of what the dispatcher returned, without their length; waits for them where they come later."""
         if answer is None:
             return None
         if isinstance(answer, Later):
@@ -191,8 +194,10 @@ class Desk:
     def ask(self, key: int, version: int, body: Any) -> Any:
         """One request and its answer."""
         data = self.ask_bytes(request_bytes(key, version, body, 7)[4:])
-        if data is None:
-            return None
+        return None if data is None else self.decoded(key, version, data)
+
+    def decoded(self, key: int, version: int, data: bytes) -> Any:
+        """The answer that has these bytes, to a request of `ask`."""
         view = memoryview(data)
         correlation_id, at = decode_response_header(view, APIS[key], version)
         assert correlation_id == 7

@@ -548,8 +548,8 @@ def test_a_topic_made_anew_while_the_one_before_is_deleted_stays_open(
     delete = administration.delete
     made: list[Partition] = []
 
-    def delete_and_make(name: str) -> object:
-        gone = delete(name)
+    def delete_and_make(name: str, topic_id: str | None = None) -> object:
+        gone = delete(name, topic_id)
         made.append(store.create_topic(name).partition(0))
         made[0].append([b"new"])
         return gone

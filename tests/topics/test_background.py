@@ -87,11 +87,11 @@ def test_two_threads_go_on_with_one_round(tmp_path: Path, monkeypatch: pytest.Mo
     looking, may_go_on = threading.Event(), threading.Event()
     read = TopicFolders.read
 
-    def slow(self: TopicFolders, name: str) -> TopicFile:
+    def slow(self: TopicFolders, name: str, topic_id: str | None = None) -> TopicFile:
         if threading.current_thread() is not threading.main_thread():
             looking.set()
             may_go_on.wait(30)
-        return read(self, name)
+        return read(self, name, topic_id)
 
     with open_store(tmp_path) as store, ThreadPoolExecutor(2) as pool:
         for name in ("a", "b"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.security.acl_file import check_rule, normal_host
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.server.call import TOO_MUCH, TOO_MUCH_WORDS
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.create_acls import (
     AclCreation,
@@ -57,6 +59,8 @@ def describe_acls(call: Call, request: DescribeAclsRequest) -> DescribeAclsRespo
     if refusal is not None:
         return DescribeAclsResponse(error_code=refusal[0], error_message=refusal[1])
     rules = sorted(call.broker.authorizer.rules(wanted), key=_resource_of)
+    if not call.takes_room(len(rules), sum(map(_size_of, rules))):
+        return DescribeAclsResponse(error_code=TOO_MUCH, error_message=TOO_MUCH_WORDS)
     return DescribeAclsResponse(
         error_message=None,
         resources=[
@@ -82,7 +86,7 @@ def create_acls(call: Call, request: CreateAclsRequest) -> CreateAclsResponse:
     refusal = _refusal(call, Operation.ALTER)
     if refusal is not None:
         return CreateAclsResponse(results=[_created(refusal) for _ in request.creations])
-    found = [_rule_of(creation) for creation in request.creations]
+    found = [_rule_of(creation) for creation in call.each(request.creations)]
     rules = [rule for rule in found if isinstance(rule, Rule)]
     done: _Refusal = (ErrorCode.NONE, None)
     if rules:
@@ -93,31 +97,33 @@ def create_acls(call: Call, request: CreateAclsRequest) -> CreateAclsResponse:
         except (SegmentlogError, OSError) as error:
             logger.error("rules could not be added: %s", error)
             done = _FAILED
-    return CreateAclsResponse(
-        results=[
-            _created(done if isinstance(rule, Rule) else (ErrorCode.INVALID_REQUEST, rule)) for rule in found
-        ]
-    )  # fmt: skip
+    results = [done if isinstance(rule, Rule) else (ErrorCode.INVALID_REQUEST, call.words(rule)) for rule in found]
+    return CreateAclsResponse(results=[_created(result) for result in results])
 
 
 def delete_acls(call: Call, request: DeleteAclsRequest) -> DeleteAclsResponse:
     """Remove the rules that match; which those were is answered for each filter."""
-    filters = [_filter_of(one) for one in request.filters]
+    filters = [_filter_of(one) for one in call.each(request.filters)]
     refusal = _refusal(call, Operation.ALTER)
     removed: list[Rule] = []
     if refusal is None:
         try:
-            removed = call.broker.authorizer.remove(wanted for wanted in filters if wanted.is_known())
+            removed = call.broker.authorizer.remove(wanted for wanted in dict.fromkeys(filters) if wanted.is_known())
             for rule in removed:
                 logger.info("%s deleted the rule %s", call.principal, rule)
         except (SegmentlogError, OSError) as error:
             logger.error("rules could not be deleted: %s", error)
             refusal = _FAILED
-    return DeleteAclsResponse(
-        filter_results=[
-            _deleted(refusal or (None if wanted.is_known() else _UNKNOWN), wanted, removed) for wanted in filters
-        ]
-    )
+    results = []
+    matching = {wanted: [rule for rule in removed if wanted.matches(rule)] for wanted in call.once(filters)}
+    told: set[Rule] = set()
+    for wanted in call.each(filters):  # each has its answer, in their order
+        found = matching[wanted]
+        if not call.takes_room(len(found), sum(map(_size_of, found))):  # any number of filters may mean all rules
+            found = [rule for rule in found if rule not in told]
+        told.update(found)
+        results.append(_deleted(refusal or (None if wanted.is_known() else _UNKNOWN), found))
+    return DeleteAclsResponse(filter_results=results)
 
 
 def _refusal(call: Call, operation: Operation) -> _Refusal | None:
@@ -151,7 +157,12 @@ def _filter_of(one: DeleteAclsFilter) -> RuleFilter:
     )  # fmt: skip
 
 
-def _deleted(refusal: _Refusal | None, wanted: RuleFilter, removed: list[Rule]) -> DeleteAclsFilterResult:
+def _size_of(rule: Rule) -> int:
+    """Bytes of text that a rule takes in an answer."""
+    return len(rule.name) + len(rule.principal) + len(rule.host)
+
+
+def _deleted(refusal: _Refusal | None, removed: Iterable[Rule]) -> DeleteAclsFilterResult:
     if refusal is not None:
         return DeleteAclsFilterResult(error_code=refusal[0], error_message=refusal[1])
     return DeleteAclsFilterResult(
@@ -163,7 +174,6 @@ def _deleted(refusal: _Refusal | None, wanted: RuleFilter, removed: list[Rule]) 
                 permission_type=rule.permission,
             )
             for rule in removed
-            if wanted.matches(rule)
         ],
     )  # fmt: skip
 

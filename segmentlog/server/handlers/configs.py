@@ -22,7 +22,7 @@ from segmentlog.policy.kafka_configs import (
     to_engine,
 )
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, TOO_MUCH_WORDS, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import alter_configs as whole
 from segmentlog.server.codec.messages import incremental_alter_configs as incremental
@@ -41,18 +41,15 @@ from segmentlog.server.names import is_visible
 _TOPIC: Final = 2
 _BROKER: Final = 4
 _GROUP: Final = 32
+ENTRY_ROOM: Final = 2
+"""Room that an entry takes in an answer: with its texts it is as large as two partitions or producers."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
 def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    """The keys of topics, and of this worker.
-
-    What is asked for twice is answered once: four bytes of a request are kilobytes of an answer.
-    """
-    once = {
-        (one.resource_type, one.resource_name, tuple(one.configuration_keys or ())): one for one in request.resources
-    }
-    return DescribeConfigsResponse(results=[_describe(call, request, resource) for resource in once.values()])
+    """The keys of topics, of groups, and of this worker."""
+    once = call.once(request.resources, lambda one: (*_identity(one), frozenset(one.configuration_keys or ())))
+    return DescribeConfigsResponse(results=[_describe(call, request, resource) for resource in once])
 
 
 def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource) -> DescribeConfigsResult:
@@ -67,11 +64,15 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
                 raise InvalidConfig("topic", name, "a topic of clients'")
             entries = describe(call.broker.store.topic(name).config)
         except (SegmentlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), message_of(error)
+            result.error_code, result.error_message = code_of(error), call.explain(error)
             return result
     elif kind == _BROKER:
         if not call.allows_cluster(Operation.DESCRIBE_CONFIGS):
             result.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            return result
+        if name not in ("", str(call.broker.broker_id)):  # as in Kafka, in whose words the rest of this is
+            words = f"Unexpected broker id, expected {call.broker.broker_id} or empty string, but received {name:.20}"
+            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.words(words)
             return result
         entries = _of_broker(call) if name else []  # without a name: what was set for all of them, here nothing
     elif kind == _GROUP:
@@ -82,16 +83,19 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
             configuring.check_name(name)
             entries = configuring.describe(call.broker.settings.groups, call.broker.store.groups.configs.find(name))
         except (SegmentlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), message_of(error)
+            result.error_code, result.error_message = code_of(error), call.explain(error)
             return result
     else:
-        result.error_code = ErrorCode.INVALID_REQUEST
-        result.error_message = (
-            f"only topics ({_TOPIC}), brokers ({_BROKER}) and groups ({_GROUP}) have configurations here"
-        )
+        words = f"only topics ({_TOPIC}), brokers ({_BROKER}) and groups ({_GROUP}) have configurations here"
+        result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.words(words)
         return result
-    keys = resource.configuration_keys  # null and, from some clients, an empty list: all of them
-    result.configs = [_told(request, entry, kind) for entry in entries if not keys or entry.name in keys]
+    keys = frozenset(resource.configuration_keys or ())  # null and, from some clients, an empty list: all of them
+    told = [entry for entry in entries if not keys or entry.name in keys]
+    times = 2 if request.include_synonyms else 1
+    if not call.takes_room(times * ENTRY_ROOM * len(told), times * sum(len(entry.value or "") for entry in told)):
+        result.error_code, result.error_message = TOO_MUCH, call.words(TOO_MUCH_WORDS)
+        return result
+    result.configs = [_told(request, entry, kind) for entry in told]
     return result
 
 
@@ -153,7 +157,7 @@ def incremental_alter_configs(
     """Set, reset, add to and take from keys; all of a topic's or none."""
     responses = []
     counts = Counter(map(_identity, request.resources))
-    for resource in request.resources:
+    for resource in call.once(request.resources, _identity):
         no_value = [one.name for one in resource.configs if one.value is None and one.config_operation != _DELETE]
         message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
         if message:
@@ -167,8 +171,9 @@ def incremental_alter_configs(
             code, message = _alter_group(call, resource.resource_name, changes, request.validate_only)
         else:
             code, message = _alter(call, resource, partial(_changes, resource.configs), request.validate_only)
+        words = call.words(message) if message else None
         responses.append(
-            incremental.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
+            incremental.AlterConfigsResourceResponse(code, words, resource.resource_type, resource.resource_name)
         )
     return incremental.IncrementalAlterConfigsResponse(responses=responses)
 
@@ -177,7 +182,7 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
     """The old way: the keys that are given, and every other back to its default."""
     responses = []
     counts = Counter(map(_identity, request.resources))
-    for resource in request.resources:
+    for resource in call.once(request.resources, _identity):
         no_value = [one.name for one in resource.configs if one.value is None]
         message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
         if message:
@@ -187,8 +192,9 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
             code, message = _alter_group(call, resource.resource_name, replaced, request.validate_only)
         else:
             code, message = _alter(call, resource, partial(_replacement, resource.configs), request.validate_only)
+        words = call.words(message) if message else None
         responses.append(
-            whole.AlterConfigsResourceResponse(code, message, resource.resource_type, resource.resource_name)
+            whole.AlterConfigsResourceResponse(code, words, resource.resource_type, resource.resource_name)
         )
     return whole.AlterConfigsResponse(responses=responses)
 

@@ -9,7 +9,7 @@ from typing import Final
 from segmentlog.errors import SegmentlogError
 from segmentlog.records import PartitionId
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
 from segmentlog.server.codec.messages.consumer_group_describe import (
@@ -117,9 +117,9 @@ def _told(answer: Beat) -> ConsumerGroupHeartbeatResponse:
 
 
 def consumer_group_describe(call: Call, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
-    """Members of groups, what each has and what it is to have. What is asked for twice is answered once."""
-    once = dict.fromkeys(request.group_ids)
-    return ConsumerGroupDescribeResponse(groups=[_describe(call, group, request) for group in once])
+    """Members of groups, what each has and what it is to have."""
+    groups = [_describe(call, group, request) for group in call.once(request.group_ids)]
+    return ConsumerGroupDescribeResponse(groups=groups)
 
 
 def _describe(call: Call, group: str, request: ConsumerGroupDescribeRequest) -> DescribedGroup:
@@ -130,7 +130,7 @@ def _describe(call: Call, group: str, request: ConsumerGroupDescribeRequest) -> 
     try:
         found = describe_consumer(call.broker.groups, store, group)
         if found is None:
-            message = f"Group {group} is not a consumer group."
+            message = call.words(f"Group {group} is not a consumer group.")
             return DescribedGroup(group_id=group, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
         names = store.topic_names({topic_id for one in found.members for topic_id in (*one.assigned, *one.target)})
     except Unavailable as unavailable:
@@ -140,6 +140,9 @@ def _describe(call: Call, group: str, request: ConsumerGroupDescribeRequest) -> 
     shown = {*names.values(), *(name for one in found.members for name in one.topics)}
     if not all(call.allows_topic(Operation.DESCRIBE, name) for name in shown):
         return DescribedGroup(group_id=group, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    sizes = [_size_of(one, names) for one in found.members]
+    if not call.takes_room(sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)):
+        return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     told = DescribedGroup(
         group_id=group, group_state=found.state, group_epoch=found.epoch, assignment_epoch=found.epoch,
         assignor_name=found.assignor, members=[_member(one, names) for one in found.members],
@@ -149,6 +152,13 @@ def _describe(call: Call, group: str, request: ConsumerGroupDescribeRequest) -> 
             call.principal, call.client_host, ResourceType.GROUP, group
         )
     return told
+
+
+def _size_of(one: ShownConsumer, names: dict[str, str]) -> tuple[int, int]:
+    """(elements, bytes of text) that a member takes in an answer."""
+    told = [names[topic_id] for topic_id in (*one.assigned, *one.target) if topic_id in names]
+    numbers = sum(map(len, (*one.assigned.values(), *one.target.values())))
+    return 1 + len(one.topics) + len(told) + numbers, sum(map(len, (*one.topics, *told, one.regex or "")))
 
 
 def _member(one: ShownConsumer, names: dict[str, str]) -> Member:

@@ -21,9 +21,11 @@ from segmentlog.server.names import is_visible, wire_epoch
 def offset_for_leader_epoch(call: Call, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
     """For each partition where an epoch ended."""
     response = OffsetForLeaderEpochResponse()
-    for topic in request.topics:
-        answers = [_one(call, topic.topic, wanted) for wanted in topic.partitions]
-        response.topics.append(OffsetForLeaderTopicResult(topic.topic, answers))
+    which = ("partition", "leader_epoch", "current_leader_epoch")  # as in Kafka, several epochs may be asked for
+    for asked in call.topics_once(request.topics, "partitions", which, "topic"):
+        name = asked.topic.topic
+        answers = [_one(call, name, wanted) for wanted in call.each(asked.partitions.values())]
+        response.topics.append(OffsetForLeaderTopicResult(name, answers))
     return response
 
 

@@ -47,7 +47,8 @@ def fetch(call: Call, request: FetchRequest) -> FetchResponse | PendingAnswer:
     if code is not None:
         return FetchResponse(error_code=code)
     if session is None:
-        return _Fetch(call, request, list(_wanted(request)), None).respond()
+        once = {one.key: one for one in _wanted(request)}  # as in a session
+        return _Fetch(call, request, list(once.values()), None).respond()
     with session.lock:
         if not call.broker.fetch_sessions.update(session, _wanted(request), _forgotten(request)):
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -107,15 +108,15 @@ class _Fetch:
         self._refused: list[tuple[Wanted, PartitionData]] = []
         self._open: list[tuple[Wanted, Partition]] = []
         self._endpoints: dict[int, NodeEndpoint] = {}
-        for one in wanted:
+        for one in call.each(wanted):
             self._take(one)
 
     def _take(self, wanted: Wanted) -> None:
         """Find the partition, or say why not."""
         call, broker = self._call, self._call.broker
-        name = wanted.topic
+        name, topic_id = wanted.topic, None
         if call.version >= _IDS_FROM:
-            name = broker.topic_ids.name_of(wanted.topic_id) or ""
+            name, topic_id = call.topic_by_id(wanted.topic_id) or ("", None)
             if not name or not call.allows_topic(Operation.READ, name):
                 hidden = not name or not call.allows_topic(Operation.DESCRIBE, name)
                 self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -127,7 +128,7 @@ class _Fetch:
             self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return
         try:
-            partition = broker.partition(name, wanted.partition)
+            partition = broker.partition(name, wanted.partition, topic_id)
         except (SegmentlogError, OSError) as error:
             self._refuse(wanted, code_of(error))
             return

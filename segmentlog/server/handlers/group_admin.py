@@ -6,7 +6,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_groups import (
     DeletableGroupResult,
@@ -37,12 +37,14 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     response = ListGroupsResponse()
     broker = call.broker
     try:
-        for group in broker.store.groups.names():
+        for group in call.each(broker.store.groups.names()):
             if not broker.cluster.is_coordinator(group):
                 continue
             if not may_see_all and not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group):
                 continue
             found = overview(broker.groups, broker.store, group)
+            if not call.takes_room(1):
+                return ListGroupsResponse(error_code=TOO_MUCH)
             if (not states or found.state.lower() in states) and (not types or found.type in types):
                 response.groups.append(
                     ListedGroup(
@@ -58,9 +60,8 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
 
 
 def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    """Members of groups, and what they said and were told. What is asked for twice is answered once."""
-    once = dict.fromkeys(request.groups)
-    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in once])
+    """Members of groups, and what they said and were told."""
+    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in call.once(request.groups)])
 
 
 def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> DescribedGroup:
@@ -76,7 +77,10 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
     if found is None:
         told = DescribedGroup(group_id=group, group_state=State.DEAD)
         if call.version >= _DESCRIBE_NOT_FOUND:
-            told.error_code, told.error_message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group} not found."
+            told.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            told.error_message = call.words(f"Group {group} not found.")
+    elif not call.takes_room(len(found.members), sum(len(one.metadata) + len(one.assignment) for one in found.members)):
+        return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     else:
         told = DescribedGroup(
             group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
@@ -98,7 +102,7 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
 def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     """Forget groups that have no members, and their positions."""
     results = []
-    for group in dict.fromkeys(request.groups_names):
+    for group in call.once(request.groups_names):
         error = refusal(call, group, Operation.DELETE)
         if error is ErrorCode.NONE:
             try:

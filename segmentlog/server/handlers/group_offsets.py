@@ -10,7 +10,8 @@ from segmentlog.groups.coordinating import NewPosition
 from segmentlog.groups.positions import CommittedOffset, is_metadata
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
-from segmentlog.server.call import Call, PendingAnswer
+from segmentlog.server.budget import topics_once
+from segmentlog.server.call import TOO_MUCH, Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.offset_commit import (
     OffsetCommitRequest,
@@ -64,17 +65,18 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
     response = OffsetCommitResponse()
     positions: list[NewPosition] = []
     accepted: list[OffsetCommitResponsePartition] = []
-    for asked in request.topics:
+    for once in topics_once(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
+        asked = once.topic
         topic, topic_error = None, error
         if error is ErrorCode.NONE:
             topic, topic_error = _find_topic(call, asked.name, asked.topic_id, Operation.READ, _COMMIT_BY_ID)
         count = topic.partition_count if topic is not None else 0
         told = OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
-        for partition in asked.partitions:
+        for partition in once.partitions.values():
             code = topic_error if topic is None else _check_position(partition, count)
             offset = partition.committed_offset
             if code is ErrorCode.NONE and topic is not None and offset < 0:
-                offset, code = _look_up(call, topic.name, partition)
+                offset, code = _look_up(topic, partition)
             answer = OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
             told.partitions.append(answer)
             if code is ErrorCode.NONE and topic is not None:
@@ -131,14 +133,14 @@ def _check_position(position: OffsetCommitRequestPartition, count: int) -> Error
     return ErrorCode.NONE if position.committed_offset >= EARLIEST else ErrorCode.INVALID_COMMIT_OFFSET_SIZE
 
 
-def _look_up(call: Call, name: str, position: OffsetCommitRequestPartition) -> tuple[int, ErrorCode]:
+def _look_up(topic: Topic, position: OffsetCommitRequestPartition) -> tuple[int, ErrorCode]:
     """What an offset stands for that is none: kafkajs commits "earliest" or "latest" where its position is gone.
 
     Kafka keeps the number and gives it back. A member of the library, which may come after it, would not know what it
     means; and refused, kafkajs asks for the position that is gone for ever.
     """
     try:
-        partition = call.broker.store.topic(name).partition(position.partition_index)
+        partition = topic.partition(position.partition_index)
         is_latest = position.committed_offset == LATEST
         return partition.log_end_offset if is_latest else partition.log_start_offset, ErrorCode.NONE
     except (SegmentlogError, OSError) as problem:
@@ -152,7 +154,7 @@ def _find_topic(
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if call.version >= by_id_from:
         unknown = ErrorCode.UNKNOWN_TOPIC_ID
-        name = call.broker.topic_ids.name_of(topic_id) or ""
+        name = (call.topic_by_id(topic_id) or ("", ""))[0]
         if not name or not call.allows_topic(Operation.DESCRIBE, name):
             return None, unknown
     if not call.allows_topic(operation, name):
@@ -170,9 +172,10 @@ def _find_topic(
 
 
 def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """Positions of a group, or from version 8 on of several. What is asked for twice is answered once."""
+    """Positions of a group, or from version 8 on of several."""
     if call.version >= _FETCH_MANY:
-        groups = [_fetch(call, group, is_stable=request.require_stable) for group in _groups_once(request.groups)]
+        once = call.each(_groups_once(call.each(request.groups)))
+        groups = [_fetch(call, group, is_stable=request.require_stable) for group in once]
         return OffsetFetchResponse(groups=groups)
     wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=None)
     if request.topics is not None:
@@ -194,11 +197,11 @@ def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse
         response.topics.append(told)
     if found.error_code and call.version < _FETCH_TOP_ERROR:
         # There was no other place for it.
-        for asked in request.topics or ():
-            told = OffsetFetchResponseTopic(name=asked.name)
+        for asked in call.topics_once(request.topics or (), "partition_indexes", (), "name"):
+            told = OffsetFetchResponseTopic(name=asked.topic.name)
             told.partitions = [
                 OffsetFetchResponsePartition(partition_index=number, committed_offset=-1, error_code=found.error_code)
-                for number in asked.partition_indexes
+                for number in asked.partitions
             ]
             response.topics.append(told)
     return response
@@ -214,14 +217,6 @@ def _groups_once(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFe
         elif known is not one and known.topics is not None:
             known.topics += one.topics
     return once.values()
-
-
-def _topics_once(topics: Iterable[OffsetFetchRequestTopics]) -> Iterable[OffsetFetchRequestTopics]:
-    """Each once, and each partition of it: four bytes of a request may be kilobytes of metadata in an answer."""
-    once: dict[tuple[str, bytes], dict[int, None]] = {}
-    for one in topics:
-        once.setdefault((one.name, one.topic_id), {}).update(dict.fromkeys(one.partition_indexes))
-    return [OffsetFetchRequestTopics(name, topic_id, list(numbers)) for (name, topic_id), numbers in once.items()]
 
 
 def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> OffsetFetchResponseGroup:
@@ -250,18 +245,19 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
             told.partitions = _tell(call, names[topic_id], topic_id, partitions, known, pending)
             response.topics.append(told)
         return response
-    for asked in _topics_once(wanted.topics):
+    for once in call.topics_once(wanted.topics, "partition_indexes", (), "name", "topic_id"):
+        asked = once.topic
         topic, error = _find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
         told = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
         if topic is not None:
-            told.partitions = _tell(call, topic.name, topic.id, asked.partition_indexes, known, pending)
+            told.partitions = _tell(call, topic.name, topic.id, once.partitions, known, pending)
         else:
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 # As in Kafka, which does not look: that there is no position. Java's consumer fails for good otherwise.
                 error = ErrorCode.NONE
             told.partitions = [
                 OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1, error_code=error)
-                for number in asked.partition_indexes
+                for number in once.partitions
             ]
         response.topics.append(told)
     return response
@@ -281,13 +277,15 @@ def _tell(
     pending: set[PartitionId],
 ) -> list[OffsetFetchResponsePartitions]:  # fmt: skip
     told = []
-    for number in partitions:
+    for number in call.each(partitions):
         where = PartitionId(topic_id, number)
         answer = OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1)
         found = known.get(where)
         if where in pending:
             answer.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
             answer.committed_offset = _ASK_AGAIN
+        elif found is not None and not call.takes_room(1, len(found.metadata)):
+            answer.error_code = TOO_MUCH
         elif found is not None:
             offset, epoch = _after_lost_range(call, topic, topic_id, number, found)
             answer.committed_offset = offset
@@ -329,11 +327,12 @@ def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteRespo
         return OffsetDeleteResponse(error_code=error)
     response = OffsetDeleteResponse()
     accepted: list[tuple[TopicPartition, OffsetDeleteResponsePartition]] = []
-    for asked in request.topics:
+    for once in call.topics_once(request.topics, "partitions", ("partition_index",), "name"):
+        asked = once.topic
         topic, error = _find_topic(call, asked.name, b"", Operation.READ, call.version + 1)
         count = topic.partition_count if topic is not None else 0
         told = OffsetDeleteResponseTopic(name=asked.name)
-        for one in asked.partitions:
+        for one in once.partitions.values():
             code = error
             if topic is not None and not 0 <= one.partition_index < count:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -34,7 +34,7 @@ _LEAVE_MANY: Final = 3
 def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     """Which worker coordinates a group or a transactional id, or from version 4 on several of them."""
     if call.version >= _FIND_MANY:
-        found = [_find(call, key, request.key_type) for key in request.coordinator_keys]
+        found = [_find(call, key, request.key_type) for key in call.once(request.coordinator_keys)]
         return FindCoordinatorResponse(coordinators=found)
     one = _find(call, request.key, request.key_type)
     return FindCoordinatorResponse(
@@ -155,7 +155,8 @@ def leave_group(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
     if error is not ErrorCode.NONE:
         return LeaveGroupResponse(error_code=error)
     is_many = call.version >= _LEAVE_MANY
-    leavers = [(member.member_id, member.group_instance_id) for member in request.members]
+    members = {(member.member_id, member.group_instance_id): member for member in request.members}
+    leavers = list(members)
     try:
         results = call.broker.groups.leave(request.group_id, leavers if is_many else [(request.member_id, None)])
     except Unavailable as unavailable:
@@ -165,6 +166,6 @@ def leave_group(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
     return LeaveGroupResponse(
         members=[
             MemberResponse(member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=error)
-            for member, (_, error) in zip(request.members, results, strict=True)
+            for member, (_, error) in zip(members.values(), results, strict=True)
         ]
     )

@@ -24,6 +24,7 @@ from segmentlog.server.reading import Bounds
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Partition
+    from segmentlog.server.fairness import Turn
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -39,9 +40,14 @@ _EPOCHS_FROM: Final = 4
 def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
     """An offset for each partition, or why there is none."""
     response = ListOffsetsResponse()
-    for topic in request.topics:
-        answers = [_one(call, request, topic.name, wanted) for wanted in topic.partitions]
-        response.topics.append(ListOffsetsTopicResponse(topic.name, answers))
+    for asked in call.topics_once(request.topics, "partitions", ("partition_index",), "name"):
+        name, answers = asked.topic.name, []
+        for number, wanted in call.each(asked.partitions.items()):
+            if number in asked.unclear:  # as in Kafka: each time that is asked for may decompress a batch
+                answers.append(ListOffsetsPartitionResponse(number, ErrorCode.INVALID_REQUEST))
+            else:
+                answers.append(_one(call, request, name, wanted))
+        response.topics.append(ListOffsetsTopicResponse(name, answers))
     return response
 
 
@@ -70,8 +76,9 @@ def _one(
                 is_committed=request.isolation_level == _COMMITTED,
                 durable_only=broker.settings.durable_reads,
             )
-            with broker.unpacking if wanted.timestamp >= 0 or wanted.timestamp == _MAX_TIMESTAMP else nullcontext():
-                _look(partition, bounds, wanted.timestamp, answer)
+            unpacks = wanted.timestamp >= 0 or wanted.timestamp == _MAX_TIMESTAMP
+            with call.unpacking() if unpacks else nullcontext() as turn:
+                _look(call, turn, partition, bounds, wanted.timestamp, answer)
     except (SegmentlogError, OSError) as error:
         answer.error_code = code_of(error)
     if call.version < _EPOCHS_FROM:
@@ -79,7 +86,10 @@ def _one(
     return answer
 
 
-def _look(partition: Partition, bounds: Bounds, timestamp: int, answer: ListOffsetsPartitionResponse) -> None:
+def _look(
+    call: Call, turn: Turn | None, partition: Partition, bounds: Bounds, timestamp: int,
+    answer: ListOffsetsPartitionResponse,
+) -> None:  # fmt: skip
     if timestamp == LATEST:
         answer.offset, answer.leader_epoch = bounds.end, wire_epoch(partition.epoch)
     elif timestamp == EARLIEST:
@@ -103,8 +113,8 @@ def _look(partition: Partition, bounds: Bounds, timestamp: int, answer: ListOffs
         largest = max((segment.max_timestamp for segment in partition.segments()), default=-1)
         if largest >= 0:
             _look_for_time(partition, bounds, largest, answer)
-            if answer.offset < 0:
-                _look_for_largest(partition, bounds, answer)
+            if answer.offset < 0 and turn is not None:
+                _look_for_largest(call, turn, partition, bounds, answer)
     elif timestamp >= 0:
         _look_for_time(partition, bounds, timestamp, answer)
     else:
@@ -120,7 +130,9 @@ def _look_for_time(partition: Partition, bounds: Bounds, timestamp: int, answer:
         return
 
 
-def _look_for_largest(partition: Partition, bounds: Bounds, answer: ListOffsetsPartitionResponse) -> None:
+def _look_for_largest(
+    call: Call, turn: Turn, partition: Partition, bounds: Bounds, answer: ListOffsetsPartitionResponse
+) -> None:
     """The record with the largest timestamp, where that of a segment is none of a record's that may be seen.
 
     It is a marker's where the last thing was the end of a transaction; or of what was trimmed, or is not decided yet.
@@ -129,22 +141,24 @@ def _look_for_largest(partition: Partition, bounds: Bounds, answer: ListOffsetsP
         if segment.max_timestamp <= answer.timestamp:
             return
         begin, end = max(segment.base_offset, bounds.log_start), min(segment.end_offset, bounds.end)
-        likely = max(_batches(partition, begin, end), key=lambda batch: batch.header.max_timestamp, default=None)
+        found = call.each(_batches(turn, partition, begin, end))
+        likely = max(found, key=lambda batch: batch.header.max_timestamp, default=None)
         if likely is None:
             continue
         if int(likely.timestamps.max()) == likely.header.max_timestamp:
             batches: Iterable[RecordBatch] = (likely,)
         else:  # of a batch that is not whole any more the header says too much
-            batches = _batches(partition, begin, end)
-        for batch in batches:
+            batches = _batches(turn, partition, begin, end)
+        for batch in call.each(batches):
             at = int(batch.timestamps.argmax())
             if int(batch.timestamps[at]) > answer.timestamp:
                 _tell(batch, at, answer)
 
 
-def _batches(partition: Partition, begin: int, end: int) -> Iterator[RecordBatch]:
-    """Those with records in ``[begin, end)``."""
+def _batches(turn: Turn, partition: Partition, begin: int, end: int) -> Iterator[RecordBatch]:
+    """Those with records in ``[begin, end)``. Others that unpack have their turn between two of them."""
     for batch in partition.read(begin) if begin < end else ():
+        turn.pass_on()
         if batch.header.base_offset >= end:
             return
         if len(batch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from segmentlog.errors import SegmentlogError, TopicExists
-from segmentlog.format.names import check_topic_name
+from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_topic_partitions import (
     Cursor,
@@ -27,6 +29,8 @@ from segmentlog.server.faults import code_of
 from segmentlog.server.names import wire_epoch, wire_id
 
 _NULL_NAMES_FROM = 12
+_NONE: Final[list[int]] = []
+"""Nodes where nothing is; one list for all partitions."""
 _PAGE_MAX = 2000
 """`max.request.partition.size.limit`."""
 _OPENED_MAX = 64
@@ -44,14 +48,13 @@ def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     )
     view = _View(call, request.include_topic_authorized_operations)
     if request.topics is None or (call.version == 0 and not request.topics):
-        found = [view.describe(name) for name in broker.store.topics() if call.allows_topic(Operation.DESCRIBE, name)]
+        names = call.each(broker.store.topics())
+        found = [view.describe(name) for name in names if call.allows_topic(Operation.DESCRIBE, name)]
         # Deleted since they were listed: nobody asked for these by name.
         response.topics = [topic for topic in found if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     else:
         may_create = request.allow_auto_topic_creation and broker.settings.auto_create
-        # Each once, as Kafka does: two bytes that ask for a topic of 10,000 partitions are answered by 300 kB.
-        wanted_once = {(wanted.topic_id, wanted.name): wanted for wanted in request.topics}
-        response.topics = [_of_wanted(view, wanted, may_create) for wanted in wanted_once.values()]
+        response.topics = [_of_wanted(view, wanted, may_create) for wanted in call.once(request.topics, view.name_of)]
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = broker.authorizer.authorized_operations(
             call.principal, call.client_host, ResourceType.CLUSTER, CLUSTER_NAME
@@ -63,11 +66,13 @@ def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> M
     """One topic that is asked for by name or by id; who may not see it is told nothing of whether it is there."""
     call = view.call
     if wanted.topic_id != ZERO_UUID:
-        name = call.broker.topic_ids.name_of(wanted.topic_id)
-        if name is None or not call.allows_topic(Operation.DESCRIBE, name):
-            unnamed = None if call.version >= _NULL_NAMES_FROM else ""
-            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=wanted.topic_id)
-        return view.describe(name)
+        named = call.topic_by_id(wanted.topic_id)
+        if named is not None and call.allows_topic(Operation.DESCRIBE, named[0]):
+            found = view.describe(*named)
+            if found.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
+                return found
+        unnamed = None if call.version >= _NULL_NAMES_FROM else ""
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=wanted.topic_id)
     if wanted.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name="")
     if not call.allows_topic(Operation.DESCRIBE, wanted.name):
@@ -87,6 +92,17 @@ class _View:
         self._with_operations = with_operations
         self._may_open = _OPENED_MAX
         self._may_make = call.broker.settings.limits.partitions_made
+        self._on = {node.node_id: [node.node_id] for node in call.broker.cluster.nodes}
+        """The replicas of partitions by leader: one list for all, as an answer may have very many partitions."""
+
+    def name_of(self, wanted: MetadataRequestTopic) -> str | bytes | None:
+        """What is answered about, whichever way it is asked for: a topic's name, or an id that no topic has."""
+        if wanted.topic_id == ZERO_UUID:
+            return wanted.name
+        named = self.call.topic_by_id(wanted.topic_id)
+        # Who may not see the topic must not find out that this id and that name are one.
+        is_seen = named is not None and self.call.allows_topic(Operation.DESCRIBE, named[0])
+        return named[0] if named is not None and is_seen else wanted.topic_id
 
     def create(self, name: str) -> ErrorCode | None:
         """Make a topic because somebody asked for it; why not, if it was not made."""
@@ -104,8 +120,13 @@ class _View:
         self._may_make -= count
         return None
 
-    def describe(self, name: str) -> MetadataResponseTopic:
-        """A topic, or why there is none to be described."""
+    def describe(
+        self, name: str, topic_id: str | None = None, first: int = 0, most: int = MAX_PARTITIONS
+    ) -> MetadataResponseTopic:
+        """A topic with its partitions ``[first, first + most)``, or why there is none to be described.
+
+        With ``topic_id``, UNKNOWN_TOPIC_ID when the name belongs to another topic.
+        """
         call, cluster = self.call, self.call.broker.cluster
         try:
             check_topic_name(name)
@@ -113,52 +134,58 @@ class _View:
             count = topic.partition_count
         except (SegmentlogError, OSError) as error:
             return MetadataResponseTopic(error_code=code_of(error), name=name)
+        if topic_id is not None and topic.id != topic_id:
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name)
         found = MetadataResponseTopic(name=name, topic_id=wire_id(topic.id))
-        for number in range(count):
+        numbers = range(count)[first : first + most]
+        if not call.takes_room(len(numbers)):
+            found.error_code = TOO_MUCH
+            return found
+        for number in call.each(numbers):
             node_id = cluster.leader_of(topic.id, number).node_id
-            epoch = self._epoch_of(name, number)
-            found.partitions.append(MetadataResponsePartition(0, number, node_id, epoch, [node_id], [node_id]))
+            on, epoch = self._on[node_id], self._epoch_of(name, number, topic.id)
+            found.partitions.append(MetadataResponsePartition(0, number, node_id, epoch, on, on, _NONE))
         if self._with_operations:
             found.topic_authorized_operations = call.broker.authorizer.authorized_operations(
                 call.principal, call.client_host, ResourceType.TOPIC, name
             )
         return found
 
-    def _epoch_of(self, name: str, number: int) -> int:
+    def _epoch_of(self, name: str, number: int, topic_id: str) -> int:
         broker = self.call.broker
         partition = broker.opened(name, number)
-        if partition is None and self._may_open:
+        if (partition is None or partition.topic_id != topic_id) and self._may_open:
             self._may_open -= 1
             try:
-                partition = broker.partition(name, number)
+                partition = broker.partition(name, number, topic_id)
             except (SegmentlogError, OSError):  # whoever reads it is told
                 return -1
-        return -1 if partition is None else wire_epoch(partition.epoch)
+        return -1 if partition is None or partition.topic_id != topic_id else wire_epoch(partition.epoch)
 
 
 def describe_topic_partitions(call: Call, request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
     """The same in pages, by name: as many partitions as asked for, and where to go on."""
     left = max(1, min(request.response_partition_limit, _PAGE_MAX))
     if request.topics:
-        names = sorted({topic.name for topic in request.topics})
+        names = sorted(topic.name for topic in call.once(request.topics, lambda topic: topic.name))
     else:
         names = [name for name in call.broker.store.topics() if call.allows_topic(Operation.DESCRIBE, name)]
     begin = Cursor() if request.cursor is None else request.cursor
     view = _View(call, with_operations=True)
     response = DescribeTopicPartitionsResponse()
-    for name in names:
+    for name in call.each(names):
         if name < begin.topic_name:
             continue
         if not call.allows_topic(Operation.DESCRIBE, name):
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
             continue
-        first = begin.partition_index if name == begin.topic_name else 0
+        first = max(begin.partition_index, 0) if name == begin.topic_name else 0
         if not left:
             response.next_cursor = Cursor(name, first)
             break
-        found = view.describe(name)
-        page = found.partitions[first : first + left]
+        found = view.describe(name, None, first, left + 1)
+        page = found.partitions[:left]
         response.topics.append(
             DescribeTopicPartitionsResponseTopic(
                 error_code=found.error_code,
@@ -169,7 +196,7 @@ def describe_topic_partitions(call: Call, request: DescribeTopicPartitionsReques
             )
         )
         left -= len(page)
-        if first + len(page) < len(found.partitions):
+        if len(page) < len(found.partitions):
             response.next_cursor = Cursor(name, first + len(page))
             break
     return response
@@ -182,6 +209,6 @@ def _on_page(partition: MetadataResponsePartition) -> DescribeTopicPartitionsRes
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replica_nodes,
         isr_nodes=partition.isr_nodes,
-        eligible_leader_replicas=[],
-        last_known_elr=[],
+        eligible_leader_replicas=_NONE,
+        last_known_elr=_NONE,
     )

@@ -77,9 +77,9 @@ def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAns
     acks = request.acks
     refused = _refusal(call, request)
     for topic in request.topic_data:
-        name, code = (topic.name, refused) if refused else _name_of(call, topic)
+        name, topic_id, code = (topic.name, None, refused) if refused else _name_of(call, topic)
         answers = [
-            _append(call, name, data, request, response, unsynced) if not code else _error(data.index, code)
+            _append(call, name, topic_id, data, request, response, unsynced) if not code else _error(data.index, code)
             for data in topic.partition_data
         ]
         response.responses.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
@@ -106,37 +106,37 @@ def _refusal(call: Call, request: ProduceRequest) -> ErrorCode | None:
     return None
 
 
-def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, ErrorCode | None]:
-    """(what the topic is called, why it cannot be written to)."""
-    name = topic.name
+def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, str | None, ErrorCode | None]:
+    """(what the topic is called, the id that it has to have, why it cannot be written to)."""
+    name, topic_id = topic.name, None
     if call.version >= _IDS_FROM:
-        found = call.broker.topic_ids.name_of(topic.topic_id)
+        found = call.topic_by_id(topic.topic_id)
         if found is None:
-            return "", ErrorCode.UNKNOWN_TOPIC_ID
-        name = found
+            return "", None, ErrorCode.UNKNOWN_TOPIC_ID
+        name, topic_id = found
     if not call.allows_topic(Operation.WRITE, name):
         hidden = call.version >= _IDS_FROM and not call.allows_topic(Operation.DESCRIBE, name)
-        return name, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return name, None if is_visible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
+        return name, None, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return name, topic_id, None if is_visible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def _append(
-    call: Call, name: str, data: PartitionProduceData, request: ProduceRequest, response: ProduceResponse,
-    unsynced: list[_Unsynced],
+    call: Call, name: str, topic_id: str | None, data: PartitionProduceData, request: ProduceRequest,
+    response: ProduceResponse, unsynced: list[_Unsynced],
 ) -> PartitionProduceResponse:  # fmt: skip
     broker = call.broker
     try:
-        partition = broker.partition(name, data.index)
+        partition = broker.partition(name, data.index, topic_id)
         if not broker.cluster.leads(partition.topic_id, data.index):
             return _elsewhere(call, partition, response)
         if not isinstance(data.records, memoryview) or not len(data.records):
             return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
         transaction = _enter(call, request.transactional_id, partition, data.records)
         # Of a compacted topic the records are looked at, and not as many as clients like at a time.
-        with broker.unpacking if partition.config.compacts else contextlib.nullcontext():
+        with call.unpacking(is_stopped=False) if partition.config.compacts else contextlib.nullcontext():
             placed = partition.append_wire(data.records, sync=False, transaction=transaction)
     except (SegmentlogError, OSError) as error:
-        answer = _error(data.index, _code_of(call, error), message_of(error))
+        answer = _error(data.index, _code_of(call, error), call.explain(error))
         if isinstance(error, InvalidRecord):  # so that the client knows which to send again, without these (KIP-467)
             answer.record_errors = [BatchIndexAndErrorMessage(index) for index in error.indices]
         return answer

@@ -9,7 +9,7 @@ from typing import Final
 from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
 from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_producers import (
     DescribeProducersRequest,
@@ -19,7 +19,7 @@ from segmentlog.server.codec.messages.describe_producers import (
     TopicResponse,
 )
 from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from segmentlog.server.faults import code_of, message_of
+from segmentlog.server.faults import code_of
 from segmentlog.server.handlers.transactions import code_for, refusal
 from segmentlog.server.names import is_visible
 from segmentlog.transactions.remote import Numbers
@@ -74,9 +74,10 @@ def _refused(code: ErrorCode) -> InitProducerIdResponse:
 def describe_producers(call: Call, request: DescribeProducersRequest) -> DescribeProducersResponse:
     """What each of these partitions knows of its producers."""
     response = DescribeProducersResponse()
-    for topic in request.topics:
-        told = [_describe(call, topic.name, number) for number in dict.fromkeys(topic.partition_indexes)]
-        response.topics.append(TopicResponse(topic.name, told))
+    for asked in call.topics_once(request.topics, "partition_indexes", (), "name"):
+        name = asked.topic.name
+        told = [_describe(call, name, number) for number in call.each(asked.partitions)]
+        response.topics.append(TopicResponse(name, told))
     return response
 
 
@@ -89,13 +90,16 @@ def _describe(call: Call, name: str, number: int) -> PartitionResponse:
         partition = call.broker.partition(name, number)
         if not call.broker.cluster.leads(partition.topic_id, number):
             return PartitionResponse(number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        known = partition.producers()
+        if not call.takes_room(len(known)):
+            return PartitionResponse(number, TOO_MUCH)
         found = [
             ProducerState(
                 producer_id=one.producer_id, producer_epoch=one.epoch, last_sequence=one.last_sequence,
                 last_timestamp=one.appended_ms, current_txn_start_offset=one.transaction_offset,
             )
-            for one in partition.producers()
+            for one in known
         ]  # fmt: skip
     except (SegmentlogError, OSError) as error:
-        return PartitionResponse(number, code_of(error), message_of(error))
+        return PartitionResponse(number, code_of(error), call.explain(error))
     return PartitionResponse(number, active_producers=found)

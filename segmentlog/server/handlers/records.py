@@ -7,7 +7,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_records import (
     DeleteRecordsPartition,
@@ -32,9 +32,14 @@ _TO_THE_END: Final = -1
 def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     """Trim partitions from the front."""
     response = DeleteRecordsResponse()
-    for topic in request.topics:
-        answers = [_trim(call, topic.name, wanted) for wanted in topic.partitions]
-        response.topics.append(DeleteRecordsTopicResult(topic.name, answers))
+    for asked in call.topics_once(request.topics, "partitions", ("partition_index",), "name"):
+        name, answers = asked.topic.name, []
+        for number, wanted in call.each(asked.partitions.items()):
+            if number in asked.unclear:  # two offsets are no wish
+                answers.append(DeleteRecordsPartitionResult(number, -1, ErrorCode.INVALID_REQUEST))
+            else:
+                answers.append(_trim(call, name, wanted))
+        response.topics.append(DeleteRecordsTopicResult(name, answers))
     return response
 
 
@@ -75,15 +80,20 @@ def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLo
     result = DescribeLogDirsResult(
         log_dir=store.path, total_bytes=room.f_frsize * room.f_blocks, usable_bytes=room.f_frsize * room.f_bavail
     )
-    wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
-    for name in store.topics():
+    wanted = None
+    if request.topics is not None:
+        asked = call.topics_once(request.topics, "partitions", (), "topic")
+        wanted = {one.topic.topic: one.partitions for one in asked}
+    for name in call.each(store.topics()):
         if wanted is not None and name not in wanted:
             continue
         partitions = []
         try:
             topic = store.topic(name)
-            for number in range(topic.partition_count):
+            for number in call.each(range(topic.partition_count)):
                 if (wanted is None or number in wanted[name]) and call.broker.cluster.leads(topic.id, number):
+                    if not call.takes_room(1):
+                        return DescribeLogDirsResponse(error_code=TOO_MUCH)
                     partitions.append(DescribeLogDirsPartition(number, _size_of(call, name, number)))
         except (SegmentlogError, OSError):  # deleted meanwhile, or it cannot be opened: its own requests say so
             continue

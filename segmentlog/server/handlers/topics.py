@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import InvalidConfig, SegmentlogError, TopicExists
+from segmentlog.errors import InvalidConfig, SegmentlogError, TopicExists, UnknownTopic
 from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
 from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine
 from segmentlog.security.principals import Operation
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -34,6 +34,7 @@ from segmentlog.server.codec.messages.delete_topics import (
 )
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.faults import code_of, message_of
+from segmentlog.server.handlers.configs import ENTRY_ROOM
 from segmentlog.server.names import is_visible, wire_id
 
 _STATES_FROM: Final = 6
@@ -46,9 +47,9 @@ def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsRespo
     may_create_all = call.allows_cluster(Operation.CREATE)
     response = CreateTopicsResponse()
     too_many = _too_many(call, (max(topic.num_partitions, len(topic.assignments), 1) for topic in request.topics))
-    for topic in request.topics:
+    for topic in call.once(request.topics, lambda topic: topic.name):
         if too_many:
-            response.topics.append(_refused(topic.name, ErrorCode.POLICY_VIOLATION, too_many))
+            response.topics.append(_refused(topic.name, ErrorCode.POLICY_VIOLATION, call.words(too_many)))
         elif names[topic.name] > 1:
             response.topics.append(_refused(topic.name, ErrorCode.INVALID_REQUEST, "the request has the name twice"))
         elif not may_create_all and not call.allows_topic(Operation.CREATE, topic.name):
@@ -65,7 +66,7 @@ def _too_many(call: Call, counts: Iterable[int]) -> str:
     return f"{wanted} partitions in one request, where at most {most} are made" if wanted > most else ""
 
 
-def _refused(name: str, code: ErrorCode, message: str) -> CreatableTopicResult:
+def _refused(name: str, code: ErrorCode, message: str | None) -> CreatableTopicResult:
     return CreatableTopicResult(name=name, error_code=int(code), error_message=message, configs=None)
 
 
@@ -98,10 +99,13 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
         if not validate_only:
             topic_id = wire_id(store.create_topic(name, count, settings).id)
     except (SegmentlogError, OSError) as error:
-        return _refused(name, code_of(error), message_of(error))
+        return _refused(name, code_of(error), call.explain(error))
+    entries = describe(config)
+    if not call.takes_room(ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
+        return CreatableTopicResult(name, topic_id, 0, None, TOO_MUCH, count, 1, None)
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC)
-        for entry in describe(config)
+        for entry in entries
     ]
     return CreatableTopicResult(name, topic_id, 0, None, 0, count, 1, configs)
 
@@ -122,22 +126,24 @@ def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsRespo
     wanted = request.topics
     if call.version < _STATES_FROM:
         wanted = [DeleteTopicState(name=name) for name in request.topic_names]
-    return DeleteTopicsResponse(responses=[_delete(call, topic) for topic in wanted])
+    once = call.once(wanted, lambda topic: (topic.name, topic.topic_id))
+    return DeleteTopicsResponse(responses=[_delete(call, topic) for topic in once])
 
 
 def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
     result = DeletableTopicResult(name=wanted.name, topic_id=wanted.topic_id)
-    name = wanted.name
+    name, topic_id = wanted.name, None
     by_id = wanted.topic_id != ZERO_UUID
     if by_id == (name is not None):
         result.error_code = ErrorCode.INVALID_REQUEST
         result.error_message = "a topic is named either by its name or by its id"
         return result
     if by_id:
-        name = call.broker.topic_ids.name_of(wanted.topic_id)
-        if name is None or not call.allows_topic(Operation.DESCRIBE, name):
+        named = call.topic_by_id(wanted.topic_id)
+        if named is None or not call.allows_topic(Operation.DESCRIBE, named[0]):
             result.error_code = ErrorCode.UNKNOWN_TOPIC_ID
             return result
+        name, topic_id = named
     assert name is not None
     if not call.allows_topic(Operation.DELETE, name):
         result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -147,10 +153,14 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
         result.error_code, result.error_message = ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
         return result
     try:
-        result.topic_id = wire_id(call.broker.store.topic(name).id)
-        call.broker.store.delete_topic(name)
+        if not by_id:
+            result.topic_id = wire_id(call.broker.store.topic(name).id)
+        call.broker.store.delete_topic(name, topic_id)
+    except UnknownTopic as error:
+        code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else code_of(error)
+        result.error_code, result.error_message = code, call.explain(error)
     except (SegmentlogError, OSError) as error:
-        result.error_code, result.error_message = code_of(error), message_of(error)
+        result.error_code, result.error_message = code_of(error), call.explain(error)
     return result
 
 
@@ -158,14 +168,15 @@ def create_partitions(call: Call, request: CreatePartitionsRequest) -> CreatePar
     """Add partitions to topics."""
     names = Counter(topic.name for topic in request.topics)
     results = []
-    for topic in request.topics:
+    for topic in call.once(request.topics, lambda topic: topic.name):
         if names[topic.name] > 1:
             code, message = ErrorCode.INVALID_REQUEST, "the request has the name twice"
         elif not call.allows_topic(Operation.ALTER, topic.name):
             code, message = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not authorized"
         else:
             code, message = _add_partitions(call, topic, validate_only=request.validate_only)
-        results.append(CreatePartitionsTopicResult(topic.name, int(code), message or None))
+        words = call.words(message) if message else None
+        results.append(CreatePartitionsTopicResult(topic.name, int(code), words))
     return CreatePartitionsResponse(results=results)
 
 

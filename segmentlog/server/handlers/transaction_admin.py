@@ -11,7 +11,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation
-from segmentlog.server.call import Call
+from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -45,7 +45,7 @@ _PATTERN_PART: Final = re.compile(r"\.\*|\\?(.)", re.DOTALL)
 
 def _known(call: Call) -> Iterator[tuple[str, TransactionState]]:
     """The names that this worker coordinates, and who asks may know of."""
-    for name, state in sorted(call.broker.store.transactions.states().items()):
+    for name, state in call.each(sorted(call.broker.store.transactions.states().items())):
         is_named = state.remote or not name.startswith(ANONYMOUS)
         if is_named and refusal(call, name, Operation.DESCRIBE) is ErrorCode.NONE:
             yield name, state
@@ -57,10 +57,10 @@ def describe_transactions(call: Call, request: DescribeTransactionsRequest) -> D
         known = dict(_known(call))
     except (SegmentlogError, OSError) as error:
         code = code_of(error)
-        found = [Described(error_code=code, transactional_id=name) for name in request.transactional_ids]
+        found = [Described(error_code=code, transactional_id=name) for name in call.once(request.transactional_ids)]
         return DescribeTransactionsResponse(transaction_states=found)
     told = []
-    for name in dict.fromkeys(request.transactional_ids):
+    for name in call.once(request.transactional_ids):
         code = refusal(call, name, Operation.DESCRIBE)
         if code is ErrorCode.NONE and name not in known:
             code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
@@ -76,6 +76,8 @@ def _describe(call: Call, name: str, state: TransactionState) -> Described:
         topic = names.get(where.topic_id, "")
         if topic and is_visible(topic) and call.allows_topic(Operation.DESCRIBE, topic):
             topics.setdefault(topic, []).append(where.partition)
+    if not call.takes_room(1 + sum(map(len, topics.values()))):
+        return Described(TOO_MUCH, name)
     return Described(
         transactional_id=name, transaction_state=state.status, transaction_timeout_ms=state.timeout_ms,
         transaction_start_time_ms=state.started_ms if is_open else -1, producer_id=state.producer_id,
@@ -85,7 +87,7 @@ def _describe(call: Call, name: str, state: TransactionState) -> Described:
 
 def list_transactions(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
     """The names that this worker coordinates, by state, producer id, age of what is open, and pattern."""
-    unknown = [state for state in request.state_filters if state not in _STATES]
+    unknown = [state for state in call.once(request.state_filters) if state not in _STATES]
     response = ListTransactionsResponse(unknown_state_filters=unknown)
     pattern = request.transactional_id_pattern
     if pattern and not _PATTERN.fullmatch(pattern):
@@ -101,6 +103,8 @@ def list_transactions(call: Call, request: ListTransactionsRequest) -> ListTrans
                 and (age_ms < 0 or (state.is_open and now_ms - state.started_ms > age_ms))
                 and (not pattern or matches(pattern, name))
             )
+            if is_wanted and not call.takes_room(1):
+                return ListTransactionsResponse(error_code=TOO_MUCH)
             if is_wanted:
                 response.transaction_states.append(Listed(name, state.producer_id, state.status))
     except (SegmentlogError, OSError) as error:
@@ -141,16 +145,17 @@ def matches(pattern: str, name: str) -> bool:
 def write_txn_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """Abort what a producer has open in partitions, and with it its whole transaction. Nothing is committed so."""
     response = WriteTxnMarkersResponse()
-    for marker in request.markers:
+    for marker in call.each(request.markers):
         result = WritableTxnMarkerResult(marker.producer_id)
-        for topic in marker.topics:
+        for asked in call.topics_once(marker.topics, "partition_indexes", (), "name"):
+            name = asked.topic.name
             told = [
                 WritableTxnMarkerPartitionResult(
-                    number, _abort(call, topic.name, number, marker.producer_id, committed=marker.transaction_result)
+                    number, _abort(call, name, number, marker.producer_id, committed=marker.transaction_result)
                 )
-                for number in topic.partition_indexes
+                for number in call.each(asked.partitions)
             ]
-            result.topics.append(WritableTxnMarkerTopicResult(topic.name, told))
+            result.topics.append(WritableTxnMarkerTopicResult(name, told))
         response.markers.append(result)
     return response
 

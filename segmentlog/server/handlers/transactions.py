@@ -69,7 +69,7 @@ def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> Add
     if not call.allows_cluster(Operation.CLUSTER_ACTION):
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     response = AddPartitionsToTxnResponse()
-    for one in request.transactions:
+    for one in call.each(request.transactions):
         name, numbers = one.transactional_id, Numbers(one.producer_id, one.producer_epoch)
         results = _add(call, name, numbers, one.topics, verify_only=one.verify_only)
         response.results_by_transaction.append(AddPartitionsToTxnResult(name, results))
@@ -82,8 +82,10 @@ def _add(
     codes: dict[tuple[str, int], ErrorCode] = {}
     logs: list[Partition] = []
     code = refusal(call, name)
-    for topic in topics:
-        for number in topic.partitions:
+    once = list(call.topics_once(topics, "partitions", (), "name"))
+    for asked in once:
+        topic = asked.topic
+        for number in asked.partitions:
             log, found = (None, code) if code else _open(call, topic.name, number)
             codes[topic.name, number] = found
             if log is not None:
@@ -96,10 +98,10 @@ def _add(
         codes = dict.fromkeys(codes, _join(call, name, numbers, logs))
     return [
         AddPartitionsToTxnTopicResult(
-            topic.name,
-            [AddPartitionsToTxnPartitionResult(number, codes[topic.name, number]) for number in topic.partitions],
+            asked.topic.name,
+            [AddPartitionsToTxnPartitionResult(number, codes[asked.topic.name, number]) for number in asked.partitions],
         )
-        for topic in topics
+        for asked in once
     ]
 
 

@@ -9,6 +9,7 @@ from segmentlog.groups.coordinating import NewPosition
 from segmentlog.groups.positions import is_metadata
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.server.budget import topics_once
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.txn_offset_commit import (
@@ -40,11 +41,12 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
     response = TxnOffsetCommitResponse()
     positions: list[NewPosition] = []
     accepted: list[TxnOffsetCommitResponsePartition] = []
-    for asked in request.topics:
+    for once in topics_once(request.topics, "partitions", ("partition_index",), "name"):
+        asked = once.topic
         topic, topic_error = (None, error) if error else _find_topic(call, asked.name)
         count = topic.partition_count if topic is not None else 0
         told = TxnOffsetCommitResponseTopic(asked.name)
-        for one in asked.partitions:
+        for one in once.partitions.values():
             code = topic_error if topic is None else _check_position(one, count)
             answer = TxnOffsetCommitResponsePartition(one.partition_index, code)
             told.partitions.append(answer)

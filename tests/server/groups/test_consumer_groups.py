@@ -38,6 +38,7 @@ from segmentlog.server.groups.subscriptions import encode_partitions, encode_top
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.handlers import consumer_groups, group_admin, group_offsets, groups
 from segmentlog.server.names import TopicIds, wire_id
+from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 _SETTINGS = GroupSettings(
@@ -67,7 +68,7 @@ class _Door:
         self.store, self.clock, self.settings = store, clock, settings
         self.broker: Any = SimpleNamespace(
             store=store, cluster=Cluster("c", [Node(0, "localhost", 9093)], 0), authorizer=self.authorizer,
-            topic_ids=TopicIds(store), groups=GroupCoordinator(store, clock, settings),
+            topic_ids=TopicIds(store), groups=GroupCoordinator(store, clock, settings), settings=ServerSettings(),
         )  # fmt: skip
 
     def restart(self) -> None:

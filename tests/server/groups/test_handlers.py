@@ -37,6 +37,7 @@ from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
 from segmentlog.server.handlers import group_admin, group_offsets, groups
 from segmentlog.server.names import TopicIds, wire_id
+from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 
@@ -83,7 +84,8 @@ class _Door:
         durability = Durability()
         self.broker: Any = SimpleNamespace(
             store=store, cluster=Cluster("c", nodes[:1], 0), authorizer=self.authorizer, topic_ids=TopicIds(store),
-            durability=durability, acknowledgement=durability, groups=GroupCoordinator(store, clock, SETTINGS),
+            durability=durability, acknowledgement=durability, settings=ServerSettings(),
+            groups=GroupCoordinator(store, clock, SETTINGS),
         )  # fmt: skip
 
     def close(self) -> None:
