@@ -302,9 +302,9 @@ class ProducerStates:
         return (
             now_ms > expires_ms
             and entry.transaction_offset < 0
-            and entry.producer_id >= NAMED_ID_END
             # And not by a clock that jumped: what is forgotten is appended twice when it is sent again.
             and handle.clock.steady_ms() > expires_ms
+            and not (entry.producer_id < NAMED_ID_END and handle.holds_producer(entry.producer_id))
         )
 
     def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:
