@@ -29,6 +29,7 @@ from segmentlog.http.guard import PAGES
 from segmentlog.http.problems import HttpProblem
 from segmentlog.quantities import format_duration_ms, format_size
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.texts import visible
 
 if TYPE_CHECKING:
@@ -160,9 +161,13 @@ class Console:
         """Raises `Forbidden` unless who asks may do that to the topic of the address."""
         self.site.check(request, operation, ResourceType.TOPIC, request.path_params["topic"])
 
-    def may_topic(self, request: Request, name: str, operation: Operation = Operation.DESCRIBE) -> bool:
-        """Whether who asks may do that to a topic."""
-        return self.site.allows(request, operation, ResourceType.TOPIC, name)
+    def may_topic(self, request: Request, name: str) -> bool:
+        """Whether who asks may see a topic."""
+        return self.may_see(request, Thing.TOPIC, name)
+
+    def may_see(self, request: Request, thing: Thing, name: str = "") -> bool:
+        """Whether who asks may see the thing of this name."""
+        return self.site.may_see(request, thing, name)
 
     def may_write(self, request: Request, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether there is to be a form for that."""

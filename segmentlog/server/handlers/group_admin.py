@@ -6,6 +6,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_groups import (
@@ -31,7 +32,7 @@ _DESCRIBE_NOT_FOUND: Final = 6
 
 def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     """The groups that this worker coordinates: those of the library, too."""
-    may_see_all = call.allows_cluster(Operation.DESCRIBE)
+    may_see_all = call.may_see(Thing.CLUSTER)
     states = {state.lower() for state in request.states_filter}
     types = {one.lower() for one in request.types_filter}
     response = ListGroupsResponse()
@@ -40,7 +41,7 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
         for group in broker.store.groups.names():
             if not broker.cluster.is_coordinator(group):
                 continue
-            if not may_see_all and not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group):
+            if not may_see_all and not call.may_see(Thing.GROUP, group):
                 continue
             found = overview(broker.groups, broker.store, group)
             if (not states or found.state.lower() in states) and (not types or found.type in types):

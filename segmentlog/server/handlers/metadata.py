@@ -5,6 +5,7 @@ from __future__ import annotations
 from segmentlog.errors import SegmentlogError, TopicExists
 from segmentlog.format.names import check_topic_name
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_topic_partitions import (
@@ -44,7 +45,7 @@ def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     )
     view = _View(call, request.include_topic_authorized_operations)
     if request.topics is None or (call.version == 0 and not request.topics):
-        found = [view.describe(name) for name in broker.store.topics() if call.allows_topic(Operation.DESCRIBE, name)]
+        found = [view.describe(name) for name in broker.store.topics() if call.may_see(Thing.TOPIC, name)]
         # Deleted since they were listed: nobody asked for these by name.
         response.topics = [topic for topic in found if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     else:
@@ -64,13 +65,13 @@ def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> M
     call = view.call
     if wanted.topic_id != ZERO_UUID:
         name = call.broker.topic_ids.name_of(wanted.topic_id)
-        if name is None or not call.allows_topic(Operation.DESCRIBE, name):
+        if name is None or not call.may_see(Thing.TOPIC, name):
             unnamed = None if call.version >= _NULL_NAMES_FROM else ""
             return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=wanted.topic_id)
         return view.describe(name)
     if wanted.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name="")
-    if not call.allows_topic(Operation.DESCRIBE, wanted.name):
+    if not call.may_see(Thing.TOPIC, wanted.name):
         return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=wanted.name)
     found = view.describe(wanted.name)
     if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create:
@@ -142,14 +143,14 @@ def describe_topic_partitions(call: Call, request: DescribeTopicPartitionsReques
     if request.topics:
         names = sorted({topic.name for topic in request.topics})
     else:
-        names = [name for name in call.broker.store.topics() if call.allows_topic(Operation.DESCRIBE, name)]
+        names = [name for name in call.broker.store.topics() if call.may_see(Thing.TOPIC, name)]
     begin = Cursor() if request.cursor is None else request.cursor
     view = _View(call, with_operations=True)
     response = DescribeTopicPartitionsResponse()
     for name in names:
         if name < begin.topic_name:
             continue
-        if not call.allows_topic(Operation.DESCRIBE, name):
+        if not call.may_see(Thing.TOPIC, name):
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
             continue

@@ -22,6 +22,7 @@ from segmentlog.errors import InvalidRecord, InvalidWireBatch, ProducerBusy, Seg
 from segmentlog.format.producers import OLD_IDS
 from segmentlog.format.wire import Buffer, parse_wire_batch
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.produce import (
@@ -116,7 +117,7 @@ def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, ErrorCode | None
             return "", ErrorCode.UNKNOWN_TOPIC_ID
         name = found
     if not call.allows_topic(Operation.WRITE, name):
-        hidden = call.version >= _IDS_FROM and not call.allows_topic(Operation.DESCRIBE, name)
+        hidden = call.version >= _IDS_FROM and not call.may_see(Thing.TOPIC, name)
         return name, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return name, None if is_visible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_producers import (
@@ -84,7 +85,7 @@ def describe_producers(call: Call, request: DescribeProducersRequest) -> Describ
 
 
 def _describe(call: Call, name: str, number: int) -> PartitionResponse:
-    if not call.allows_topic(Operation.READ, name):
+    if not call.may_see(Thing.RECORDS, name):
         return PartitionResponse(number, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if not is_visible(name):
         return PartitionResponse(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -11,6 +11,7 @@ from segmentlog.errors import InvalidConfig, SegmentlogError, TopicExists
 from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
 from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.create_partitions import (
@@ -99,6 +100,9 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
             topic_id = wire_id(store.create_topic(name, count, settings).id)
     except (SegmentlogError, OSError) as error:
         return _refused(name, code_of(error), message_of(error))
+    if not call.may_see(Thing.TOPIC_CONFIG, name):  # KIP-525
+        denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return CreatableTopicResult(name, topic_id, 0, None, denied, -1, -1, None)
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC)
         for entry in describe(config)
@@ -135,7 +139,7 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
         return result
     if by_id:
         name = call.broker.topic_ids.name_of(wanted.topic_id)
-        if name is None or not call.allows_topic(Operation.DESCRIBE, name):
+        if name is None or not call.may_see(Thing.TOPIC, name):
             result.error_code = ErrorCode.UNKNOWN_TOPIC_ID
             return result
     assert name is not None
